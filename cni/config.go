@@ -65,6 +65,9 @@ func parseConfig(data []byte, deviceInfoDir string) (config, error) {
 	}
 	c.Socket = absolute("socket", c.Socket, wire.DefaultSocket)
 	c.SpoolDir = absolute("spoolDir", c.SpoolDir, wire.DefaultSpoolDir)
+	if c.IPAM.Type == wire.IPAM {
+		c.IPAM = types.IPAM{} // the agent does it
+	}
 	if strings.ContainsRune(c.IPAM.Type, filepath.Separator) {
 		errs = append(errs, fmt.Errorf("ipam.type: %q must be the name of a plugin, not a path", c.IPAM.Type))
 		c.IPAM.Type = ""

@@ -99,7 +99,7 @@ func TestAddInEveryVersion(t *testing.T) {
 
 func TestAddWithoutIPAM(t *testing.T) {
 	for name, ipam := range map[string]any{
-		"absent": nil, "empty": map[string]any{}, "no type": map[string]any{"type": ""},
+		"absent": nil, "empty": map[string]any{}, "no type": map[string]any{"type": ""}, "the agent's": map[string]any{"type": wire.IPAM},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startAgent(t, attached)

@@ -80,6 +80,11 @@ type XPUPortSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	MTU int32 `json:"mtu,omitempty"`
 
+	// AssignAddresses has xpu-controller give the interface the lowest free address of each of the network's subnets, where
+	// addresses is empty. They are in status.addresses.
+	// +optional
+	AssignAddresses bool `json:"assignAddresses,omitempty"`
+
 	// Addresses are those of the pod's interface, with prefix length: "10.1.0.2/24".
 	// +optional
 	// +listType=atomic
@@ -101,6 +106,12 @@ type XPUPortStatus struct {
 	// BridgePort is the id of the Port at the OPI agent.
 	// +optional
 	BridgePort string `json:"bridgePort,omitempty"`
+
+	// Addresses are those of the pod's interface: of the spec, or those that the network's address book gave.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Addresses []string `json:"addresses,omitempty"`
 
 	// Pod is the pod that the Port came up for: that of spec.pod, or the one that the claim was reserved for first.
 	// +optional
@@ -131,8 +142,8 @@ type XPUPortStatus struct {
 // +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`
 // +kubebuilder:printcolumn:name="Claim",type=string,JSONPath=`.spec.claim.name`
 // +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.status.pod`
-// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.spec.addresses[0]`
-// +kubebuilder:printcolumn:name="Second Address",type=string,JSONPath=`.spec.addresses[1]`,priority=1
+// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.addresses[0]`
+// +kubebuilder:printcolumn:name="Second Address",type=string,JSONPath=`.status.addresses[1]`,priority=1
 // +kubebuilder:printcolumn:name="MAC",type=string,JSONPath=`.spec.mac`,priority=1
 // +kubebuilder:printcolumn:name="XPU",type=string,JSONPath=`.spec.xpu`,priority=1
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`

@@ -22,6 +22,10 @@ const (
 	// for the same thing. The agent removes it once the request is done. A file whose name begins with a dot is no request.
 	DefaultSpoolDir = "/var/lib/xpu-agent/spool"
 
+	// IPAM is the ipam.type of a network configuration that leaves the addresses to the network's address book. There is no
+	// such plugin: the agent has them.
+	IPAM = "xpu"
+
 	// MaxMessage is the most bytes that a request or a reply may have.
 	MaxMessage = 1 << 20
 )

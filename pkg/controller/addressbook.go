@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"go4.org/netipx"
@@ -18,14 +19,19 @@ import (
 type addressBook struct {
 	addresses map[netip.Addr]types.NamespacedName
 	macs      map[string]types.NamespacedName
+	// assigned are the addresses of Ports that may not have them in their status yet.
+	assigned map[types.NamespacedName][]string
 
+	// complete says that the book has been seen to have every Port of the network. Events keep it so.
+	complete   bool
 	generation int64 // of the network's spec that subnets are for
 	subnets    map[netip.Prefix]*freeList
 }
 
 func newAddressBook() *addressBook {
 	return &addressBook{
-		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{}, subnets: map[netip.Prefix]*freeList{},
+		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{},
+		assigned: map[types.NamespacedName][]string{}, subnets: map[netip.Prefix]*freeList{},
 	}
 }
 
@@ -35,7 +41,12 @@ func (b *addressBook) add(port *v1alpha1.XPUPort) {
 	if _, taken := b.macs[port.Spec.MAC]; !taken {
 		b.macs[port.Spec.MAC] = key
 	}
-	for _, text := range port.Spec.Addresses {
+	b.take(key, addressesOf(port))
+}
+
+// take notes addresses that nobody has.
+func (b *addressBook) take(key types.NamespacedName, addresses []string) {
+	for _, text := range addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
 			continue
@@ -52,18 +63,58 @@ func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 	if b.macs[port.Spec.MAC] == key {
 		delete(b.macs, port.Spec.MAC)
 	}
-	for _, text := range port.Spec.Addresses {
+	free := slices.Concat(addressesOf(port), b.assigned[key])
+	delete(b.assigned, key)
+	for _, text := range free {
 		address, err := netip.ParsePrefix(text)
 		if err != nil || b.addresses[address.Addr()] != key {
 			continue
 		}
 		delete(b.addresses, address.Addr())
-		for subnet, free := range b.subnets {
+		for subnet, list := range b.subnets {
 			if subnet.Contains(address.Addr()) {
-				free.add(address.Addr())
+				list.add(address.Addr())
 			}
 		}
 	}
+}
+
+// addressesOf are those that a Port has or asks for.
+func addressesOf(port *v1alpha1.XPUPort) []string {
+	if len(port.Status.Addresses) > 0 {
+		return port.Status.Addresses
+	}
+	return port.Spec.Addresses
+}
+
+// assign returns the addresses of a Port that an agent made, which are noted: those that it has, those that it asks for, or the
+// lowest free ones. A *problem says why it cannot have them.
+func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules) ([]string, error) {
+	if has := b.assigned[key]; has != nil {
+		return has, nil
+	}
+	if has := port.Status.Addresses; len(has) > 0 {
+		return has, nil
+	}
+	var wanted []netip.Prefix
+	for i, text := range port.Spec.Addresses {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, problemf(v1alpha1.ReasonInvalidConfig, "addresses[%d] %q must be an address with prefix length such as 10.1.0.5/24", i, text)
+		}
+		if b.addresses[prefix.Addr()] == key {
+			delete(b.addresses, prefix.Addr()) // what it has itself is no conflict
+		}
+		wanted = append(wanted, prefix)
+	}
+	addresses, err := b.choose(rules, wanted)
+	if err != nil {
+		b.take(key, port.Spec.Addresses)
+		return nil, err
+	}
+	b.assigned[key] = texts(addresses)
+	b.take(key, b.assigned[key])
+	return b.assigned[key], nil
 }
 
 // lowest is the lowest address of the subnet that is free and not reserved; the zero value if there is none.

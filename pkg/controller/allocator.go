@@ -80,6 +80,53 @@ func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network 
 	return nil
 }
 
+// adopt notes the MAC address and the addresses of a Port that an agent made, and chooses addresses if it is to have some and has
+// none. A *problem says that another Port has one of them, or that none is free.
+func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
+	rules, err := rulesOf(network)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.expire()
+	book := l.book(network.Name)
+	if err := l.complete(ctx, network.Name, book); err != nil {
+		return nil, err
+	}
+	key := client.ObjectKeyFromObject(port)
+	if holder, taken := book.macs[port.Spec.MAC]; taken && holder != key {
+		return nil, problemf(v1alpha1.ReasonConflict, "MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
+			port.Spec.MAC, holder, network.Name)
+	}
+	if !port.Spec.AssignAddresses && len(port.Spec.Addresses) == 0 {
+		return nil, nil
+	}
+	if len(rules.subnets) == 0 {
+		return nil, problemf(v1alpha1.ReasonInvalidConfig, "XPUNetwork %s has no subnets to give addresses from; "+
+			"set spec.subnets, or use another IPAM plugin than xpu", network.Name)
+	}
+	return book.assign(key, port, rules)
+}
+
+// complete returns a *problem until the book has every Port of the network that the cache has. It needs the lock.
+func (l *allocator) complete(ctx context.Context, network string, book *addressBook) error {
+	if book.complete {
+		return nil
+	}
+	ports, err := listPorts(ctx, l.reader, client.MatchingFields{portsByNetwork: network})
+	if err != nil {
+		return err
+	}
+	for i := range ports {
+		if _, noted := book.macs[ports[i].Spec.MAC]; !noted {
+			return &problem{retry: firstRetry}
+		}
+	}
+	book.complete = true
+	return nil
+}
+
 // checkFunction returns a *problem if the Port's Function has another Port. It needs the lock.
 func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) error {
 	holders, err := listPorts(ctx, l.reader, client.MatchingFields{portsByFunction: functionOf(port)})

@@ -40,10 +40,7 @@ func withCard(t *testing.T) (*cluster, *opitest.Agent) {
 func TestPortOfPod(t *testing.T) {
 	c, agent := withCard(t)
 	network := c.network("blue", 100)
-	network.Spec.MTU = ptr.To(int32(1450))
-	if err := c.Update(t.Context(), network); err != nil {
-		t.Fatal(err)
-	}
+	c.change(network, func() { network.Spec.MTU = ptr.To(int32(1450)) })
 	port := c.podPort(vf(0), "blue")
 	c.create(port)
 	c.portReason(port, v1alpha1.ReasonUp, "")
@@ -192,4 +189,52 @@ func TestXPUsAreSelectedByNode(t *testing.T) {
 	if len(found.Items) != 1 || found.Items[0].Name != "of-here" {
 		t.Errorf("XPUs of node here: %+v", found.Items)
 	}
+}
+
+// TestAddressesOfPods: claims and pods of the device plugin have one book of addresses and MAC addresses.
+func TestAddressesOfPods(t *testing.T) {
+	c, _ := withCard(t)
+	c.network("blue", 100, "10.1.0.0/29") // .2 to .6
+	assigned := func(n int, addresses ...string) *v1alpha1.XPUPort {
+		port := c.podPort(vf(n), "blue")
+		port.Spec.AssignAddresses, port.Spec.Addresses = true, addresses
+		c.create(port)
+		return port
+	}
+	is := func(port *v1alpha1.XPUPort, want string) {
+		t.Helper()
+		c.portReason(port, v1alpha1.ReasonUp, "")
+		if got := port.Status.Addresses; len(got) != 1 || got[0] != want {
+			t.Errorf("XPUPort %s has addresses %q, want %s", port.Name, got, want)
+		}
+	}
+	first := assigned(0)
+	is(first, "10.1.0.2/29")
+	if got := c.up(c.blue("a", 1), vf(1)).Spec.Addresses; len(got) != 1 || got[0] != "10.1.0.3/29" {
+		t.Errorf("the claim has addresses %q, want 10.1.0.3/29", got)
+	}
+	is(assigned(2, "10.1.0.6/29"), "10.1.0.6/29")
+	c.portReason(assigned(3, "10.1.0.3/29"), v1alpha1.ReasonConflict, "is in use by XPUPort "+c.namespace)
+	c.portReason(assigned(4, "10.1.0.1/29"), v1alpha1.ReasonInvalidConfig, "is a gateway's")
+	same := c.podPort(vf(5), "blue")
+	same.Spec.MAC = first.Spec.MAC
+	c.create(same)
+	c.portReason(same, v1alpha1.ReasonConflict, "MAC address "+first.Spec.MAC+" is that of XPUPort")
+
+	// Another controller knows what is taken.
+	c.stop()
+	c.start(nil)
+	is(assigned(6), "10.1.0.4/29")
+	is(assigned(7), "10.1.0.5/29")
+	last := assigned(8)
+	c.portReason(last, v1alpha1.ReasonNoFreeAddress, "subnet 10.1.0.0/29")
+	c.delete(first)
+	c.gone(first)
+	is(last, "10.1.0.2/29")
+
+	c.network("plain", 200)
+	none := c.podPort(vf(9), "plain")
+	none.Spec.AssignAddresses = true
+	c.create(none)
+	c.portReason(none, v1alpha1.ReasonInvalidConfig, "XPUNetwork plain has no subnets")
 }

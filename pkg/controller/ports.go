@@ -27,8 +27,9 @@ import (
 // ports has the XPUs serve XPUPorts. An XPUPort keeps its finalizer until the agent says that the Port is gone.
 type ports struct {
 	base
-	limiter *perXPULimiter
-	wakeups wakeups[reconcile.Request] // by what compares them with what their agents have
+	allocator *allocator
+	limiter   *perXPULimiter
+	wakeups   wakeups[reconcile.Request] // by what compares them with what their agents have
 }
 
 func (r *ports) setup(mgr ctrl.Manager) error {
@@ -230,6 +231,10 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 			return err
 		}
 	}
+	addresses, err := r.addressesOf(ctx, port, network)
+	if err != nil {
+		return err
+	}
 	agent, p := r.agent(port.Spec.XPU)
 	if p != nil {
 		return p
@@ -249,10 +254,26 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return r.failure(port, err)
 	}
 	r.retries.Forget(requestFor(port))
-	port.Status.BridgePort, port.Status.MTU = want.ID, ptr.Deref(network.Spec.MTU, 0)
+	port.Status.BridgePort, port.Status.MTU, port.Status.Addresses = want.ID, ptr.Deref(network.Spec.MTU, 0), addresses
 	port.Status.Pod, err = r.podOf(ctx, port)
 	return err
 }
+
+// addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it is to have some, and is refused
+// if it has another Port's MAC address. A claim's Port was made with its addresses.
+func (r *ports) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
+	if port.Spec.Claim.Name != "" {
+		return port.Spec.Addresses, nil
+	}
+	addresses, err := r.allocator.adopt(ctx, port, network)
+	if p, ok := errors.AsType[*problem](err); ok {
+		p.retry = cmp.Or(p.retry, addressRetry)
+	}
+	return addresses, err
+}
+
+// addressRetry is the pause before a Port looks again for addresses that others have.
+const addressRetry = 2 * time.Second
 
 // namespaceOf is the namespace of the pod that the Port is for, "" if no pod is known yet: at Allocate.
 func namespaceOf(port *v1alpha1.XPUPort) string {

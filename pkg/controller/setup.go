@@ -121,7 +121,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		}
 	}
 	allocator := newAllocator(mgr.GetClient())
-	ports := &ports{base: newBase(), limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}
+	ports := &ports{base: newBase(), allocator: allocator, limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}
 	bridges := &bridges{base: newBase()}
 	networks := &networks{base: newBase(), bridges: bridges}
 	bridges.changed = networks.changed

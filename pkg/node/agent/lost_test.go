@@ -21,9 +21,9 @@ type asked struct {
 	err      error
 }
 
-func (a *asked) Provision(_ context.Context, r journal.Attachment) (mtu int, err error) {
+func (a *asked) Provision(_ context.Context, r journal.Attachment) (provisioning.Provisioned, error) {
 	a.requests = append(a.requests, r)
-	return 0, a.err
+	return provisioning.Provisioned{}, a.err
 }
 
 // TestServedAgain: a Function that came back is served as its journal's record says, be it by this agent or the controller.

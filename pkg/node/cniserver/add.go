@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"reflect"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/go-logr/logr"
@@ -110,7 +111,7 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	case have.State == journal.Attached:
 		return have, s.sameAsBefore(a, have)
 	case reservation.Port != nil && reservation.Claim.UID == "":
-		return reservation, s.provision(ctx, reservation)
+		return reservation, s.provision(ctx, a, reservation)
 	}
 	return reservation, nil
 }
@@ -127,17 +128,25 @@ func notReserved(ctx context.Context, reservation journal.Attachment, err error)
 	return fail(CodeJournal, "%w", err)
 }
 
-// provision has the xPU serve the Function, and reserves it with the MTU of the network where that is smaller.
-func (s *Server) provision(ctx context.Context, reservation journal.Attachment) error {
-	networkMTU, err := s.Provisioner.Provision(ctx, reservation)
+// provision has the xPU serve the Function, and reserves it with the MTU of the network where that is smaller, and with the
+// addresses that the network's address book gave, where the request asks for that.
+func (s *Server) provision(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
+	done, err := s.Provisioner.Provision(ctx, reservation)
 	if err != nil {
 		return fail(CodeProvision, "%w", loop.WithCause(ctx, err))
 	}
-	mtu := smaller(reservation.Interface.MTU, networkMTU)
-	if reservation.Interface.Userspace || mtu == reservation.Interface.MTU {
+	before := reservation.Interface
+	if reservation.Port.AssignAddresses {
+		if reservation, err = a.addressed(reservation, done.Addresses); err != nil {
+			return err
+		}
+	}
+	if !reservation.Interface.Userspace {
+		reservation.Interface.MTU = smaller(reservation.Interface.MTU, done.MTU)
+	}
+	if reflect.DeepEqual(reservation.Interface, before) && !reservation.Port.AssignAddresses {
 		return nil
 	}
-	reservation.Interface.MTU = mtu
 	if err := s.Lifecycle.Reserve(ctx, reservation); err != nil {
 		return notReserved(ctx, reservation, err)
 	}

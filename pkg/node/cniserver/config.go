@@ -37,6 +37,10 @@ type netConf struct {
 	SpoofChk   string `json:"spoofchk"`
 	Trust      string `json:"trust"`
 	LinkState  string `json:"link_state"`
+	IPAM       struct {
+		Type   string         `json:"type"`
+		Routes []*types.Route `json:"routes"` // with type xpu
+	} `json:"ipam"`
 
 	// Runtime is what the runtime adds for the plugin's capabilities.
 	Runtime struct {

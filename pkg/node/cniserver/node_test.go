@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -202,26 +204,27 @@ const ipamResult = `{"cniVersion":"1.1.0","ips":[{"address":"10.1.0.5/24","gatew
 
 // xpuAgent plays a provisioner.
 type xpuAgent struct {
-	mutex   sync.Mutex
-	ports   map[function.ID]journal.Attachment
-	mtu     int
-	err     error
-	entered chan struct{} // where set, Provision tells here that it came and then waits for the end of its context
-	calls   int
+	mutex     sync.Mutex
+	ports     map[function.ID]journal.Attachment
+	mtu       int
+	addresses []netip.Prefix
+	err       error
+	entered   chan struct{} // where set, Provision tells here that it came and then waits for the end of its context
+	calls     int
 }
 
-func (x *xpuAgent) Provision(ctx context.Context, a journal.Attachment) (mtu int, err error) {
+func (x *xpuAgent) Provision(ctx context.Context, a journal.Attachment) (done provisioning.Provisioned, err error) {
 	if x.entered != nil {
 		x.entered <- struct{}{}
 		<-ctx.Done()
-		return 0, context.Cause(ctx)
+		return done, context.Cause(ctx)
 	}
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
 	x.calls++
 	// What a provisioner reads. It is kept also where the answer is no: nobody knows how far it got.
 	x.ports[a.Function] = journal.Attachment{Function: a.Function, PF: a.PF, Pod: a.Pod, Port: a.Port}
-	return x.mtu, x.err
+	return provisioning.Provisioned{MTU: x.mtu, Addresses: x.addresses}, x.err
 }
 
 func (x *xpuAgent) Deprovision(_ context.Context, a journal.Attachment) error {

@@ -7,6 +7,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
@@ -86,6 +87,17 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 	if r.Resource == "" && !(inPool && p.Spec.Publish == v1alpha1.PublishDevicePlugin) {
 		return fail(CodeNotOffered, "Function %s belongs to no DevicePool with publish: DevicePlugin; "+
 			"in one that is published by DRA, the pod must have a claim to it", a.device)
+	}
+	port.AssignAddresses = a.assigned()
+	if port.AssignAddresses {
+		if port.Network == "" {
+			return a.conf.invalid("ipam.type %s: gives addresses of a network of the xPU, and neither network nor the DevicePool names one",
+				wire.IPAM)
+		}
+		port.Addresses = a.ipam.addresses // runtimeConfig.ips
+		if have.Port != nil && have.Port.AssignAddresses && have.Port.Network == port.Network && len(port.Addresses) == 0 {
+			port.Addresses = have.Port.Addresses // an ADD that is made again
+		}
 	}
 	r.Interface = function.Interface{
 		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.ipam.addresses, Routes: a.ipam.routes,

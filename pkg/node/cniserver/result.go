@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/cni"
+	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -65,6 +66,32 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 		})
 	}
 	return a, function.Interface{Name: "any", Addresses: a.addresses, Routes: a.routes}.Validate()
+}
+
+// assigned says whether the network's address book gives the interface its addresses.
+func (r cniRequest) assigned() bool { return r.conf.IPAM.Type == wire.IPAM }
+
+// addressed is the reservation with the addresses that the network's address book gave, and the routes of the request, as if
+// an IPAM plugin had printed them.
+func (r cniRequest) addressed(reservation journal.Attachment, addresses []netip.Prefix) (journal.Attachment, error) {
+	printed := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: r.conf.IPAM.Routes}
+	for _, address := range addresses {
+		printed.IPs = append(printed.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
+	}
+	text, err := json.Marshal(printed)
+	if err != nil {
+		return reservation, err
+	}
+	given, err := parseIPAM(text)
+	if err != nil {
+		return reservation, r.conf.invalid("ipam: %w", err)
+	}
+	reservation.CNI, reservation.Port = new(*reservation.CNI), new(*reservation.Port)
+	reservation.CNI.IPAM, reservation.Port.Addresses = text, given.addresses
+	if !reservation.Interface.Userspace {
+		reservation.Interface.Addresses, reservation.Interface.Routes = given.addresses, given.routes
+	}
+	return reservation, nil
 }
 
 // encode adds an attachment to the result of the plugins before, in the version of the configuration. The result depends

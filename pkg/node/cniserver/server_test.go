@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -218,7 +219,7 @@ func TestAddAfterAllocate(t *testing.T) {
 				}}
 				r.must(request(wire.Add, 0, "c1", pod, test.config))
 				record, _ := r.Journal.Get(lifecycletest.ID(0))
-				if *record.Port != test.want || record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {
+				if !reflect.DeepEqual(*record.Port, test.want) || record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {
 					t.Errorf("Port %+v, resource %s, MAC %s", record.Port, record.Resource, record.Observed.MAC)
 				}
 				r.must(request(wire.Del, 0, "c1", nil, nil))
@@ -689,5 +690,36 @@ func BenchmarkAddAndDel(b *testing.B) {
 		}
 		b.ReportMetric(float64(add.Microseconds())/float64(b.N), "add-us")
 		b.ReportMetric(float64(del.Microseconds())/float64(b.N), "del-us")
+	})
+}
+
+// TestAssignedAddresses: with ipam.type xpu the interface gets what the network's address book gives, and the routes of the
+// request. The result is that of an IPAM plugin, and the Port keeps the addresses wherever it is made again.
+func TestAssignedAddresses(t *testing.T) {
+	n := newNode(t, 1)
+	before := n.Snapshot(0)
+	pod := netns.New(t)
+	n.xpuAgent.addresses = []netip.Prefix{netip.MustParsePrefix("10.1.0.7/24"), netip.MustParsePrefix("fd00::7/64")}
+	ipam := map[string]any{"type": wire.IPAM, "routes": []map[string]any{{"dst": "10.2.0.0/16", "gw": "10.1.0.1"}}}
+	add := request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue", "ipam": ipam})
+	n.run(func(r *running) {
+		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"ipam": ipam}), types.ErrInvalidNetworkConfig,
+			"ipam.type xpu: gives addresses of a network of the xPU")
+		got := decodeResult(t, r.must(add).Result)
+		if len(got.IPs) != 2 || got.IPs[0].Address.String() != "10.1.0.7/24" || len(got.Routes) != 1 || got.Routes[0].GW.String() != "10.1.0.1" {
+			t.Errorf("result %v", got)
+		}
+		record, _ := r.Journal.Get(lifecycletest.ID(0))
+		if !record.Port.AssignAddresses || !slices.Equal(record.Port.Addresses, n.xpuAgent.addresses) ||
+			!slices.Equal(record.Observed.Addresses, n.xpuAgent.addresses) {
+			t.Errorf("Port %+v, observed %+v", record.Port, record.Observed)
+		}
+		asked := n.xpuAgent.calls
+		again := decodeResult(t, r.must(add).Result)
+		if diff := cmp.Diff(got, again); diff != "" || n.xpuAgent.calls != asked {
+			t.Errorf("the second ADD asked the xPU, or has another result (-first +second):\n%s", diff)
+		}
+		r.must(request(wire.Del, 0, "c1", nil, nil))
+		r.checkFree(0, before)
 	})
 }

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"encoding/json"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -125,6 +126,10 @@ type Port struct {
 	DevicePool string       `json:"devicePool,omitempty"` // of the Function when it was handed out; empty if not known
 	Network    string       `json:"network"`              // the name of the network that the Port joins
 	MAC        function.MAC `json:"mac"`                  // of the Function as the xPU knows it
+	// AssignAddresses has the network's address book give the interface its addresses; Addresses are those it gave, or those
+	// that were asked for.
+	AssignAddresses bool           `json:"assignAddresses,omitempty"`
+	Addresses       []netip.Prefix `json:"addresses,omitempty"`
 }
 
 // CNI is what the container runtime asked for, by the CNI specification.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -66,7 +68,7 @@ func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
 const cacheLag = time.Second
 
 // Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
-func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err error) {
+func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisioned, err error) {
 	key := c.key(a.Function)
 	var created time.Time // when this call created the XPUPort
 	err = c.work(ctx, a.Function, func(ctx context.Context) error {
@@ -81,15 +83,18 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 		switch {
 		case own != nil && !own.DeletionTimestamp.IsZero():
 			return fmt.Errorf("the Function's last XPUPort %s is not gone yet%s", key, why(own))
-		case own != nil && !serves(&own.Spec, &want.Spec):
+		case own != nil && !serves(own, &want.Spec):
 			if _, err := c.deletePort(ctx, key, own.UID); err != nil {
 				return refused(err)
 			}
 			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
 			return fmt.Errorf("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
 		case own != nil:
-			mtu = int(own.Status.MTU)
-			return readiness(key, own)
+			if err := readiness(key, own); err != nil {
+				return err
+			}
+			done, err = provisioned(own)
+			return err
 		case other != nil:
 			return fmt.Errorf("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
@@ -103,9 +108,22 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (mtu int, err
 		return fmt.Errorf("XPUPort %s is waiting for XPU %s", key, want.Spec.XPU)
 	})
 	if err != nil {
-		return 0, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
+		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
 	}
-	return mtu, nil
+	return done, nil
+}
+
+// provisioned reads a Port that is ready.
+func provisioned(port *v1alpha1.XPUPort) (Provisioned, error) {
+	done := Provisioned{MTU: int(port.Status.MTU)}
+	for _, text := range port.Status.Addresses {
+		address, err := netip.ParsePrefix(text)
+		if err != nil {
+			return done, obstacle{error: fmt.Errorf("XPUPort %s/%s: %w", port.Namespace, port.Name, err), never: true}
+		}
+		done.Addresses = append(done.Addresses, address)
+	}
+	return done, nil
 }
 
 // readiness returns nil if xpu-controller says that the Port is served.
@@ -212,7 +230,12 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 	if !xpu.DeletionTimestamp.IsZero() {
 		return nil, obstacle{error: fmt.Errorf("%s: XPU %s is being deleted", v1alpha1.ReasonNoXPU, xpu.Name), undeclared: true}
 	}
-	spec := v1alpha1.XPUPortSpec{NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC)}
+	spec := v1alpha1.XPUPortSpec{
+		NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC), AssignAddresses: a.Port.AssignAddresses,
+	}
+	for _, address := range a.Port.Addresses {
+		spec.Addresses = append(spec.Addresses, address.String())
+	}
 	if a.Pod.Name != "" {
 		spec.Pod = new(v1alpha1.PodRef(a.Pod))
 	}
@@ -220,8 +243,11 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 }
 
 // serves says whether an existing Port can be used as the one that is wanted.
-func serves(have, want *v1alpha1.XPUPortSpec) bool {
-	return have.XPU == want.XPU && have.Network == want.Network && have.MAC == want.MAC && forPod(have.Pod, want.Pod)
+func serves(port *v1alpha1.XPUPort, want *v1alpha1.XPUPortSpec) bool {
+	have := &port.Spec
+	addresses := have.AssignAddresses == want.AssignAddresses && (len(want.Addresses) == 0 ||
+		slices.Equal(have.Addresses, want.Addresses) || slices.Equal(port.Status.Addresses, want.Addresses))
+	return have.XPU == want.XPU && have.Network == want.Network && have.MAC == want.MAC && addresses && forPod(have.Pod, want.Pod)
 }
 
 // forPod says whether a Port that was created for one pod can be used for another. A Port that Allocate created has no pod

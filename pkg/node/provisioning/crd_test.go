@@ -2,7 +2,9 @@ package provisioning_test
 
 import (
 	"context"
+	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -322,5 +324,42 @@ func TestCRDRetries(t *testing.T) {
 	_, err := crd.Provision(within(t, time.Second), other)
 	if err == nil || !strings.Contains(err.Error(), "create XPUPort xpu-system/node-0000-3b-02-1: try later") {
 		t.Errorf("error %v, want what the API server said", err)
+	}
+}
+
+// TestCRDAssignsAddresses: the Port gets addresses of its network, which the caller learns, and keeps them when it is made again.
+func TestCRDAssignsAddresses(t *testing.T) {
+	cluster.Need(t)
+	declare(t, opitest.Start(t))
+	startController(t)
+	white := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "white"}, Spec: v1alpha1.XPUNetworkSpec{
+		VLAN: 300, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: []string{"10.3.0.0/24"},
+	}}
+	c := admin(t)
+	must.Succeed(t, c.Create(t.Context(), white))
+	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
+	r := blue(vf(0))
+	r.Port = &journal.Port{DevicePool: provisioningtest.Pool, Network: white.Name, MAC: r.Port.MAC, AssignAddresses: true}
+	done, err := crd.Provision(within(t, 20*time.Second), r)
+	want := []netip.Prefix{netip.MustParsePrefix("10.3.0.2/24")}
+	if err != nil || !slices.Equal(done.Addresses, want) {
+		t.Fatalf("Provision = %+v, %v, want address %s", done, err, want)
+	}
+	var port, same v1alpha1.XPUPort
+	key := client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: "node-0000-3b-02-0"}
+	must.Succeed(t, c.Get(t.Context(), key, &port))
+	r.Port.Addresses = done.Addresses // as the journal has it then
+	_, err = crd.Provision(within(t, 20*time.Second), r)
+	must.Succeed(t, err)
+	if must.Succeed(t, c.Get(t.Context(), key, &same)); same.UID != port.UID {
+		t.Error("the Port was made anew, for the addresses that it has")
+	}
+	r.Port.Addresses = []netip.Prefix{netip.MustParsePrefix("10.3.0.9/24")}
+	if done, err := crd.Provision(within(t, 20*time.Second), r); err != nil || !slices.Equal(done.Addresses, r.Port.Addresses) {
+		t.Errorf("Provision = %+v, %v, want the address that was asked for", done, err)
+	}
+	r.Port.Addresses = []netip.Prefix{netip.MustParsePrefix("10.3.0.1/24")}
+	if _, err := crd.Provision(within(t, 2*time.Second), r); err == nil || !strings.Contains(err.Error(), "is a gateway's or reserved") {
+		t.Errorf("error %v, want one about the gateway", err)
 	}
 }

@@ -108,7 +108,7 @@ func (d *Direct) Away(f function.Function) string {
 }
 
 // Provision has the OPI agent serve the Port. See [Provisioner].
-func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (mtu int, err error) {
+func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisioned, err error) {
 	network, known := d.config.Networks[a.Port.Network]
 	switch x := d.xpuOf(a.PF); {
 	case x == nil:
@@ -117,13 +117,15 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (mtu int, 
 		err = errors.New("networks of the configuration has no such network; add it, or name another one")
 	case !network.allows(a.Pod.Namespace):
 		err = fmt.Errorf("Forbidden: networks[%s].allowedNamespaces of the configuration does not have namespace %q", a.Port.Network, a.Pod.Namespace)
+	case a.Port.AssignAddresses:
+		err = errors.New("ipam.type xpu needs xpu-controller, which has the networks' addresses; use another IPAM plugin in direct mode")
 	default:
 		err = x.work(ctx, a.Function, func(ctx context.Context) error { return x.ensure(ctx, a) })
 	}
 	if err != nil {
-		return 0, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
+		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
 	}
-	return int(network.MTU), nil
+	return Provisioned{MTU: int(network.MTU)}, nil
 }
 
 // Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].

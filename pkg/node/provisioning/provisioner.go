@@ -5,6 +5,7 @@ package provisioning
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -23,13 +24,19 @@ type Provisioner interface {
 	// Provision returns once the xPU serves exactly the Port of the attachment, which must have one. Of the other fields it
 	// reads Function, PF and Pod, which is empty where the pod is not known yet. It replaces a Port of the Function that
 	// differs or is being deleted. It gives up when ctx ends, and after a few seconds if the network or the xPU is not
-	// declared. The error says what is missing. mtu is the MTU of the network in bytes, 0 if the network sets none.
-	Provision(ctx context.Context, a journal.Attachment) (mtu int, err error)
+	// declared. The error says what is missing.
+	Provision(ctx context.Context, a journal.Attachment) (Provisioned, error)
 	// Deprovision returns nil once the xPU serves no Port of the attachment's Function. It reads Function and PF.
 	Deprovision(ctx context.Context, a journal.Attachment) error
 	// Away says why the xPU of the Function cannot be reached, and what to do; "" if it can, or if the Function has no xPU.
 	// It does not block.
 	Away(f function.Function) string
+}
+
+// Provisioned is what the pod's interface must know of its Port.
+type Provisioned struct {
+	MTU       int            // of the network in bytes, 0 if the network sets none
+	Addresses []netip.Prefix // those that the network's address book gave it
 }
 
 // MAC is the address of a Function for which nobody asked for another one: locally administered, unicast, and always the

@@ -31,7 +31,7 @@ func TestServes(t *testing.T) {
 		base := v1alpha1.XPUPortSpec{XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01"}
 		have, want := base, base
 		have.Pod, want.Pod = test.have, test.want
-		if got := serves(&have, &want); got != test.is {
+		if got := serves(&v1alpha1.XPUPort{Spec: have}, &want); got != test.is {
 			t.Errorf("%s: %t", test.name, got)
 		}
 		for field, change := range map[string]func(*v1alpha1.XPUPortSpec){
@@ -41,9 +41,24 @@ func TestServes(t *testing.T) {
 		} {
 			other := have
 			change(&other)
-			if serves(&other, &want) {
+			if serves(&v1alpha1.XPUPort{Spec: other}, &want) {
 				t.Errorf("%s: serves with another %s", test.name, field)
 			}
+		}
+	}
+	assigned := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{AssignAddresses: true}}
+	assigned.Status.Addresses = []string{"10.1.0.2/24"}
+	for name, test := range map[string]struct {
+		want v1alpha1.XPUPortSpec
+		is   bool
+	}{
+		"any addresses":     {v1alpha1.XPUPortSpec{AssignAddresses: true}, true},
+		"those that it got": {v1alpha1.XPUPortSpec{AssignAddresses: true, Addresses: []string{"10.1.0.2/24"}}, true},
+		"others":            {v1alpha1.XPUPortSpec{AssignAddresses: true, Addresses: []string{"10.1.0.3/24"}}, false},
+		"none":              {v1alpha1.XPUPortSpec{}, false},
+	} {
+		if got := serves(assigned, &test.want); got != test.is {
+			t.Errorf("%s: %t", name, got)
 		}
 	}
 }

@@ -130,7 +130,8 @@ func (s *suite) try(ctx context.Context, a journal.Attachment) (mtu int, err err
 	if err := s.records.Put(a); err != nil {
 		return 0, err
 	}
-	return s.tested.Provision(ctx, a)
+	done, err := s.tested.Provision(ctx, a)
+	return done.MTU, err
 }
 
 func (s *suite) provision(a journal.Attachment) {
