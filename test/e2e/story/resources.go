@@ -67,6 +67,7 @@ type definition struct{ network, pool string }
 
 var definitions = map[string]definition{
 	"blue":         {"blue", poolPlain},
+	"blue-given":   {"blue", poolPlain},
 	"red":          {"red", poolPlain},
 	"yellow":       {"yellow", poolPlain},
 	"yellow-early": {"yellow", poolEarly},
@@ -394,7 +395,14 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 	if err := w.claimed(ctx, "by-claim", "node1", `"network": "blue", "addresses": ["10.10.0.52/24"]`); err != nil {
 		return err
 	}
-	if err := w.startResourcePod(ctx, onNetwork("blue", "by-plugin", "node1", 51)); err != nil {
+	byPlugin := resourcePod{
+		name: "by-plugin", node: "node1", resources: map[string]int{poolPlain: 1}, networks: []selection{{Name: "blue-given"}},
+	}
+	if err := w.startResourcePod(ctx, byPlugin); err != nil {
+		return err
+	}
+	attached, err := w.attachedTo(ctx, byPlugin)
+	if err != nil {
 		return err
 	}
 	pod := podSpec{name: byClass, node: "node1"}.pod()
@@ -415,7 +423,7 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 	if err := w.allDifferent(ctx); err != nil {
 		return err
 	}
-	for pod, address := range map[string]string{"by-claim": "10.10.0.52", "by-plugin": "10.10.0.51", byClass: address} {
+	for pod, address := range map[string]string{"by-claim": "10.10.0.52", byPlugin.name: attached[0].IPs[0], byClass: address} {
 		if err := w.try(ctx, try{"plain-2", pod, true}, address); err != nil {
 			return err
 		}
