@@ -189,11 +189,14 @@ func (w *World) giveIdentity(ctx context.Context, name string) error {
 	return w.client.Create(ctx, secret)
 }
 
-// waitForProduct waits until the agents are ready, and the controller where there is one.
+// controllers is how many replicas deploy/ has.
+const controllers = 2
+
+// waitForProduct waits until the agents are ready, and the controllers where there are any.
 func (w *World) waitForProduct(ctx context.Context) error {
 	want := len(w.cluster.Nodes)
 	if !w.direct {
-		want++
+		want += controllers
 	}
 	return poll(ctx, 60*time.Second, "the product is ready", func(ctx context.Context) error {
 		var pods corev1.PodList

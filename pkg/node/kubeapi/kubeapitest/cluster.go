@@ -112,6 +112,16 @@ func (c *Cluster) AgentIn(namespace, node string) *rest.Config {
 	return config
 }
 
+// Controller is xpu-controller: its ServiceAccount.
+func (c *Cluster) Controller() *rest.Config {
+	config := c.Admin()
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "system:serviceaccount:" + AgentNamespace + ":xpu-controller",
+		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + AgentNamespace, "system:authenticated"},
+	}
+	return config
+}
+
 // Client is a client that knows this project's kinds and those of Kubernetes.
 func Client(config *rest.Config) (client.Client, error) {
 	scheme := runtime.NewScheme()
@@ -128,7 +138,9 @@ func (c *Cluster) setUp(deploy string) error {
 	if err != nil {
 		return err
 	}
-	for _, file := range []string{"namespace.yaml", "agent/rbac.yaml", "agent/policy.yaml", "controller/policy.yaml"} {
+	for _, file := range []string{
+		"namespace.yaml", "agent/rbac.yaml", "agent/policy.yaml", "controller/rbac.yaml", "controller/policy.yaml",
+	} {
 		if err := apply(ctx, admin, filepath.Join(deploy, file)); err != nil {
 			return err
 		}
