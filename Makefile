@@ -89,6 +89,10 @@ generate: ## Make deepcopy functions, CRDs and parts of docs/reference anew
 bench: images ## Measure: one table, each number beside its reference
 	@go run ./test/bench
 
+.PHONY: bench-scale
+bench-scale: images ## Measure what the control plane costs as clusters grow; takes an hour
+	@go run ./test/bench --scale
+
 .PHONY: clean
 clean: ## Remove what was built here; caches stay
 	@rm -rf $(BIN)

@@ -145,6 +145,24 @@ func TestWritesSince(t *testing.T) {
 
 // TestQuick shows that every benchmark runs, not how fast.
 func TestQuick(t *testing.T) {
+	runQuick(t, nil,
+		"start to 64 VFs published", "restart with 64 VFs, writes", "idle for 2s, writes", "memory (RSS) idle", "Prepare a claim",
+		"Prepare 4 claims at once", "attach a Function", "detach a Function", "Port up at opi-bridge", "size of the program",
+		"start to 64 VFs in 1 pool registered", "start to 64 VFs in 1 pool listed", "VF added", "VF removed",
+		"Allocate one of 64 VFs, p50", "Allocate one of 64 VFs, p99", "direct mode, memory (RSS) idle",
+		"start of the shim", "ADD by the shim", "DEL by the shim", "4 ADDs at once", "shim, memory (RSS)",
+		"ADD with a network, direct", "ADD with a network, crd", "leader killed", "one pod's life, writes",
+	)
+}
+
+// TestQuickScale does that for the benchmarks of growth.
+func TestQuickScale(t *testing.T) {
+	runQuick(t, []string{"--scale"}, "xPU flaps: RPCs to others", "start: 4 xPUs", "a Port more, 16 there", "24 Ports and claims",
+		"bytes to an agent while 8 nodes start", "largest object")
+}
+
+func runQuick(t *testing.T, args []string, rows ...string) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for network namespaces and containerd")
 	}
@@ -159,7 +177,7 @@ func TestQuick(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	cmd := exec.CommandContext(t.Context(), program, "--quick")
+	cmd := exec.CommandContext(t.Context(), program, append(args, "--quick")...)
 	cmd.Dir = root
 	var problems bytes.Buffer
 	cmd.Stderr = &problems
@@ -168,15 +186,7 @@ func TestQuick(t *testing.T) {
 		t.Fatalf("%v\n%s", err, &problems)
 	}
 	t.Logf("\n%s", out)
-	for _, row := range []string{
-		"start to 64 VFs published", "restart with 64 VFs, writes", "idle for 2s, writes", "memory (RSS) idle", "Prepare a claim",
-		"Prepare 4 claims at once", "attach a Function", "detach a Function", "Port up at opi-bridge", "size of the program",
-		"start to 64 VFs in 1 pool registered", "start to 64 VFs in 1 pool listed", "VF added", "VF removed",
-		"Allocate one of 64 VFs, p50", "Allocate one of 64 VFs, p99", "direct mode, memory (RSS) idle",
-		"start of the shim", "ADD by the shim", "DEL by the shim", "4 ADDs at once", "shim, memory (RSS)",
-		"ADD with a network, direct", "ADD with a network, crd",
-		"one pod's life, writes",
-	} {
+	for _, row := range rows {
 		if !strings.Contains(string(out), row) {
 			t.Errorf("the table lacks %q", row)
 		}

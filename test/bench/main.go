@@ -87,7 +87,7 @@ func main() {
 func command() *cobra.Command {
 	b := &bench{}
 	var only string
-	var isolated bool
+	var isolated, scale bool
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure what the project promises",
@@ -101,7 +101,11 @@ to it, and the goal. A goal that is missed is no error: machines differ.`,
 			if !isolated {
 				return isolate(cmd.Context())
 			}
-			selected, err := selectBenchmarks(only)
+			all := benchmarks()
+			if scale {
+				all = scaleBenchmarks()
+			}
+			selected, err := selectBenchmarks(all, only)
 			if err != nil {
 				return err
 			}
@@ -113,31 +117,33 @@ to it, and the goal. A goal that is missed is no error: machines differ.`,
 	flags.StringVar(&b.bin, "bin", "bin", "directory of the built programs and images")
 	flags.StringVar(&b.assets, "assets", "bin/kubernetes", "directory of etcd and kube-apiserver")
 	flags.BoolVar(&b.quick, "quick", false, "measure everything once, small: shows that it runs, not how fast")
-	flags.StringVar(&only, "only", "", "regular expression: run only the benchmarks whose name matches ("+strings.Join(names(), ", ")+")")
+	flags.StringVar(&only, "only", "", "regular expression: run only the benchmarks whose name matches ("+strings.Join(names(benchmarks()), ", ")+
+		"; with --scale "+strings.Join(names(scaleBenchmarks()), ", ")+")")
+	flags.BoolVar(&scale, "scale", false, "measure what the control plane costs as clusters grow; takes an hour")
 	flags.BoolVar(&isolated, "isolated", false, "")
 	_ = flags.MarkHidden("isolated")
 	return cmd
 }
 
-func names() (out []string) {
-	for _, m := range benchmarks() {
+func names(all []benchmark) (out []string) {
+	for _, m := range all {
 		out = append(out, m.name)
 	}
 	return out
 }
 
-func selectBenchmarks(only string) (out []benchmark, err error) {
+func selectBenchmarks(all []benchmark, only string) (out []benchmark, err error) {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
 		return nil, fmt.Errorf("--only: %w", err)
 	}
-	for _, m := range benchmarks() {
+	for _, m := range all {
 		if pattern.MatchString(m.name) {
 			out = append(out, m)
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("--only %q: matches none of %s", only, strings.Join(names(), ", "))
+		return nil, fmt.Errorf("--only %q: matches none of %s", only, strings.Join(names(all), ", "))
 	}
 	return out, nil
 }

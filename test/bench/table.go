@@ -60,6 +60,9 @@ func Seconds(s float64) string {
 // Bytes is the Unit of memory and files; a MB is 10^6 bytes.
 func Bytes(n float64) string { return fmt.Sprintf("%.1f MB", n/1e6) }
 
+// KiloBytes is the Unit of objects and messages; a kB is 10^3 bytes.
+func KiloBytes(n float64) string { return fmt.Sprintf("%.1f kB", n/1e3) }
+
 // Count is the Unit of things.
 func Count(n float64) string { return fmt.Sprintf("%.0f", n) }
 
