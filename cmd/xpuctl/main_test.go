@@ -21,6 +21,17 @@ kind: DevicePool
 metadata:
   name: fast-nics
 spec:
+  allow:
+  - mac
+  - addresses
+  - driver
+  - vf.vlan
+  - vf.qos
+  - vf.trust
+  - vf.spoofCheck
+  - vf.minTxRate
+  - vf.maxTxRate
+  - vf.linkState
   devicePlugin:
     preferredAllocation: Pack
     provisionAt: Add
@@ -39,6 +50,17 @@ kind: DevicePool
 metadata:
   name: all
 spec:
+  allow:
+  - mac
+  - addresses
+  - driver
+  - vf.vlan
+  - vf.qos
+  - vf.trust
+  - vf.spoofCheck
+  - vf.minTxRate
+  - vf.maxTxRate
+  - vf.linkState
   devicePlugin:
     preferredAllocation: Pack
     provisionAt: Add

