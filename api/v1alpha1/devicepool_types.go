@@ -349,9 +349,9 @@ type DevicePoolStatus struct {
 	// +optional
 	Healthy int32 `json:"healthy"`
 
-	// Nodes is how many nodes have Functions of the pool.
+	// NodeCount is how many nodes have Functions of the pool.
 	// +optional
-	Nodes int32 `json:"nodes"`
+	NodeCount int32 `json:"nodeCount"`
 
 	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, Unhealthy, InvalidConfig, NetworkNotFound); and,
 	// where numVFs or sfs is set, Supplied: True (AllMade) or False (NoPF, InvalidConfig, or the reason of a Shortage: Making,

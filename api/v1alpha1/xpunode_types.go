@@ -5,10 +5,12 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // Shortage is a PF that does not have the VFs, or cannot offer the SFs, that a DevicePool asks for.
 type Shortage struct {
 	// PF is the PCI address of the PF.
+	// +kubebuilder:validation:MaxLength=32
 	PF string `json:"pf"`
 
 	// Reason is one of those of the DevicePool's condition Supplied.
 	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[A-Za-z]+$`
 	Reason string `json:"reason"`
 
 	// Message says what is missing and what to do.
@@ -23,6 +25,8 @@ type FunctionProblem struct {
 	Taint string `json:"taint"`
 
 	// Functions is how many of the pool's Functions have the problem.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65536
 	Functions int32 `json:"functions"`
 
 	// Message is about the first of them: what happened and what to do.
@@ -33,17 +37,23 @@ type FunctionProblem struct {
 // XPUNodePool is what a DevicePool has on the node.
 type XPUNodePool struct {
 	// Name is the DevicePool's name.
+	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 
 	// ObservedGeneration is the metadata.generation of the DevicePool that the entry is about. While it is an older one, the
 	// agent has not done yet what the spec asks for, or does not run.
 	// +optional
+	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
 	// Functions is how many Functions of the node are in the pool.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65536
 	Functions int32 `json:"functions"`
 
 	// Healthy is how many of them have no problem.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65536
 	Healthy int32 `json:"healthy"`
 
 	// Problems are those of the others.
@@ -77,30 +87,39 @@ type XPUNodePool struct {
 // XPUNodePF is a PF of the node.
 type XPUNodePF struct {
 	// Address is the PCI address, "dddd:bb:dd.f".
+	// +kubebuilder:validation:MaxLength=32
 	Address string `json:"address"`
 
 	// Name is that of the netdev, the last one known while that is away.
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Name string `json:"name,omitempty"`
 
 	// Vendor and Device are PCI ids in hex, such as "15b3" and "a2dc".
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Vendor string `json:"vendor,omitempty"`
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Device string `json:"device,omitempty"`
 
 	// Driver is the kernel driver; empty if none is bound.
 	// +optional
+	// +kubebuilder:validation:MaxLength=64
 	Driver string `json:"driver,omitempty"`
 
 	// VFs is how many VFs the PF has.
 	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65536
 	VFs int32 `json:"vfs,omitempty"`
 }
 
 // XPUNodeStatus is what the node's agent found.
 type XPUNodeStatus struct {
 	// Functions is how many PFs, VFs and SFs of network cards the node has.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65536
 	Functions int32 `json:"functions"`
 
 	// PFs are the node's PFs, at most 64.

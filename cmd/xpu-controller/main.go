@@ -39,7 +39,7 @@ type options struct {
 	controller controller.Options
 }
 
-// A leader that was killed is followed by another within leaseDuration and one retryPeriod. A leader that cannot renew its
+// A leader that was killed is followed by another within leaseDuration and 2.2 times retryPeriod, which client-go stretches. A leader that cannot renew its
 // Lease for renewDeadline ends before it runs out.
 const (
 	leaseDuration = 9 * time.Second

@@ -90,10 +90,10 @@ func addressesOf(port *v1alpha1.XPUPort) []string {
 // assign returns the addresses of a Port that an agent made, which are noted: those that it has, those that it asks for, or the
 // lowest free ones. A *problem says why it cannot have them.
 func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules) ([]string, error) {
-	if has := b.assigned[key]; has != nil {
+	if has := port.Status.Addresses; len(has) > 0 {
 		return has, nil
 	}
-	if has := port.Status.Addresses; len(has) > 0 {
+	if has := b.assigned[key]; has != nil {
 		return has, nil
 	}
 	var wanted []netip.Prefix

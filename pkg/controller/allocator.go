@@ -99,6 +99,7 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 		return nil, problemf(v1alpha1.ReasonConflict, "MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
 			port.Spec.MAC, holder, network.Name)
 	}
+	book.macs[port.Spec.MAC] = key
 	if !port.Spec.AssignAddresses && len(port.Spec.Addresses) == 0 {
 		return nil, nil
 	}
@@ -109,7 +110,7 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 	return book.assign(key, port, rules)
 }
 
-// complete returns a *problem until the book has every Port of the network that the cache has. It needs the lock.
+// complete returns a *problem until the book has every Port of the network that holds something and that the cache has. It needs the lock.
 func (l *allocator) complete(ctx context.Context, network string, book *addressBook) error {
 	if book.complete {
 		return nil
@@ -119,7 +120,7 @@ func (l *allocator) complete(ctx context.Context, network string, book *addressB
 		return err
 	}
 	for i := range ports {
-		if _, noted := book.macs[ports[i].Spec.MAC]; !noted {
+		if _, noted := book.macs[ports[i].Spec.MAC]; !noted && holds(&ports[i]) {
 			return &problem{retry: firstRetry}
 		}
 	}
@@ -173,8 +174,11 @@ func (l *allocator) failed(port *v1alpha1.XPUPort) {
 	l.drop(port)
 }
 
-// made notes a Port that the cache has.
+// made notes a Port that the cache has. What a Port of a node's agent asks for counts once it has been adopted: it may be refused.
 func (l *allocator) made(port *v1alpha1.XPUPort) {
+	if !holds(port) {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := client.ObjectKeyFromObject(port)
@@ -182,6 +186,11 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 		delete(l.assumed, key)
 	}
 	l.book(port.Spec.Network).add(port)
+}
+
+// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up.
+func holds(port *v1alpha1.XPUPort) bool {
+	return port.Spec.Claim.Name != "" || port.Status.BridgePort != ""
 }
 
 // gone frees what a Port had that the cache has no more. It still has its addresses while it is being deleted.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -25,7 +26,10 @@ func (away) List(context.Context, client.ObjectList, ...client.ListOption) error
 // TestAPIServerAway: what could not be read is tried again, and is not taken for something that does not exist.
 func TestAPIServerAway(t *testing.T) {
 	b := base{client: away{}}
-	network := func(d claim.Device) error { _, err := (&claims{base: b}).networkOf(t.Context(), &d); return err }
+	network := func(d claim.Device) error {
+		_, err := (&claims{base: b}).networkOf(t.Context(), &resourceapi.ResourceClaim{}, &d)
+		return err
+	}
 	for what, err := range map[string]error{
 		"network of a DevicePool": network(claim.Device{ID: claim.PoolID{DevicePool: "fast"}}),
 		"XPUNetwork":              network(claim.Device{Config: v1alpha1.InterfaceConfig{Network: "lab"}}),

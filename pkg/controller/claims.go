@@ -70,7 +70,14 @@ func (r *claims) portMade(_ context.Context, e event.CreateEvent, queue queueOf[
 	enqueueClaim(port, queue)
 }
 
-func (r *claims) portChanged(_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request]) {
+func (r *claims) portChanged(ctx context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request]) {
+	before, after := e.ObjectOld.(*v1alpha1.XPUPort), e.ObjectNew.(*v1alpha1.XPUPort)
+	if before.UID != after.UID { // a watch that begins anew leaves out that the one went and another of the name came
+		r.portGone(ctx, event.DeleteEvent{Object: before}, queue)
+	}
+	if before.UID != after.UID || before.Status.BridgePort != after.Status.BridgePort {
+		r.allocator.made(after)
+	}
 	enqueueClaim(e.ObjectNew.(*v1alpha1.XPUPort), queue)
 }
 

@@ -122,14 +122,14 @@ const shown = 3
 func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 	generation := pool.Generation
 	status := &pool.Status
-	status.Functions, status.Healthy, status.Nodes = 0, 0, 0
+	status.Functions, status.Healthy, status.NodeCount = 0, 0, 0
 	var wrong, problems, overlaps []string
 	for _, e := range entries {
 		generation = min(generation, e.ObservedGeneration)
 		status.Functions += e.Functions
 		status.Healthy += e.Healthy
 		if e.Functions > 0 {
-			status.Nodes++
+			status.NodeCount++
 		}
 		if e.Error != "" {
 			wrong = append(wrong, fmt.Sprintf("node %s: %s", e.node, e.Error))
@@ -141,7 +141,7 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 			overlaps = append(overlaps, fmt.Sprintf("%s on node %s", o, e.node))
 		}
 	}
-	message := fmt.Sprintf("%d Functions on %d nodes", status.Functions, status.Nodes)
+	message := fmt.Sprintf("%d Functions on %d nodes", status.Functions, status.NodeCount)
 	if unhealthy := status.Functions - status.Healthy; unhealthy > 0 {
 		message += fmt.Sprintf(", of which %d cannot be used now: %s", unhealthy, strings.Join(firstOf(problems), "; "))
 	}

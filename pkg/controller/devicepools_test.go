@@ -57,7 +57,7 @@ func TestDevicePools(t *testing.T) {
 			if err := c.get(pool); err != nil {
 				return err
 			}
-			if s := pool.Status; s.Functions != functions || s.Healthy != healthy || s.Nodes != nodes {
+			if s := pool.Status; s.Functions != functions || s.Healthy != healthy || s.NodeCount != nodes {
 				return fmt.Errorf("status %+v", s)
 			}
 			return hasReason(pool.Status.Conditions, v1alpha1.ConditionReady, reason, text)

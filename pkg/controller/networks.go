@@ -182,7 +182,11 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 			"pod it allocates for; use provisionAt: Add in the DevicePool", network.Name)
 	}
 	pods := namespaceMetadata()
-	if err := r.client.Get(ctx, client.ObjectKey{Name: namespace}, pods); client.IgnoreNotFound(err) != nil {
+	err := r.client.Get(ctx, client.ObjectKey{Name: namespace}, pods)
+	if apierrors.IsNotFound(err) {
+		return problemf(v1alpha1.ReasonForbidden, "namespace %s, which XPUNetwork %s must allow, is not known yet", namespace, network.Name)
+	}
+	if err != nil {
 		return fmt.Errorf("namespace %s: %w", namespace, err)
 	}
 	ok, err := allowed.Allows(pods.Labels)

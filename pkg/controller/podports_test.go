@@ -225,6 +225,7 @@ func TestAddressesOfPods(t *testing.T) {
 	c.stop()
 	c.start(nil)
 	is(assigned(6), "10.1.0.4/29")
+	c.portReason(same, v1alpha1.ReasonConflict, "MAC address "+first.Spec.MAC+" is that of XPUPort")
 	is(assigned(7), "10.1.0.5/29")
 	last := assigned(8)
 	c.portReason(last, v1alpha1.ReasonNoFreeAddress, "subnet 10.1.0.0/29")

@@ -71,7 +71,7 @@ func (r *claims) buildPort(
 	if d.ConfigErr != nil {
 		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig, "%s", oneLine(d.ConfigErr))
 	}
-	network, err := r.networkOf(ctx, d)
+	network, err := r.networkOf(ctx, c, d)
 	if err != nil || network == nil {
 		return nil, nil, err
 	}
@@ -123,7 +123,7 @@ func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 
 // networkOf returns the network that the device joins, nil if it joins none. A *problem also says which fields the claim may
 // not set.
-func (r *claims) networkOf(ctx context.Context, d *claim.Device) (*v1alpha1.XPUNetwork, error) {
+func (r *claims) networkOf(ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device) (*v1alpha1.XPUNetwork, error) {
 	var pool v1alpha1.DevicePool // stays empty if there is none
 	err := r.client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
 	if client.IgnoreNotFound(err) != nil {
@@ -134,7 +134,9 @@ func (r *claims) networkOf(ctx context.Context, d *claim.Device) (*v1alpha1.XPUN
 		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "DevicePool %s, which would name the network, does not exist; "+
 			"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
 	}
-	if err := d.Allowed(pool.Spec); err != nil {
+	// A pod that has its Function keeps it when the pool allows less.
+	attached := deviceCondition(c, d, v1alpha1.ConditionReady).Reason != ""
+	if err := d.Allowed(pool.Spec); err != nil && !attached {
 		return nil, problemf(v1alpha1.ReasonForbidden, "%s", err)
 	}
 	if name == "" {

@@ -180,6 +180,8 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		return &problem{retry: p.retry}
 	case everUp || v1alpha1.Refused(p.reason):
 		return p
+	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig, p.reason == v1alpha1.ReasonNoFreeAddress:
+		return p // no xPU has refused anything
 	}
 	if left := r.left(port); left > 0 {
 		p.retry = smaller(p.retry, left)
@@ -262,8 +264,11 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 // addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it is to have some, and is refused
 // if it has another Port's MAC address. A claim's Port was made with its addresses.
 func (r *ports) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
-	if port.Spec.Claim.Name != "" {
+	switch {
+	case port.Spec.Claim.Name != "":
 		return port.Spec.Addresses, nil
+	case port.Status.BridgePort != "": // it stays what it is, whatever became of the network's spec
+		return port.Status.Addresses, nil
 	}
 	addresses, err := r.allocator.adopt(ctx, port, network)
 	if p, ok := errors.AsType[*problem](err); ok {

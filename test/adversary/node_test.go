@@ -7,6 +7,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -43,11 +44,21 @@ func TestHostileNode(t *testing.T) {
 			Driver: v1alpha1.GroupName, NodeName: &node, Pool: resourceapi.ResourcePool{Name: pool, ResourceSliceCount: 1},
 		}}
 	}
+	frozen := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node2"}, Status: v1alpha1.XPUNodeStatus{
+		Pools: []v1alpha1.XPUNodePool{{Name: "fast", ObservedGeneration: -1, Shortages: []v1alpha1.Shortage{{PF: "x", Reason: "a b"}}}},
+	}}
+	invalid := func(err error) error { // the API server refuses such an object, as it forbids the others
+		if apierrors.IsInvalid(err) {
+			return apierrors.NewForbidden(schema.GroupResource{}, "", err)
+		}
+		return err
+	}
 	theirs := agentsPort("node1", 1, "card1", "blue", "default")
 	for what, err := range map[string]error{
 		"writes node1's slice":             hostile.Create(t.Context(), slice("node1", "node1/pool")),
 		"names its pool after node1":       hostile.Create(t.Context(), slice("node2", "node1/pool")),
 		"writes node1's XPUNode":           hostile.Create(t.Context(), &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}),
+		"freezes a DevicePool's status":    invalid(hostile.Create(t.Context(), frozen)),
 		"makes a Port of node1":            hostile.Create(t.Context(), theirs),
 		"deletes the victim's Port":        hostile.Delete(t.Context(), victim.DeepCopy()),
 		"says that the victim's Port is":   hostile.Status().Patch(t.Context(), victim.DeepCopy(), status),

@@ -392,7 +392,13 @@ func (b *bench) startOnce(ctx context.Context, name string, xpus, networks, port
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	if err := errors.Join(s.claim(ctx, ports), s.up(ctx, first.process, ports), pauseWith(ctx, first.process, settling), first.end()); err != nil {
+	if err := s.claim(ctx, ports); err != nil {
+		return 0, 0, 0, errors.Join(err, first.end())
+	}
+	if err := s.up(ctx, first.process, ports); err != nil {
+		return 0, 0, 0, err
+	}
+	if err := errors.Join(pauseWith(ctx, first.process, settling), first.end()); err != nil {
 		return 0, 0, 0, err
 	}
 	before := s.rpcs()
@@ -418,6 +424,9 @@ func (b *bench) startOnce(ctx context.Context, name string, xpus, networks, port
 		last = now
 	}
 	took = time.Since(begin) - 500*time.Millisecond
+	if err := pauseWith(ctx, second.process, settling); err != nil {
+		return 0, 0, 0, err
+	}
 	if writes, err = second.writes(ctx); err != nil {
 		return 0, 0, 0, err
 	}
@@ -448,7 +457,10 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 			return 0, 0, err
 		}
 		begin := time.Now()
-		if err := errors.Join(s.claim(ctx, batch), s.atAgents(ctx, controller.process, len(s.claims))); err != nil {
+		if err := s.claim(ctx, batch); err != nil {
+			return 0, 0, err
+		}
+		if err := s.atAgents(ctx, controller.process, len(s.claims)); err != nil {
 			return 0, 0, err
 		}
 		took := time.Since(begin)
@@ -458,14 +470,20 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 		after, err := controller.writes(ctx)
 		return took.Seconds() / float64(batch), (after - before) / float64(batch), err
 	}
-	if err := errors.Join(s.claim(ctx, few), s.up(ctx, controller.process, few)); err != nil {
+	fill := func(n int) error {
+		if err := s.claim(ctx, n-len(s.claims)); err != nil {
+			return err
+		}
+		return s.up(ctx, controller.process, n)
+	}
+	if err := fill(few); err != nil {
 		return nil, err
 	}
 	fewTakes, fewWrites, err := batchTakes()
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(s.claim(ctx, many-len(s.claims)), s.up(ctx, controller.process, many)); err != nil {
+	if err := fill(many); err != nil {
 		return nil, err
 	}
 	manyTakes, manyWrites, err := batchTakes()
@@ -519,7 +537,7 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 		if err := s.each(ctx, n, func(ctx context.Context, i int) error { return s.client.Create(ctx, xpuNode(first+i)) }); err != nil {
 			return 0, err
 		}
-		for pool.Status.Nodes != int32(nodes) {
+		for pool.Status.NodeCount != int32(nodes) {
 			if err := pauseWith(ctx, controller.process, 100*time.Millisecond); err != nil {
 				return 0, err
 			}

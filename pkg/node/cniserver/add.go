@@ -97,7 +97,7 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 			reservation, refused = s.reservation(a, have)
 		}
 		if refused == nil {
-			refused = s.mayAsk(a, reservation.Port)
+			refused = s.mayAsk(a, reservation)
 		}
 		return reservation, refused
 	})

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
@@ -32,18 +34,21 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 	return fields
 }
 
-// mayAsk refuses a configuration with privileged fields that the DevicePool of the Function does not allow. port is that of
-// the reservation, nil if the interface joins no network.
-func (s *Server) mayAsk(a cniRequest, port *journal.Port) error {
+// mayAsk refuses a configuration with privileged fields that the DevicePool of the Function does not allow. record is that of the
+// Function. A claim's does not say whether the interface joins a network, and so it is taken to.
+func (s *Server) mayAsk(a cniRequest, record journal.Attachment) error {
 	p, known := s.Pools.PoolOf(a.device)
 	var names, fields []string
-	for field, name := range a.privileged(port != nil) {
+	for field, name := range a.privileged(record.Port != nil || record.Claim.UID != "") {
 		if !slices.Contains(p.Spec.Allow, field) {
 			names, fields = append(names, name), append(fields, string(field))
 		}
 	}
 	if len(names) == 0 {
 		return nil
+	}
+	if !known && !s.Pools.Considered(a.device) {
+		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet since it came", a.device)
 	}
 	slices.Sort(names)
 	slices.Sort(fields)

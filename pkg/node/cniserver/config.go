@@ -38,8 +38,8 @@ type netConf struct {
 	Trust      string `json:"trust"`
 	LinkState  string `json:"link_state"`
 	IPAM       struct {
-		Type   string         `json:"type"`
-		Routes []*types.Route `json:"routes"` // with type xpu
+		Type   string          `json:"type"`
+		Routes json.RawMessage `json:"routes"` // for type xpu: those of CNI; others have forms of their own
 	} `json:"ipam"`
 
 	// Runtime is what the runtime adds for the plugin's capabilities.
@@ -148,6 +148,11 @@ func parse(r wire.Request, allowed []string) (cniRequest, error) {
 	}
 	if err := errors.Join(errs...); err != nil {
 		return cniRequest{}, n.invalid("%w", err)
+	}
+	if w.assigned() {
+		w.ipam.addresses = ips
+		_, err := w.printed(nil)
+		return w, err
 	}
 	w.ipam, err = parseIPAM(r.IPAM)
 	if w.ipam.result == nil {

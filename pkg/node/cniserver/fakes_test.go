@@ -327,3 +327,33 @@ func TestForbidden(t *testing.T) {
 		})
 	}
 }
+
+// TestAddressesOfClaim: a claim has its addresses. A network configuration for its Function replaces them only where the
+// DevicePool allows it, and never by the network's address book.
+func TestAddressesOfClaim(t *testing.T) {
+	for name, test := range map[string]struct {
+		config map[string]any
+		says   string
+	}{
+		"the runtime's": {
+			map[string]any{"runtimeConfig": map[string]any{"ips": []string{"10.1.0.5/24"}}}, "runtimeConfig.ips: Forbidden: needs addresses",
+		},
+		"the address book's": {map[string]any{"ipam": map[string]any{"type": "xpu"}}, "ipam.type xpu: Function 0000:3b:02.1 belongs to claim c"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, s := newCard(t)
+			s.Pools = withSetup{pool.Pool{Name: "fast", Functions: []function.Function{c.function}}, true}
+			must.Succeed(t, c.Journal.Put(journal.Attachment{
+				Function: vf, State: journal.Reserved, Interface: function.Interface{Name: "net1"}, ReservedAt: time.Now(),
+				Claim: journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"}, Pod: journal.Pod{Namespace: "default", Name: "pod1"},
+			}))
+			add := addVF("c1", test.config)
+			add.Args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod1"
+			reply := s.answer(t.Context(), add, nil)
+			checkCode(t, reply, uint(types.ErrInvalidNetworkConfig))
+			if !strings.Contains(reply.Error.Msg, test.says) {
+				t.Errorf("message %q, want %q in it", reply.Error.Msg, test.says)
+			}
+		})
+	}
+}

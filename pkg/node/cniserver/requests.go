@@ -119,7 +119,7 @@ func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Atta
 	}
 	add := lifecycle.Addresses{Addresses: a.ipam.addresses, Routes: a.ipam.routes, Result: a.IPAM}
 	have, _ := s.Journal.Get(a.device)
-	if err := s.mayAsk(a, have.Port); err != nil {
+	if err := s.mayAsk(a, have); err != nil {
 		return record, err
 	}
 	if have.Interface.Userspace {

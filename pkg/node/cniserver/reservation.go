@@ -119,6 +119,10 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 		return a.conf.invalid("network %q: Function %s belongs to claim %s, which decides about the network; leave network out",
 			a.conf.Network, a.device, have.Claim.Name)
 	}
+	if a.assigned() {
+		return a.conf.invalid("ipam.type %s: Function %s belongs to claim %s, which has its addresses; leave ipam out",
+			wire.IPAM, a.device, have.Claim.Name)
+	}
 	if a.mac != "" && claimed.MAC != "" && a.mac != claimed.MAC {
 		return a.conf.invalid("mac %s: Function %s belongs to claim %s, which has %s, and the xPU may count on it; leave mac out",
 			a.mac, a.device, have.Claim.Name, claimed.MAC)

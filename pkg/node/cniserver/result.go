@@ -74,17 +74,16 @@ func (r cniRequest) assigned() bool { return r.conf.IPAM.Type == wire.IPAM }
 // addressed is the reservation with the addresses that the network's address book gave, and the routes of the request, as if
 // an IPAM plugin had printed them.
 func (r cniRequest) addressed(reservation journal.Attachment, addresses []netip.Prefix) (journal.Attachment, error) {
-	printed := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Routes: r.conf.IPAM.Routes}
-	for _, address := range addresses {
-		printed.IPs = append(printed.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
+	if len(addresses) == 0 {
+		return reservation, fail(CodeProvision, "network %s gave Function %s no address; see its XPUPort", reservation.Port.Network, r.device)
 	}
-	text, err := json.Marshal(printed)
+	text, err := r.printed(addresses)
 	if err != nil {
 		return reservation, err
 	}
 	given, err := parseIPAM(text)
 	if err != nil {
-		return reservation, r.conf.invalid("ipam: %w", err)
+		return reservation, err
 	}
 	reservation.CNI, reservation.Port = new(*reservation.CNI), new(*reservation.Port)
 	reservation.CNI.IPAM, reservation.Port.Addresses = text, given.addresses
@@ -92,6 +91,27 @@ func (r cniRequest) addressed(reservation journal.Attachment, addresses []netip.
 		reservation.Interface.Addresses, reservation.Interface.Routes = given.addresses, given.routes
 	}
 	return reservation, nil
+}
+
+// printed is what an IPAM plugin would print that gave these addresses, with the routes of the request.
+func (r cniRequest) printed(addresses []netip.Prefix) (json.RawMessage, error) {
+	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
+	if len(r.conf.IPAM.Routes) > 0 {
+		if err := json.Unmarshal(r.conf.IPAM.Routes, &result.Routes); err != nil {
+			return nil, r.conf.invalid("ipam.routes: %w", err)
+		}
+	}
+	for _, address := range addresses {
+		result.IPs = append(result.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
+	}
+	text, err := json.Marshal(result)
+	if err == nil {
+		_, err = parseIPAM(text)
+	}
+	if err != nil {
+		return nil, r.conf.invalid("ipam.routes: %w", err)
+	}
+	return text, nil
 }
 
 // encode adds an attachment to the result of the plugins before, in the version of the configuration. The result depends

@@ -138,7 +138,8 @@ func (a *API) Run(ctx context.Context) error {
 func (a *API) poolHandler() toolscache.ResourceEventHandlerFuncs {
 	handler := onChange(a.events.DeclarationsChanged)
 	handler.UpdateFunc = func(before, after any) {
-		if before.(*v1alpha1.DevicePool).Generation != after.(*v1alpha1.DevicePool).Generation {
+		was, is := before.(*v1alpha1.DevicePool), after.(*v1alpha1.DevicePool)
+		if was.UID != is.UID || was.Generation != is.Generation {
 			a.events.DeclarationsChanged()
 		}
 	}

@@ -139,6 +139,9 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 	if len(p.Functions) == 0 && len(p.Overlaps) == 0 && p.Err == nil && supply.PFs == 0 && len(shortages) == 0 {
 		return nil
 	}
+	for i := range shortages {
+		shortages[i].Message = bounded(shortages[i].Message)
+	}
 	entry := &v1alpha1.XPUNodePool{
 		Name: p.Name, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
 		Overlapping: p.Overlaps[:min(len(p.Overlaps), v1alpha1.MaxNodeListed)],
@@ -184,7 +187,7 @@ func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
 			merged = append(merged, s)
 			continue
 		}
-		merged[i].Message = bounded(merged[i].Message + "; " + s.Message)
+		merged[i].Message += "; " + s.Message
 	}
 	slices.SortFunc(merged, func(a, b v1alpha1.Shortage) int { return cmp.Compare(a.PF, b.PF) })
 	return merged

@@ -115,7 +115,7 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 		err = fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", a.PF)
 	case !known:
 		err = errors.New("networks of the configuration has no such network; add it, or name another one")
-	case !network.allows(a.Pod.Namespace):
+	case isRequest(a) && !network.allows(a.Pod.Namespace): // who has joined stays
 		err = fmt.Errorf("Forbidden: networks[%s].allowedNamespaces of the configuration does not have namespace %q", a.Port.Network, a.Pod.Namespace)
 	case a.Port.AssignAddresses:
 		err = errors.New("ipam.type xpu needs xpu-controller, which has the networks' addresses; use another IPAM plugin in direct mode")
@@ -249,11 +249,17 @@ func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 	return err
 }
 
+// isRequest says whether the pod has not had the Function yet.
+func isRequest(a journal.Attachment) bool { return a.State == "" || a.State == journal.Reserved }
+
 // ensure asks the agent once to serve a Port. A Port of the journal may have a network that the configuration lacks by now.
 func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	network, known := x.direct.config.Networks[a.Port.Network]
 	if !known {
 		return fmt.Errorf("networks of the configuration has no network %s any more", a.Port.Network)
+	}
+	if isRequest(a) && !network.allows(a.Pod.Namespace) {
+		return fmt.Errorf("Forbidden: network %s does not allow namespace %q", a.Port.Network, a.Pod.Namespace)
 	}
 	mine := x.direct.options.Installation
 	port, err := mine.Port(a.Function, a.Port.MAC, a.Port.Network)
