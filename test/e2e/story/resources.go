@@ -216,7 +216,9 @@ func (w *World) startResourcePod(ctx context.Context, p resourcePod) error {
 		return err
 	}
 	begin := time.Now()
-	if err := w.client.Create(ctx, pod); err != nil {
+	// The world may be as before while a pod of the same name is not gone from the API server yet.
+	err = poll(ctx, 30*time.Second, "pod "+p.name+" is made", func(ctx context.Context) error { return w.client.Create(ctx, pod) })
+	if err != nil {
 		return err
 	}
 	if err := w.ready(ctx, p.name); err != nil {
