@@ -30,6 +30,7 @@ func TestClaimedSubfunction(t *testing.T) {
 			Selectors:    []v1alpha1.FunctionSelector{{RootDevices: []string{string(pf) + "#0"}}},
 			SFs:          &v1alpha1.SFSpec{Count: 1, FirstNumber: firstSF},
 			MaxAllocated: new(int32(1)),
+			Allow:        []v1alpha1.PrivilegedField{v1alpha1.FieldMAC},
 		},
 	}
 	n.Cluster.Create(declared)
