@@ -44,6 +44,16 @@ func (b *addressBook) add(port *v1alpha1.XPUPort) {
 	b.take(key, addressesOf(port))
 }
 
+// checkMAC returns a *problem if another Port of the network has the Port's MAC address.
+func (b *addressBook) checkMAC(port *v1alpha1.XPUPort) error {
+	holder, taken := b.macs[port.Spec.MAC]
+	if !taken || holder == client.ObjectKeyFromObject(port) {
+		return nil
+	}
+	return problemf(v1alpha1.ReasonConflict, "MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
+		port.Spec.MAC, holder, port.Spec.Network)
+}
+
 // take notes addresses that nobody has.
 func (b *addressBook) take(key types.NamespacedName, addresses []string) {
 	for _, text := range addresses {
@@ -102,14 +112,10 @@ func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, r
 		if err != nil {
 			return nil, problemf(v1alpha1.ReasonInvalidConfig, "addresses[%d] %q must be an address with prefix length such as 10.1.0.5/24", i, text)
 		}
-		if b.addresses[prefix.Addr()] == key {
-			delete(b.addresses, prefix.Addr()) // what it has itself is no conflict
-		}
 		wanted = append(wanted, prefix)
 	}
 	addresses, err := b.choose(rules, wanted)
 	if err != nil {
-		b.take(key, port.Spec.Addresses)
 		return nil, err
 	}
 	b.assigned[key] = texts(addresses)

@@ -66,9 +66,8 @@ func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network 
 		return err
 	}
 	book := l.book(network.Name)
-	if holder, taken := book.macs[port.Spec.MAC]; taken && holder != key {
-		return problemf(v1alpha1.ReasonConflict, "MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
-			port.Spec.MAC, holder, network.Name)
+	if err := book.checkMAC(port); err != nil {
+		return err
 	}
 	addresses, err := book.choose(rules, wanted)
 	if err != nil {
@@ -95,9 +94,8 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 		return nil, err
 	}
 	key := client.ObjectKeyFromObject(port)
-	if holder, taken := book.macs[port.Spec.MAC]; taken && holder != key {
-		return nil, problemf(v1alpha1.ReasonConflict, "MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
-			port.Spec.MAC, holder, network.Name)
+	if err := book.checkMAC(port); err != nil {
+		return nil, err
 	}
 	book.macs[port.Spec.MAC] = key
 	if !port.Spec.AssignAddresses && len(port.Spec.Addresses) == 0 {

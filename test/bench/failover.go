@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"syscall"
 	"time"
 
@@ -92,19 +91,8 @@ func (b *bench) startReplica(ctx context.Context, c *cluster) (*process, error) 
 
 // ready asks a controller whether its caches are filled.
 func ready(ctx context.Context, address string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("readyz: %s", response.Status)
-	}
-	return nil
+	_, err := fetch(ctx, "http://"+address+"/readyz")
+	return err
 }
 
 // works waits until the controller says of a new DevicePool that no node has Functions of it.

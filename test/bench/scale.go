@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -249,22 +248,16 @@ func (b *bench) startScaled(c *cluster) (*scaled, error) {
 
 // writes is how many requests the controller has sent that change something at the API server.
 func (p *scaled) writes(ctx context.Context) (n float64, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.metrics+"/metrics", nil)
+	text, err := fetch(ctx, "http://"+p.metrics+"/metrics")
 	if err != nil {
 		return 0, err
 	}
-	request.Header.Set("Accept-Encoding", "identity")
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return 0, err
-	}
-	defer response.Body.Close()
-	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
-		labels, value, _ := strings.Cut(lines.Text(), "} ")
+	for line := range strings.Lines(text) {
+		labels, value, _ := strings.Cut(line, "} ")
 		if !strings.HasPrefix(labels, "rest_client_requests_total{") || strings.Contains(labels, `method="GET"`) {
 			continue
 		}
-		count, err := strconv.ParseFloat(value, 64)
+		count, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 		if err != nil {
 			return 0, err
 		}

@@ -44,7 +44,7 @@ type API struct {
 
 // Events are called when something changed. They must not block.
 type Events struct {
-	// DeclarationsChanged: a DevicePool or the node's labels.
+	// DeclarationsChanged: a DevicePool's spec, the node's labels or the node's XPUNode.
 	DeclarationsChanged func()
 	// PortsChanged: a Port or an XPU of this node, or whether an XPU's OPI agent answers.
 	PortsChanged func()

@@ -24,7 +24,7 @@ type Provisioner interface {
 	// Provision returns once the xPU serves exactly the Port of the attachment, which must have one. Of the other fields it
 	// reads Function, PF and Pod, which is empty where the pod is not known yet. It replaces a Port of the Function that
 	// differs or is being deleted. It gives up when ctx ends, and after a few seconds if the network or the xPU is not
-	// declared. The error says what is missing.
+	// declared, or the network does not allow the pod's namespace. The error says what is missing.
 	Provision(ctx context.Context, a journal.Attachment) (Provisioned, error)
 	// Deprovision returns nil once the xPU serves no Port of the attachment's Function. It reads Function and PF.
 	Deprovision(ctx context.Context, a journal.Attachment) error
