@@ -15,7 +15,7 @@ const (
 )
 
 // ProvisionMode says when the xPU is made ready for a Function.
-// +kubebuilder:validation:Enum=OnPrepare;BeforeBind
+// +kubebuilder:validation:Enum=OnPrepare;BeforeBind;Ahead
 type ProvisionMode string
 
 const (
@@ -27,7 +27,15 @@ const (
 	// Port; if it refuses, the scheduler allocates another device, on another node if need be. The scheduler
 	// looks at binding conditions every 5 s, so binding takes up to that much longer.
 	ProvisionBeforeBind ProvisionMode = "BeforeBind"
+
+	// ProvisionAhead is BeforeBind, but some free Functions of each PF have an XPUPort in the pool's network before any pod asks for
+	// them. A pod that gets one of those is bound at once, as its xPU has shown that it serves the Port. A pod that gets
+	// another one waits as with BeforeBind.
+	ProvisionAhead ProvisionMode = "Ahead"
 )
+
+// DefaultPortsAhead is what DevicePoolSpec.PortsAhead is where it is absent.
+const DefaultPortsAhead = 4
 
 // DeviceType says what kind of Functions a pool is made of, in the words of sriov-network-device-plugin.
 // +kubebuilder:validation:Enum=netDevice;accelerator;auxNetDevice
@@ -269,6 +277,8 @@ func PrivilegedFields() []PrivilegedField {
 // +kubebuilder:validation:XValidation:rule="!has(self.maxAllocated) || !has(self.publish) || self.publish == 'DRA'",message="maxAllocated is only for pools with publish: DRA, whose counters the scheduler keeps"
 // +kubebuilder:validation:XValidation:rule="!has(self.devicePlugin) || has(self.publish) && self.publish == 'DevicePlugin'",message="devicePlugin is only for pools with publish: DevicePlugin"
 // +kubebuilder:validation:XValidation:rule="!has(self.devicePlugin) || !has(self.devicePlugin.provisionAt) || self.devicePlugin.provisionAt != 'Allocate' || has(self.network) && size(self.network) > 0",message="provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"
+// +kubebuilder:validation:XValidation:rule="!has(self.provision) || self.provision != 'Ahead' || has(self.network) && size(self.network) > 0 && (!has(self.publish) || self.publish == 'DRA') && !has(self.sfs)",message="provision: Ahead needs network and publish: DRA, and no sfs: a Port can be made ahead only for a Function that is there, in a network that is known"
+// +kubebuilder:validation:XValidation:rule="!has(self.portsAhead) || has(self.provision) && self.provision == 'Ahead'",message="portsAhead is only for pools with provision: Ahead"
 type DevicePoolSpec struct {
 	// NodeSelector limits the pool to nodes with these labels; empty means every node.
 	// +optional
@@ -321,6 +331,13 @@ type DevicePoolSpec struct {
 	// +optional
 	// +kubebuilder:default=OnPrepare
 	Provision ProvisionMode `json:"provision,omitempty"`
+
+	// PortsAhead is how many free Functions of each PF have an XPUPort before a pod asks; only with provision: Ahead. Absent means
+	// 4. Each is a port at the OPI agent and an XPUPort in the namespace of the agents, and keeps the network in service there.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=64
+	PortsAhead *int32 `json:"portsAhead,omitempty"`
 
 	// Network is the XPUNetwork of interfaces whose InterfaceConfig names none. If neither does, the Function
 	// is attached without a Port on the xPU.

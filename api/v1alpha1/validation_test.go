@@ -75,7 +75,7 @@ func TestValidation(t *testing.T) {
 			{"pool with an empty selector", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors = []v1alpha1.FunctionSelector{{}} }), "spec.selectors[0]"},
 			{"pool with a bad range", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].PFNames = []string{"ens3f0#0-"} }), "spec.selectors[0].pfNames[0]"},
 			{"pool with a bad vendor", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].Vendors = []string{"0x15b3"} }), "spec.selectors[0].vendors[0]"},
-			{"pool with a bad mode", pool(func(p *v1alpha1.DevicePool) { p.Spec.Provision = "Sometime" }), `"OnPrepare", "BeforeBind"`},
+			{"pool with a bad mode", pool(func(p *v1alpha1.DevicePool) { p.Spec.Provision = "Sometime" }), `"OnPrepare", "BeforeBind", "Ahead"`},
 			{"pool with a long name", pool(func(p *v1alpha1.DevicePool) { p.Name = strings.Repeat("a", 64) }), "at most 63 characters"},
 			{"pool for the device plugin", plugin(func(p *v1alpha1.DevicePool) {
 				p.Name = "plugin"
@@ -97,6 +97,21 @@ func TestValidation(t *testing.T) {
 			{"pool provisioned at Allocate without network", plugin(func(p *v1alpha1.DevicePool) {
 				p.Spec.DevicePlugin.ProvisionAt = v1alpha1.ProvisionAtAllocate
 			}), "provisionAt: Allocate needs network"},
+			{"pool that makes Ports ahead", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.Provision, p.Spec.Network, p.Spec.PortsAhead = "ahead", v1alpha1.ProvisionAhead, "blue", ptr.To(int32(64))
+			}), ""},
+			{"pool that makes Ports ahead in no network", pool(func(p *v1alpha1.DevicePool) { p.Spec.Provision = v1alpha1.ProvisionAhead }),
+				"provision: Ahead needs network and publish: DRA, and no sfs"},
+			{"pool that makes Ports ahead for the device plugin", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.Provision, p.Spec.Network = v1alpha1.ProvisionAhead, "blue"
+			}), "provision: Ahead needs network and publish: DRA, and no sfs"},
+			{"pool that makes Ports ahead for SFs", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Provision, p.Spec.Network, p.Spec.SFs = v1alpha1.ProvisionAhead, "blue", &v1alpha1.SFSpec{Count: 4}
+			}), "provision: Ahead needs network and publish: DRA, and no sfs"},
+			{"pool that makes too many Ports ahead", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Provision, p.Spec.Network, p.Spec.PortsAhead = v1alpha1.ProvisionAhead, "blue", ptr.To(int32(65))
+			}), "spec.portsAhead"},
+			{"pool with portsAhead alone", pool(func(p *v1alpha1.DevicePool) { p.Spec.PortsAhead = ptr.To(int32(1)) }), "portsAhead is only for pools with provision: Ahead"},
 			{"pool for DRA with devicePlugin", plugin(func(p *v1alpha1.DevicePool) { p.Spec.Publish = v1alpha1.PublishDRA }), "devicePlugin is only for pools with publish: DevicePlugin"},
 			{"pool with devicePlugin by default", plugin(func(p *v1alpha1.DevicePool) { p.Spec.Publish = "" }), "devicePlugin is only for pools with publish: DevicePlugin"},
 			{"pool with a bad device type", pool(func(p *v1alpha1.DevicePool) { p.Spec.DeviceType = "gpu" }), "spec.deviceType"},
@@ -162,13 +177,20 @@ func TestValidation(t *testing.T) {
 			{"pool that allows an odd field", pool(func(p *v1alpha1.DevicePool) { p.Spec.Allow = []v1alpha1.PrivilegedField{"mtu"} }), "spec.allow[0]"},
 			{"pool that allows a field twice", pool(func(p *v1alpha1.DevicePool) { p.Spec.Allow = []v1alpha1.PrivilegedField{"mac", "mac"} }), "spec.allow[1]: Duplicate value"},
 			{"port", port(func(*v1alpha1.XPUPortSpec) {}), ""},
+			{"port made ahead for a claim", port(func(s *v1alpha1.XPUPortSpec) { s.Ahead = true }), "made ahead is for no claim and for no pod"},
 			{"port with a group MAC", port(func(s *v1alpha1.XPUPortSpec) { s.MAC = "01:00:00:00:00:01" }), "spec.mac"},
 			{"port with a short address", port(func(s *v1alpha1.XPUPortSpec) { s.Function.PCIAddress = "3b:02.1" }), "spec.function.pciAddress"},
 		} {
 			wantAnswer(t, test.name, api.Create(t.Context(), test.object), test.want)
-			if devicePool, is := test.object.(*v1alpha1.DevicePool); is {
-				wantAnswer(t, test.name+", in a file", parseFile(t, devicePool), test.want)
+			devicePool, is := test.object.(*v1alpha1.DevicePool)
+			if !is {
+				continue
 			}
+			want := test.want
+			if want == "" && devicePool.Spec.Provision == v1alpha1.ProvisionAhead {
+				want = "Ahead is only for DevicePools of the API server"
+			}
+			wantAnswer(t, test.name+", in a file", parseFile(t, devicePool), want)
 		}
 	})
 

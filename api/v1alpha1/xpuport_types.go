@@ -53,6 +53,7 @@ type PodRef struct {
 }
 
 // XPUPortSpec is decided once, when the Port is made, and never changed.
+// +kubebuilder:validation:XValidation:rule="!has(self.ahead) || !self.ahead || !has(self.claim) && !has(self.pod)",message="a port that is made ahead is for no claim and for no pod"
 // +kubebuilder:validation:XValidation:rule="!has(self.claim) || !has(self.pod)",message="a port is for a claim or for a pod: set one of them"
 // +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the spec of an XPUPort cannot be changed: delete the port and let the controller make another"
 type XPUPortSpec struct {
@@ -95,6 +96,11 @@ type XPUPortSpec struct {
 	// +optional
 	Claim ClaimRef `json:"claim,omitzero"`
 
+	// Ahead says that the Port was made before any claim has the Function, for a pool with provision: Ahead. A claim's Port of the
+	// Function takes its place: with the same MAC, so that the xPU has nothing to change.
+	// +optional
+	Ahead bool `json:"ahead,omitempty"`
+
 	// Pod is the pod that the Port is for, where the device plugin handed the Function out and the pod is known:
 	// it is not when the Port is made by Allocate.
 	// +optional
@@ -130,8 +136,8 @@ type XPUPortStatus struct {
 
 // XPUPort is what backs a Function on its xPU. For a Function that is allocated to a claim the controller makes one, in
 // the claim's namespace, and takes it away when the claim no longer has it. For one that the device plugin handed out
-// the node's agent does both, in the namespace that the agent runs in. Its name is a pure function of node and
-// Function.
+// the node's agent does both, in the namespace that the agent runs in, and so for one that is made ahead. Its name is a pure
+// function of node and Function, and of whether it was made ahead.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status

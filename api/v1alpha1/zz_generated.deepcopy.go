@@ -168,6 +168,11 @@ func (in *DevicePoolSpec) DeepCopyInto(out *DevicePoolSpec) {
 		*out = new(int32)
 		**out = **in
 	}
+	if in.PortsAhead != nil {
+		in, out := &in.PortsAhead, &out.PortsAhead
+		*out = new(int32)
+		**out = **in
+	}
 	if in.Allow != nil {
 		in, out := &in.Allow, &out.Allow
 		*out = make([]PrivilegedField, len(*in))

@@ -43,20 +43,27 @@ func ParsePoolID(name string) (PoolID, error) {
 	return PoolID{Node: parts[0], PF: pf, DevicePool: parts[2]}, nil
 }
 
-// PortName is the name of a Function's XPUPort, "node1-0000-3b-00-2". As it depends on the Function alone, a Function cannot
-// get two Ports in one namespace.
+// PortName is the name of a Function's XPUPort that is not made ahead, "node1-0000-3b-00-2". As it depends on the Function alone, a
+// Function cannot get two of them in one namespace.
 func PortName(node string, f function.ID) string {
 	return node + "-" + f.DeviceName()
 }
+
+// aheadSuffix tells the name of a Port that is made ahead from that of a claim in the same namespace.
+const aheadSuffix = "-ahead"
 
 // NewPort returns the Port of a Function that belongs to a DevicePool, with the metadata that every Port has. The spec needs
 // no Function.
 func NewPort(namespace string, f function.ID, devicePool string, spec v1alpha1.XPUPortSpec) *v1alpha1.XPUPort {
 	spec.Function = FunctionRef(f)
+	name := PortName(spec.NodeName, f)
+	if spec.Ahead {
+		name += aheadSuffix
+	}
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  namespace,
-			Name:       PortName(spec.NodeName, f),
+			Name:       name,
 			Labels:     map[string]string{v1alpha1.LabelPool: devicePool, v1alpha1.LabelNetwork: spec.Network},
 			Finalizers: []string{v1alpha1.FinalizerPort},
 		},

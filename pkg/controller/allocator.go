@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -137,6 +138,8 @@ func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) e
 			holders = append(holders, *a.port)
 		}
 	}
+	// One that was made ahead gives way; one at another XPU, which served the PF before, must be gone first.
+	holders = slices.DeleteFunc(holders, func(p v1alpha1.XPUPort) bool { return p.Spec.Ahead && p.Spec.XPU == port.Spec.XPU })
 	if len(holders) > 0 {
 		return busy(&holders[0])
 	}
@@ -186,9 +189,10 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 	l.book(port.Spec.Network).add(port)
 }
 
-// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up.
+// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up. One
+// that was made ahead holds nothing: no pod has it, and its MAC address is the next claim's, if that can have it.
 func holds(port *v1alpha1.XPUPort) bool {
-	return port.Spec.Claim.Name != "" || port.Status.BridgePort != ""
+	return !port.Spec.Ahead && (port.Spec.Claim.Name != "" || port.Status.BridgePort != "")
 }
 
 // gone frees what a Port had that the cache has no more. It still has its addresses while it is being deleted.
@@ -207,6 +211,8 @@ func (l *allocator) gone(port *v1alpha1.XPUPort) {
 func busy(holder *v1alpha1.XPUPort) *problem {
 	user := "a pod that has it as an extended resource"
 	switch {
+	case holder.Spec.Ahead:
+		user = "no pod, made ahead at XPU " + holder.Spec.XPU
 	case holder.Spec.Claim.Name != "":
 		user = "ResourceClaim " + holder.Spec.Claim.Name
 	case holder.Spec.Pod != nil:

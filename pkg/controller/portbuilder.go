@@ -34,7 +34,7 @@ func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *cl
 	if err != nil || port == nil {
 		return false, err
 	}
-	if err := r.allocator.assume(ctx, port, network, d.Interface.Addresses); err != nil {
+	if err := r.assume(ctx, c, d, port, network); err != nil {
 		return true, err
 	}
 	err = r.client.Create(ctx, port)
@@ -58,6 +58,21 @@ func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *cl
 		return true, fmt.Errorf("create XPUPort %s/%s: %w", port.Namespace, port.Name, err)
 	}
 	return true, nil
+}
+
+// assume has the allocator reserve what the Port needs. Where nobody asked for the MAC address and another Port has it, the Port gets
+// one of the claim's own.
+func (r *claims) assume(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
+) error {
+	err := r.allocator.assume(ctx, port, network, d.Interface.Addresses)
+	own := string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
+	p, isProblem := errors.AsType[*problem](err)
+	if !isProblem || p.reason != v1alpha1.ReasonConflict || d.Interface.MAC != "" || port.Spec.MAC == own {
+		return err
+	}
+	port.Spec.MAC = own
+	return r.allocator.assume(ctx, port, network, d.Interface.Addresses)
 }
 
 // buildPort returns the Port that the device needs, without addresses, and its network; nil if it needs none.
@@ -89,9 +104,9 @@ func (r *claims) buildPort(
 	if !xpu.DeletionTimestamp.IsZero() {
 		return nil, nil, problemf(v1alpha1.ReasonNoXPU, "XPU %s is being deleted; create another one for PF %s", xpu.Name, d.ID.PF)
 	}
-	mac := d.Interface.MAC
-	if mac == "" {
-		mac = claim.DerivedMAC(c.UID, d.ID.Node, d.Function)
+	mac, err := r.macOf(ctx, c, d, network)
+	if err != nil {
+		return nil, nil, err
 	}
 	owner := metav1.NewControllerRef(c, resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"))
 	owner.BlockOwnerDeletion = nil // the Port must not hold up the claim's deletion
@@ -99,13 +114,39 @@ func (r *claims) buildPort(
 		NodeName: d.ID.Node,
 		XPU:      xpu.Name,
 		Network:  network.Name,
-		MAC:      string(mac),
+		MAC:      mac,
 		MTU:      smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
 		Claim:    v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: d.Request},
 	})
 	port.Annotations = map[string]string{annotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
 	return port, network, nil
+}
+
+// macOf is the MAC address of the device's Port: what the claim asks for, that of the Function where its Port is made ahead in the
+// network, or one of the claim's own. It is the same each time that the Port is made.
+func (r *claims) macOf(ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, network *v1alpha1.XPUNetwork) (string, error) {
+	if d.Interface.MAC != "" {
+		return string(d.Interface.MAC), nil
+	}
+	ahead, err := r.makesAhead(ctx, d.ID.DevicePool, network.Name)
+	if err != nil {
+		return "", err
+	}
+	if ahead {
+		return string(claim.DerivedMAC("", d.ID.Node, d.Function)), nil
+	}
+	return string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function)), nil
+}
+
+// makesAhead says whether a DevicePool has Ports made ahead in the network.
+func (r *base) makesAhead(ctx context.Context, name, network string) (bool, error) {
+	var pool v1alpha1.DevicePool
+	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &pool)
+	if client.IgnoreNotFound(err) != nil {
+		return false, fmt.Errorf("DevicePool %s: %w", name, err)
+	}
+	return err == nil && pool.Spec.Provision == v1alpha1.ProvisionAhead && pool.Spec.Network == network, nil
 }
 
 // allocatedOn says whether a pod that uses the allocation can be on the node. The node's name is taken from the pool's, which an

@@ -21,6 +21,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -29,6 +30,7 @@ type ports struct {
 	base
 	allocator *allocator
 	limiter   *perXPULimiter
+	functions keylock.Locks[string]      // by functionKey; held by who makes or deletes the port of an XPUPort
 	wakeups   wakeups[reconcile.Request] // by what compares them with what their agents have
 }
 
@@ -40,11 +42,15 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
 		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu.GetName()})
 	}
+	madeAhead := func(ctx context.Context, pool client.Object) []reconcile.Request { // the cache has the labels of no others
+		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingLabels{v1alpha1.LabelPool: pool.GetName()})
+	}
 	return newController(mgr, "xpuport", r.Concurrency).
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenSpecChanged).
+		Watches(&v1alpha1.DevicePool{}, enqueue(madeAhead), whenSpecChanged).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
 		WatchesRawSource(sourceOf(r.sessions, healthChanged, r.waitingForLost)).
 		WatchesRawSource(r.wakeups.source()).
@@ -87,7 +93,8 @@ func (r *ports) siblings(ctx context.Context, o client.Object) []reconcile.Reque
 }
 
 // look returns the Port of the same Function that comes before this one, and the Port's XPU, each nil if there is none. A
-// Function has two Ports only if a claim and a node's agent made theirs at the same time, or a person made one.
+// Function has two Ports only while the Port of a claim takes the place of one that was made ahead, if a claim and a node's agent
+// made theirs at the same time, or if a person made one.
 func (r *ports) look(ctx context.Context, port *v1alpha1.XPUPort) (ahead *v1alpha1.XPUPort, _ *v1alpha1.XPU, _ error) {
 	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByFunction: functionOf(port)})
 	if err != nil {
@@ -109,8 +116,11 @@ func (r *ports) look(ctx context.Context, port *v1alpha1.XPUPort) (ahead *v1alph
 	return ahead, &xpu, nil
 }
 
-// comesBefore prefers the Port that was up, then the older one.
+// comesBefore prefers the Port that was not made ahead, then the one that was up, then the older one.
 func comesBefore(a, b *v1alpha1.XPUPort) bool {
+	if a.Spec.Ahead != b.Spec.Ahead {
+		return b.Spec.Ahead
+	}
 	if up := a.Status.BridgePort != ""; up != (b.Status.BridgePort != "") {
 		return up
 	}
@@ -128,6 +138,12 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, nil
 	}
 	defer r.limiter.done(req)
+	// Who waited for another Port of the Function finds it in the cache then.
+	unlock, err := r.functions.Lock(ctx, functionOf(&port))
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	defer unlock()
 	if port.DeletionTimestamp.IsZero() {
 		if err := r.changeFinalizer(ctx, &port, controllerutil.AddFinalizer, v1alpha1.FinalizerPort); err != nil {
 			return ctrl.Result{}, err
@@ -162,7 +178,7 @@ func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, er
 		return result, nil
 	}
 	log.Info("XPUPort is up", "bridgePort", port.Status.BridgePort)
-	if before.Status.BridgePort == "" {
+	if before.Status.BridgePort == "" && !port.Spec.Ahead {
 		r.metrics.provisioning.Observe(time.Since(port.CreationTimestamp.Time).Seconds())
 	}
 	return result, nil
@@ -180,6 +196,8 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		return &problem{retry: p.retry}
 	case everUp || v1alpha1.Refused(p.reason):
 		return p
+	case port.Spec.Ahead: // nobody waits for it
+		return p
 	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig, p.reason == v1alpha1.ReasonNoFreeAddress:
 		return p // no xPU has refused anything
 	}
@@ -192,9 +210,9 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 	return p
 }
 
-// left is the time until a Port that never was up is refused; 0 or less if it is past, or if the Port was up.
+// left is the time until a Port that never was up is refused; 0 or less if it is past, if the Port was up, or if nobody waits.
 func (r *ports) left(port *v1alpha1.XPUPort) time.Duration {
-	if port.Status.BridgePort != "" {
+	if port.Status.BridgePort != "" || port.Spec.Ahead {
 		return 0
 	}
 	return time.Until(port.CreationTimestamp.Add(r.ProvisionTimeout))
@@ -207,7 +225,14 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err != nil {
 		return err
 	}
-	if ahead != nil {
+	switch {
+	case ahead != nil && port.Spec.Ahead:
+		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(ahead).String()+" takes its place")
+	case port.Spec.Ahead:
+		if err := r.admitAhead(ctx, port); err != nil {
+			return err
+		}
+	case ahead != nil:
 		return busy(ahead)
 	}
 	network, err := r.usableNetwork(ctx, port.Spec.Network)
@@ -224,7 +249,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return problemf(v1alpha1.ReasonNoXPU,
 			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Spec.NodeName, port.Spec.NodeName)
 	}
-	if port.Status.BridgePort == "" { // who has joined stays
+	if port.Status.BridgePort == "" && !port.Spec.Ahead { // who has joined stays
 		err := r.admit(ctx, network, namespaceOf(port))
 		if p, ok := errors.AsType[*problem](err); ok {
 			p.retry = lastRetry // for the labels of the namespace
@@ -246,6 +271,9 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
 	}
 	timeout := r.AgentTimeout
+	if port.Spec.Ahead { // a claim's Port may be waiting for it
+		timeout = min(timeout, soon)
+	}
 	if left := r.left(port); left > 0 {
 		timeout = min(timeout, left)
 	}
@@ -261,12 +289,50 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return err
 }
 
+// aheadGrace is how long a Port that is made ahead may be there before its DevicePool is known.
+const aheadGrace = 10 * time.Second
+
+// endAhead deletes a Port that was made ahead.
+func (r *ports) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
+	err := r.client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fmt.Errorf("delete XPUPort %s/%s, which was made ahead: %w", port.Namespace, port.Name, err)
+	}
+	ctrl.LoggerFrom(ctx).Info("deleting XPUPort that was made ahead", "why", why)
+	return &problem{} // its deletion comes as an event
+}
+
+// admitAhead returns a *problem if a Port may not be made ahead. Its pool must name the network: whether a pod may join is asked
+// when it comes. Its MAC address must be that of the Function, so that nobody takes another's.
+func (r *ports) admitAhead(ctx context.Context, port *v1alpha1.XPUPort) error {
+	f := claim.FunctionOf(port.Spec.Function)
+	if mac := string(claim.DerivedMAC("", port.Spec.NodeName, f)); port.Spec.MAC != mac {
+		return problemf(v1alpha1.ReasonForbidden, "MAC address %s is not that of Function %s of node %s, which is %s", port.Spec.MAC, f,
+			port.Spec.NodeName, mac)
+	}
+	pool := port.Labels[v1alpha1.LabelPool]
+	wanted, err := r.makesAhead(ctx, pool, port.Spec.Network)
+	switch {
+	case err != nil:
+		return err
+	case wanted:
+		return nil
+	case time.Since(port.CreationTimestamp.Time) > aheadGrace:
+		return r.endAhead(ctx, port, "its DevicePool does not ask for it")
+	}
+	p := problemf(v1alpha1.ReasonForbidden, "DevicePool %s does not have Ports made ahead in XPUNetwork %s", pool, port.Spec.Network)
+	p.retry = aheadGrace
+	return p
+}
+
 // addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it is to have some, and is refused
 // if it has another Port's MAC address. A claim's Port was made with its addresses.
 func (r *ports) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
 	switch {
 	case port.Spec.Claim.Name != "":
 		return port.Spec.Addresses, nil
+	case port.Spec.Ahead:
+		return nil, nil // nobody uses it
 	case port.Status.BridgePort != "": // it stays what it is, whatever became of the network's spec
 		return port.Status.Addresses, nil
 	}
@@ -334,8 +400,8 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	switch {
 	case err != nil:
 		return err
-	case ahead != nil:
-		return nil // what the agent has is the other's
+	case ahead != nil && ahead.Spec.XPU == port.Spec.XPU:
+		return r.leaveTo(ctx, port, ahead)
 	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)
@@ -365,6 +431,30 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 		p := problemf(v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))
 		p.retry = r.retries.When(requestFor(port))
 		return p
+	}
+	return nil
+}
+
+// leaveTo leaves what the agent has to another Port of the Function, but not a port that only this one asked for: the Function would
+// stay in a network that the other one does not join.
+func (r *ports) leaveTo(ctx context.Context, port, other *v1alpha1.XPUPort) error {
+	has, err := r.portOf(port)
+	wants, invalid := r.portOf(other)
+	if err != nil || invalid == nil && has.Equal(wants) {
+		return nil
+	}
+	agent, p := r.agent(port.Spec.XPU)
+	if p != nil {
+		return nil // once it is back, the other Port has its own made in its place
+	}
+	bounded, cancel := context.WithTimeout(ctx, soon)
+	defer cancel()
+	got, err := agent.GetPort(bounded, has.ID)
+	if err == nil && got.Equal(has) {
+		err = agent.DeletePort(bounded, has.ID)
+	}
+	if err != nil {
+		ctrl.LoggerFrom(ctx).Info("cannot delete the port before another takes its place", "error", err.Error())
 	}
 	return nil
 }

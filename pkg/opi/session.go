@@ -282,6 +282,15 @@ func (s *Session) DeletePort(ctx context.Context, id string) error {
 	return s.counted("DeletePort", s.client.DeletePort(ctx, id))
 }
 
+// GetPort is [Client.GetPort].
+func (s *Session) GetPort(ctx context.Context, id string) (PortStatus, error) {
+	port, err := s.client.GetPort(ctx, id)
+	if errors.Is(err, ErrNotFound) {
+		return port, err
+	}
+	return port, s.counted("GetPort", err)
+}
+
 // ListPorts is [Client.ListPorts].
 func (s *Session) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	ports, err := s.client.ListPorts(ctx)

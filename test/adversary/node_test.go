@@ -84,6 +84,17 @@ func TestHostileNode(t *testing.T) {
 	disguised.Spec.MAC = victim.Spec.MAC
 	must.Succeed(t, hostile.Create(t.Context(), disguised))
 	w.ready(disguised, &disguised.Status.Conditions, v1alpha1.ReasonConflict, "is that of XPUPort default/"+victim.Name)
+	ahead := func(n int, network, mac string) *v1alpha1.XPUPort {
+		p := claim.NewPort(kubeapitest.AgentNamespace, vf(n), "fast", v1alpha1.XPUPortSpec{
+			NodeName: "node2", XPU: "card2", Network: network, MAC: mac, Ahead: true,
+		})
+		must.Succeed(t, hostile.Create(t.Context(), p))
+		return p
+	}
+	thief := ahead(4, "blue", victim.Spec.MAC)
+	w.ready(thief, &thief.Status.Conditions, v1alpha1.ReasonForbidden, "is not that of Function")
+	unasked := ahead(5, "secret", string(claim.DerivedMAC("", "node2", vf(5))))
+	w.ready(unasked, &unasked.Status.Conditions, v1alpha1.ReasonForbidden, "does not have Ports made ahead in XPUNetwork secret")
 	own := agentsPort("node2", 3, "card2", "blue", "default")
 	must.Succeed(t, hostile.Create(t.Context(), own))
 	w.ready(own, &own.Status.Conditions, v1alpha1.ReasonUp, "")

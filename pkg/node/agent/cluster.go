@@ -137,7 +137,7 @@ func (c *clustered) attach() error {
 // serve publishes Functions by DRA, prepares claims, and reports their status until ctx ends. It is called after the
 // recovery, when the Functions are known.
 func (c *clustered) serve(ctx context.Context) error {
-	forPublisher, forReporter := c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx)
+	forPublisher, forReporter, forAhead := c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx)
 	declaredForReporter := c.inputs.Subscribe(ctx)
 	// A claim may get its network and device nodes from its pool, so the pools must be known.
 	if loop.Until(ctx, c.outputs.Subscribe, func() bool { return c.poolsKnown() == nil }) != nil {
@@ -156,8 +156,15 @@ func (c *clustered) serve(ctx context.Context) error {
 	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName, HandleError: c.driver.HandleError}
 	defer slices.Stop()
 	publisher := &dra.Publisher{
-		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Publish: slices.PublishResources,
-		Metrics: c.metrics, Log: c.log.WithName("publish"),
+		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Ahead: c.api.ProvisionedAhead,
+		Publish: slices.PublishResources, Metrics: c.metrics, Log: c.log.WithName("publish"),
+	}
+	ahead := &provisioning.Ahead{
+		API: c.api, Pools: c.tracker.Pools, Node: c.config.NodeName, Namespace: c.config.Namespace, Log: c.log.WithName("ahead"),
+		Free: func(f function.Function) bool {
+			_, used := c.journal.Get(f.ID)
+			return !used && len(c.checker.Problems(f)) == 0
+		},
 	}
 	// Who has a Function is no problem of it.
 	problems := &health.Checker{Fault: c.faults.Fault, XPUAway: c.provisioner.Away, Lost: c.lifecycle.Lost}
@@ -167,6 +174,7 @@ func (c *clustered) serve(ctx context.Context) error {
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.ports.Run(ctx) })
+	group.Go(func() error { return ahead.Run(ctx, forAhead) })
 	group.Go(func() error { return publisher.Run(ctx, forPublisher) })
 	group.Go(func() error { return reporter.Run(ctx, forReporter, declaredForReporter) })
 	group.Go(func() error { return c.status.Run(ctx) })

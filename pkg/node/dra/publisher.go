@@ -15,6 +15,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
@@ -33,6 +34,8 @@ type Publisher struct {
 	// Pools returns the node's pools as they are now; known is false until they have been read once.
 	Pools  func() (pools []pool.Pool, known bool)
 	Health *health.Checker
+	// Ahead says whether the xPU serves a Port of the Function in the network although no pod has the Function.
+	Ahead func(f function.ID, network string) bool
 	// Publish makes the ResourceSlices as they should be; see [SliceWriter.PublishResources].
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
 	Metrics *Metrics
@@ -63,7 +66,7 @@ func (p *Publisher) publish(ctx context.Context) error {
 	if !known {
 		return nil
 	}
-	next := resources(p.Node, pools, p.Health.Problems)
+	next := resources(p.Node, pools, p.Health.Problems, p.Ahead)
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
 		return nil
 	}

@@ -29,7 +29,13 @@ const (
 
 // resources returns what the driver publishes of the node's pools: one DRA pool for each PF and DevicePool. SFs that do not
 // exist yet are devices like the others.
-func resources(node string, pools []pool.Pool, problems func(function.Function) []health.Problem) resourceslice.DriverResources {
+func resources(
+	node string, pools []pool.Pool, problems func(function.Function) []health.Problem, ahead func(f function.ID, network string) bool,
+) resourceslice.DriverResources {
+	mustWait := func(p pool.Pool, f function.Function) bool {
+		return p.Spec.Provision == v1alpha1.ProvisionBeforeBind ||
+			p.Spec.Provision == v1alpha1.ProvisionAhead && !ahead(f.ID, p.Spec.Network)
+	}
 	out := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{}}
 	for _, p := range pools {
 		if p.Spec.Publish != v1alpha1.PublishDRA {
@@ -41,7 +47,8 @@ func resources(node string, pools []pool.Pool, problems func(function.Function) 
 		}
 		for pf, functions := range byPF {
 			id := claim.PoolID{Node: node, PF: pf, DevicePool: p.Name}
-			out.Pools[id.String()] = resourceslice.Pool{Slices: slicesOf(p, functions, problems)}
+			toDevice := func(f function.Function) resourceapi.Device { return device(p, f, problems(f), mustWait(p, f)) }
+			out.Pools[id.String()] = resourceslice.Pool{Slices: slicesOf(p, functions, toDevice)}
 		}
 	}
 	return out
@@ -49,8 +56,8 @@ func resources(node string, pools []pool.Pool, problems func(function.Function) 
 
 // slicesOf returns the slices for the pool's Functions of one PF: counters, VFs, SFs. A Function's index determines its slice, so
 // a Function that comes or goes changes one slice only, unless it is alone in it. Counters come first, so that their index never
-// changes.
-func slicesOf(p pool.Pool, functions []function.Function, problems func(function.Function) []health.Problem) []resourceslice.Slice {
+// changes. In a slice, the devices for which no pod has to wait come first, as the scheduler takes the first that will do.
+func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function.Function) resourceapi.Device) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	if p.Spec.MaxAllocated != nil {
 		out = append(out, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{{
@@ -68,7 +75,12 @@ func slicesOf(p pool.Pool, functions []function.Function, problems func(function
 			out = append(out, resourceslice.Slice{})
 		}
 		last := &out[len(out)-1]
-		last.Devices = append(last.Devices, device(p, f, problems(f)))
+		last.Devices = append(last.Devices, toDevice(f))
+	}
+	for _, slice := range out {
+		slices.SortStableFunc(slice.Devices, func(a, b resourceapi.Device) int {
+			return cmp.Compare(len(a.BindingConditions), len(b.BindingConditions))
+		})
 	}
 	return out
 }
@@ -78,8 +90,9 @@ func functionCounter(n int64) map[string]resourceapi.Counter {
 }
 
 // device returns the device of a Function. Unqualified names of attributes belong to the driver's domain. Multus reads those
-// of k8s.cni.cncf.io. No attribute changes when a pod takes the netdev.
-func device(p pool.Pool, f function.Function, problems []health.Problem) resourceapi.Device {
+// of k8s.cni.cncf.io. No attribute changes when a pod takes the netdev. mustWait has the scheduler wait until the xPU serves a pod's
+// Port.
+func device(p pool.Pool, f function.Function, problems []health.Problem, mustWait bool) resourceapi.Device {
 	d := resourceapi.Device{
 		Name: f.ID.DeviceName(),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
@@ -107,7 +120,7 @@ func device(p pool.Pool, f function.Function, problems []health.Problem) resourc
 			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
 		}
 	}
-	if p.Spec.Provision == v1alpha1.ProvisionBeforeBind {
+	if mustWait {
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
 		d.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
 	}

@@ -52,8 +52,10 @@ func draPool(name string, functions ...function.Function) pool.Pool {
 
 func healthy(function.Function) []health.Problem { return nil }
 
+func noneAhead(function.ID, string) bool { return false }
+
 func published(pools ...pool.Pool) resourceslice.DriverResources {
-	return resources("node1", pools, healthy)
+	return resources("node1", pools, healthy, noneAhead)
 }
 
 // differing counts the slices of a that are not the same in b, and of b that a has not.
@@ -207,7 +209,7 @@ func TestBindingConditionsAndTaints(t *testing.T) {
 			return nil
 		}
 		return []health.Problem{{Taint: v1alpha1.TaintLinkDown, Message: "no link"}, {Taint: v1alpha1.TaintReleasePending}}
-	})
+	}, noneAhead)
 	devices := got.Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
 	for _, d := range devices {
 		if !slices.Equal(d.BindingConditions, []string{v1alpha1.ConditionProvisioned}) || !slices.Equal(d.BindingFailureConditions, []string{v1alpha1.ConditionProvisionFailed}) {
@@ -246,4 +248,24 @@ func attributes(r resourceslice.DriverResources) map[string]map[string]any {
 		}
 	}
 	return out
+}
+
+// The scheduler takes the first device of a slice that will do, and waits for the conditions of those that have some.
+func TestDevicesWithPortsMadeAheadComeFirst(t *testing.T) {
+	p := draPool("fast", vfs(0x3b, 5)...)
+	p.Spec.Provision, p.Spec.Network = v1alpha1.ProvisionAhead, "blue"
+	ahead := func(f function.ID, network string) bool {
+		return network == "blue" && (f == vf(0x3b, 1).ID || f == vf(0x3b, 3).ID)
+	}
+	devices := resources("node1", []pool.Pool{p}, healthy, ahead).Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
+	var order []int64
+	for i, d := range devices {
+		order = append(order, *d.Attributes["index"].IntValue)
+		if waits := d.BindingConditions != nil && d.BindingFailureConditions != nil; waits != (i >= 2) {
+			t.Errorf("device %s, at %d, has binding conditions %q and %q", d.Name, i, d.BindingConditions, d.BindingFailureConditions)
+		}
+	}
+	if want := []int64{1, 3, 0, 2, 4}; !slices.Equal(order, want) {
+		t.Errorf("VFs in the order %v, want %v", order, want)
+	}
 }

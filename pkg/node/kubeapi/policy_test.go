@@ -261,12 +261,13 @@ func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
 		change func(*v1alpha1.XPUPort)
 		want   string
 	}{
-		"is of another node":        {"policy-b", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "policy-b" may only write XPUPorts of that node`},
-		"is bound to no node":       {"", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "" may only write XPUPorts of that node`},
-		"makes one of a claim":      {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Claim = port("policy-a", 2, "x").Spec.Claim }, "without a claim"},
-		"takes another node's name": {"policy-a", func(p *v1alpha1.XPUPort) { p.Name = "policy-a-b-0000-3b-00-2" }, "must be named policy-a-0000-3b-00-2"},
-		"forgets the sfnum":         {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Function.Subfunction = new(int64(88)) }, "must be named policy-a-0000-3b-00-2-sf88"},
-		"forgets the finalizer":     {"policy-a", func(p *v1alpha1.XPUPort) { p.Finalizers = nil }, "must have the finalizer xpu.opiproject.org/port"},
+		"is of another node":                    {"policy-b", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "policy-b" may only write XPUPorts of that node`},
+		"is bound to no node":                   {"", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "" may only write XPUPorts of that node`},
+		"makes one of a claim":                  {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Claim = port("policy-a", 2, "x").Spec.Claim }, "without a claim"},
+		"takes another node's name":             {"policy-a", func(p *v1alpha1.XPUPort) { p.Name = "policy-a-b-0000-3b-00-2" }, "must be named policy-a-0000-3b-00-2"},
+		"forgets the sfnum":                     {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Function.Subfunction = new(int64(88)) }, "must be named policy-a-0000-3b-00-2-sf88"},
+		"takes it ahead by the name of a pod's": {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Ahead = true }, "must be named policy-a-0000-3b-00-2-ahead"},
+		"forgets the finalizer":                 {"policy-a", func(p *v1alpha1.XPUPort) { p.Finalizers = nil }, "must have the finalizer xpu.opiproject.org/port"},
 	} {
 		p := ownPort("policy-a", 2)
 		test.change(p)

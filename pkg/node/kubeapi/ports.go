@@ -41,7 +41,7 @@ func (a *API) Ports(ctx context.Context) ([]v1alpha1.XPUPort, error) {
 	return list.Items, nil
 }
 
-// PortsOf are the Ports of a Function: there can be one in each namespace. The caller must not change them.
+// PortsOf are the Ports of a Function: there can be one in each namespace, and one that was made ahead. The caller must not change them.
 func (a *API) PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error) {
 	var list v1alpha1.XPUPortList
 	err := a.cache.List(ctx, &list, client.MatchingFields{portsByFunction: f.String()}, client.UnsafeDisableDeepCopy)
@@ -105,6 +105,22 @@ func (a *API) await(ctx context.Context, problem func() error) error {
 	var err error
 	_ = loop.Until(ctx, a.changed.Subscribe, func() bool { err = problem(); return err == nil })
 	return err
+}
+
+// ProvisionedAhead says whether the xPU serves a Port in the network that was made before any pod has the Function.
+func (a *API) ProvisionedAhead(f function.ID, network string) bool {
+	select {
+	case <-a.synced:
+	default:
+		return false // a read would wait
+	}
+	ports, err := a.PortsOf(context.Background(), f)
+	if err != nil || len(ports) != 1 {
+		return false
+	}
+	port := &ports[0]
+	return port.Spec.Ahead && port.Spec.Network == network && port.DeletionTimestamp.IsZero() &&
+		v1alpha1.ReadyOf(port.Status.Conditions).Status == metav1.ConditionTrue
 }
 
 // errNoPort says that the controller made no Port for a claim, or not yet. The Port's name follows.

@@ -78,6 +78,10 @@ func rules(s v1alpha1.DevicePoolSpec) []rule {
 			"devicePlugin is only for pools with publish: DevicePlugin"},
 		{s.DevicePlugin != nil && s.DevicePlugin.ProvisionAt == v1alpha1.ProvisionAtAllocate && s.Network == "",
 			"provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"},
+		{s.Provision == v1alpha1.ProvisionAhead && (s.Network == "" || s.Publish == v1alpha1.PublishDevicePlugin || s.SFs != nil),
+			"provision: Ahead needs network and publish: DRA, and no sfs: a Port can be made ahead only for a Function that is there, " +
+				"in a network that is known"},
+		{s.PortsAhead != nil && s.Provision != v1alpha1.ProvisionAhead, "portsAhead is only for pools with provision: Ahead"},
 	}
 }
 
@@ -97,7 +101,9 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		oneOf(path.Child("deviceType"), spec.DeviceType,
 			v1alpha1.DeviceTypeNet, v1alpha1.DeviceTypeAccelerator, v1alpha1.DeviceTypeAuxNet),
 		oneOf(path.Child("publish"), spec.Publish, v1alpha1.PublishDRA, v1alpha1.PublishDevicePlugin),
-		oneOf(path.Child("provision"), spec.Provision, v1alpha1.ProvisionOnPrepare, v1alpha1.ProvisionBeforeBind),
+		oneOf(path.Child("provision"), spec.Provision, v1alpha1.ProvisionOnPrepare, v1alpha1.ProvisionBeforeBind,
+			v1alpha1.ProvisionAhead),
+		inRange(path.Child("portsAhead"), spec.PortsAhead, 1, 64),
 		oneOf(path.Child("driver"), spec.Driver, v1alpha1.DriverVFIO),
 		inRange(path.Child("numVFs"), spec.NumVFs, 0, math.MaxUint16),
 		inRange(path.Child("maxAllocated"), spec.MaxAllocated, 1, math.MaxInt32),

@@ -33,7 +33,7 @@ type API interface {
 	XPUAway(f function.Function) string
 	// Ports are the Ports of the node.
 	Ports(ctx context.Context) ([]v1alpha1.XPUPort, error)
-	// PortsOf are the Ports of a Function, at most one in each namespace.
+	// PortsOf are the Ports of a Function, at most one in each namespace, and one that was made ahead.
 	PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error)
 	// CreatePort creates a Port that the garbage collector deletes with the Node.
 	CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error
@@ -204,13 +204,16 @@ func refused(err error) error {
 	return obstacle{error: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
 }
 
-// ports are the Port of the Function in the agent's namespace and a Port of it in another one, or nil.
+// ports are the Port of the Function in the agent's namespace and a Port of it in another one, or nil. One that was made ahead gives
+// way to any other.
 func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XPUPort, err error) {
 	all, err := c.API.PortsOf(ctx, f)
 	for i := range all {
-		if all[i].Namespace == c.Namespace {
+		switch {
+		case all[i].Spec.Ahead:
+		case all[i].Namespace == c.Namespace:
 			own = &all[i]
-		} else {
+		default:
 			other = &all[i]
 		}
 	}

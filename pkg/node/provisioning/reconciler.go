@@ -64,7 +64,7 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	var differing []function.ID
 	have := map[function.ID]bool{}
 	for i := range ports {
-		if ports[i].Namespace != c.Namespace {
+		if ports[i].Namespace != c.Namespace || ports[i].Spec.Ahead {
 			continue
 		}
 		id := claim.FunctionOf(ports[i].Spec.Function)
@@ -81,7 +81,7 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	return differing, nil
 }
 
-// isStray says whether a Port in the agent's namespace was created by this agent and is not in the journal. If the journal
+// isStray says whether a Port in the agent's namespace was created by this agent for a pod and is not in the journal. If the journal
 // was lost, a pod that has the Function keeps its Port.
 func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	id := claim.FunctionOf(port.Spec.Function)

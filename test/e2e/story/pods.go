@@ -120,9 +120,7 @@ func (w *World) runPods(ctx context.Context) error {
 		if err := w.client.Create(ctx, p.pod()); err != nil {
 			return err
 		}
-		err := watcher.wait(watching, "Ready with its status in the claim", []string{p.name}, func(_ corev1.Pod, _ bool, life Life) bool {
-			return !life.Ready.IsZero() && !life.Attached.IsZero()
-		})
+		err := watcher.wait(watching, "Ready with its status in the claim", []string{p.name}, readyAndAttached)
 		if err != nil {
 			return errors.Join(err, w.explain(ctx, p.name))
 		}
@@ -133,6 +131,10 @@ func (w *World) runPods(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func readyAndAttached(_ corev1.Pod, _ bool, life Life) bool {
+	return !life.Ready.IsZero() && !life.Attached.IsZero()
 }
 
 // explain adds the events of a pod that does not come to be.

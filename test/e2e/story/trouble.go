@@ -35,6 +35,7 @@ func (w *World) claimTrouble() []Step {
 		{"An OPI agent that is down: the pod waits, and starts when it is back", w.waitForAgent},
 		{"An OPI agent that forgets its ports: they come back, and the packets with them", w.forgetPorts},
 		{"An xPU that refuses a Function: it is tainted, and the scheduler takes another before the pod binds", w.refuseFunction},
+		{"Ports made ahead: pods take them one after the other, and none waits for binding conditions", w.takePortsMadeAhead},
 		{"Agent, kubelet and runtime restart under a running pod: it is not disturbed, and what comes after works", w.restartUnderPods},
 		{"Agents killed while pods come and go: nothing leaks", w.killAgents},
 		{"VFs that vanish and return: the slices follow within a second", w.hotplug},

@@ -41,6 +41,9 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 		if err == nil {
 			devicePool, err = parseDocument(document)
 		}
+		if err == nil && devicePool != nil && devicePool.Spec.Provision == v1alpha1.ProvisionAhead {
+			err = errors.New("spec.provision: Ahead is only for DevicePools of the API server, as xpu-controller must know that the pool asks for it")
+		}
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", n, err)
 		}

@@ -81,6 +81,10 @@ func TestParseErrors(t *testing.T) {
 		{fast + "  publish: Both\n", `spec.publish: Unsupported value: "Both": supported values: "DRA", "DevicePlugin"`},
 		{fast + "  devicePlugin: {}\n", "devicePlugin is only for pools with publish: DevicePlugin"},
 		{fast + "  publish: DevicePlugin\n  devicePlugin: {provisionAt: Allocate}\n", "provisionAt: Allocate needs network"},
+		{fast + "  provision: Ahead\n", "provision: Ahead needs network and publish: DRA, and no sfs"},
+		{fast + "  portsAhead: 2\n", "portsAhead is only for pools with provision: Ahead"},
+		{fast + "  provision: Ahead\n  network: blue\n  portsAhead: 65\n", "spec.portsAhead"},
+		{fast + "  provision: Ahead\n  network: blue\n", "Ahead is only for DevicePools of the API server"},
 		{fast + "  publish: DevicePlugin\n  devicePlugin: {resourceName: a/b}\n", `resource "xpu.opiproject.org/a/b"`},
 	} {
 		got, _, err := Parse([]byte(tt.content), "example.com")
