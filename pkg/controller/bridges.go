@@ -45,18 +45,16 @@ type bridges struct {
 
 	mu  sync.Mutex
 	all map[bridge]*bridgeState
+	// The same, so that an event of one xPU or network costs what that one has.
+	byXPU, byNetwork map[string]sets.Set[bridge]
 }
 
 func (r *bridges) setup(mgr ctrl.Manager) error {
-	r.all = map[bridge]*bridgeState{}
+	r.all, r.byXPU, r.byNetwork = map[bridge]*bridgeState{}, map[string]sets.Set[bridge]{}, map[string]sets.Set[bridge]{}
 	r.retries = retryLimiter[bridge]()
-	onNetwork := func(_ context.Context, o client.Object) []bridge {
-		return r.with(func(b bridge) bool { return b.network == o.GetName() })
-	}
-	ofXPU := func(_ context.Context, xpu string) []bridge {
-		return r.with(func(b bridge) bool { return b.xpu == xpu })
-	}
-	onXPU := func(ctx context.Context, o client.Object) []bridge { return ofXPU(ctx, o.GetName()) }
+	onNetwork := func(_ context.Context, o client.Object) []bridge { return r.ofNetwork(o.GetName()) }
+	ofXPU := func(_ context.Context, xpu string) []bridge { return r.ofXPU(xpu) }
+	onXPU := func(_ context.Context, o client.Object) []bridge { return r.ofXPU(o.GetName()) }
 	return builder.TypedControllerManagedBy[bridge](mgr).Named("bridge").
 		WithOptions(controller.TypedOptions[bridge]{
 			MaxConcurrentReconciles: r.Concurrency, RateLimiter: retryLimiter[bridge](),
@@ -80,6 +78,8 @@ func (r *bridges) portMade(_ context.Context, e event.TypedCreateEvent[client.Ob
 	if state == nil {
 		state = &bridgeState{ports: sets.New[types.NamespacedName]()}
 		r.all[b] = state
+		insert(r.byXPU, b.xpu, b)
+		insert(r.byNetwork, b.network, b)
 	}
 	state.ports.Insert(client.ObjectKeyFromObject(e.Object))
 	if state.ports.Len() == 1 {
@@ -100,17 +100,31 @@ func (r *bridges) portGone(_ context.Context, e event.TypedDeleteEvent[client.Ob
 	}
 }
 
-// with returns the bridges that match.
-func (r *bridges) with(matches func(bridge) bool) []bridge {
+func insert(index map[string]sets.Set[bridge], key string, b bridge) {
+	if index[key] == nil {
+		index[key] = sets.New[bridge]()
+	}
+	index[key].Insert(b)
+}
+
+func remove(index map[string]sets.Set[bridge], key string, b bridge) {
+	if index[key].Delete(b).Len() == 0 {
+		delete(index, key)
+	}
+}
+
+// ofXPU returns the bridges at an XPU.
+func (r *bridges) ofXPU(xpu string) []bridge {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var found []bridge
-	for b := range r.all {
-		if matches(b) {
-			found = append(found, b)
-		}
-	}
-	return found
+	return r.byXPU[xpu].UnsortedList()
+}
+
+// ofNetwork returns the bridges of a network.
+func (r *bridges) ofNetwork(network string) []bridge {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.byNetwork[network].UnsortedList()
 }
 
 // bridgeReport is a bridgeState as it was at one time.
@@ -119,15 +133,14 @@ type bridgeReport struct {
 	err           error
 }
 
-// of returns how a network's bridges are, by XPU.
-func (r *bridges) of(network string) map[string]bridgeReport {
+// reports returns how a network's bridges are, by XPU.
+func (r *bridges) reports(network string) map[string]bridgeReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	reports := map[string]bridgeReport{}
-	for b, state := range r.all {
-		if b.network == network {
-			reports[b.xpu] = bridgeReport{needed: state.ports.Len() > 0, known: state.known, err: state.err}
-		}
+	for b := range r.byNetwork[network] {
+		state := r.all[b]
+		reports[b.xpu] = bridgeReport{needed: state.ports.Len() > 0, known: state.known, err: state.err}
 	}
 	return reports
 }
@@ -153,6 +166,8 @@ func (r *bridges) note(b bridge, known bool, err error) {
 	gone := known && state.ports.Len() == 0 && (err == nil || errors.Is(err, errNoXPU))
 	if gone {
 		delete(r.all, b)
+		remove(r.byXPU, b.xpu, b)
+		remove(r.byNetwork, b.network, b)
 	}
 	r.mu.Unlock()
 	if news || gone {

@@ -33,6 +33,7 @@ type claims struct {
 
 	gone    durations[types.UID]         // by Port: its claim is gone, and the garbage collector has not deleted it yet
 	busy    durations[reconcile.Request] // by claim: it waits for a Function
+	queues  functionQueues               // of the claims that wait
 	tainted durations[types.UID]         // by Port: it is refused, and the device is not tainted yet
 }
 
@@ -101,12 +102,18 @@ func enqueueClaim(port *v1alpha1.XPUPort, queue queueOf[reconcile.Request]) {
 func (r *claims) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []reconcile.Request {
 	r.gone.reset(port.UID)
 	r.tainted.reset(port.UID)
-	keys := []string{onFunction(functionOf(port))}
+	woken := r.queues.take(functionOf(port))
 	for _, network := range r.networkKeys(ctx, port.Spec.Network) {
-		keys = append(keys, onAddresses(network))
+		woken = append(woken, r.dependents(ctx, onConflict(network))...)
+		waiting := r.dependents(ctx, onAddresses(network))
+		woken = append(woken, waiting[:min(len(waiting), wokenForAddress)]...)
 	}
-	return r.dependents(ctx, keys...)
+	return woken
 }
+
+// wokenForAddress is how many claims that wait for any address of a network hear that one is free: one of them takes it, and others
+// may be about to go. Were it all, a full network would cost the square of what waits.
+const wokenForAddress = 4
 
 // waitingForNetwork returns the claims that join the network, or one whose conflict with it the change may have ended.
 func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
@@ -226,8 +233,15 @@ func (r *claims) device(
 	if i >= 0 {
 		return r.existing(ctx, c, d, &ports[i])
 	}
+	// The claim is in the queue before it looks, so that it finds the Function free or hears when it is.
+	key := functionKey(d.ID.Node, d.Function)
+	r.queues.add(key, requestFor(c))
 	needed, err := r.create(ctx, c, d)
-	if p, ok := errors.AsType[*problem](err); ok {
+	p, ok := errors.AsType[*problem](err)
+	if !ok || p.reason != v1alpha1.ReasonFunctionBusy {
+		r.queues.leave(key, requestFor(c))
+	}
+	if ok {
 		// A Function that just changed hands is no news.
 		if p.reason == v1alpha1.ReasonFunctionBusy {
 			if waited := r.busy.elapsed(requestFor(c)); waited < r.BusyGrace {

@@ -93,6 +93,16 @@ func TestLife(t *testing.T) {
 	}
 }
 
+// What the controller leaves out of its cache is not lost when it writes the claim's status.
+func TestClaimKeepsWhatIsNotCached(t *testing.T) {
+	c := newCluster(t, nil)
+	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"none"}`})
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound, "XPUNetwork none does not exist")
+	if err := c.get(o); err != nil || len(o.Spec.Devices.Requests) != 1 {
+		t.Errorf("spec %+v (%v), want its request", o.Spec, err)
+	}
+}
+
 // writesSettle waits until the objects that the administrator made have what the controller writes on them.
 func (c *cluster) writesSettle() {
 	c.Helper()

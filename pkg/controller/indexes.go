@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -18,19 +19,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// Indexes of the cache.
+// Indexes of the cache. One whose keys are those of single objects costs about 1 kB for each.
 const (
 	claimsByDependency = "dependency" // see dependencies
 	portsByClaim       = "claim"      // name of the ResourceClaim, in the Port's namespace; none for Ports without one
 	portsByFunction    = "function"   // see functionKey
+	portsAtAgent       = "atAgent"    // see atAgentKey
 	portsByNetwork     = "network"    // name of the XPUNetwork
 	portsByXPU         = "xpu"        // name of the XPU
-	portsByID          = "id"         // opi.PortID
 	poolsByNetwork     = "network"    // name of the XPUNetwork
 	xpuNodesByPool     = "pool"       // names of DevicePools
 	xpusByNode         = "node"       // name of the node
 	xpusBySecret       = "secret"     // name of the TLS Secret
 	xpusByEndpoint     = "endpoint"   // opi.NormalEndpoint
+	xpusByReason       = "reason"     // of their condition Ready
 	networksByID       = "id"         // see segmentKeys
 )
 
@@ -52,13 +54,13 @@ func segmentKeys(n *v1alpha1.XPUNetwork) []string {
 }
 
 // Keys of claimsByDependency, by the name of what a claim depends on.
-func onFunction(key string) string            { return "function " + key }
 func onNode(name string) string               { return "node " + name }
 func onPool(name string) string               { return "pool " + name }
 func onNetwork(name string) string            { return "network " + name }
-func onAddresses(networkOrPool string) string { return "addresses of " + networkOrPool }
+func onAddresses(networkOrPool string) string { return "addresses of " + networkOrPool } // any of them
+func onConflict(networkOrPool string) string  { return "conflict in " + networkOrPool }  // about certain addresses
 
-// dependencies are the Functions of a claim, their nodes, and the network that the claim names, or else the DevicePool that
+// dependencies are the nodes of a claim's Functions, and the network that the claim names, or else the DevicePool that
 // names one. A claim that sets privileged fields depends on the DevicePool in any case. A claim that could not get its addresses depends on those of the network as well.
 func dependencies(c *resourceapi.ResourceClaim) []string {
 	devices, err := claim.Devices(c)
@@ -68,7 +70,7 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 	keys := sets.New[string]()
 	for i := range devices {
 		d := &devices[i]
-		keys.Insert(onFunction(functionKey(d.ID.Node, d.Function)), onNode(d.ID.Node))
+		keys.Insert(onNode(d.ID.Node))
 		network := onPool(d.ID.DevicePool)
 		if d.Config.Network != "" {
 			network = onNetwork(d.Config.Network)
@@ -78,8 +80,10 @@ func dependencies(c *resourceapi.ResourceClaim) []string {
 			keys.Insert(onPool(d.ID.DevicePool)) // which allows them or not
 		}
 		switch deviceCondition(c, d, v1alpha1.ConditionProvisioned).Reason {
-		case v1alpha1.ReasonNoFreeAddress, v1alpha1.ReasonConflict:
+		case v1alpha1.ReasonNoFreeAddress:
 			keys.Insert(onAddresses(network))
+		case v1alpha1.ReasonConflict:
+			keys.Insert(onConflict(network))
 		}
 	}
 	return keys.UnsortedList()
@@ -91,11 +95,19 @@ var portKeys = map[string]func(*v1alpha1.XPUPort) string{
 	portsByFunction: functionOf,
 	portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
 	portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
-	portsByID: func(p *v1alpha1.XPUPort) string {
-		id, _ := opi.PortID(claim.FunctionOf(p.Spec.Function)) // "" for an address that the API server lets pass and that is none
-		return id
+	portsAtAgent: func(p *v1alpha1.XPUPort) string {
+		id, err := opi.PortID(claim.FunctionOf(p.Spec.Function))
+		mac, invalid := function.ParseMAC(p.Spec.MAC)
+		if err != nil || invalid != nil {
+			return "" // the API server lets some pass that are none
+		}
+		return atAgentKey(id, mac.HardwareAddr())
 	},
 }
+
+// atAgentKey is of an XPUPort and of the ports of agents that may be the one made for it. The id alone is that of a port of every
+// node.
+func atAgentKey(id string, mac net.HardwareAddr) string { return id + " " + mac.String() }
 
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	for name, key := range portKeys {
@@ -105,12 +117,14 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 		}
 	}
 	endpoint := func(x *v1alpha1.XPU) []string { return []string{opi.NormalEndpoint(x.Spec.Endpoint)} }
+	reason := func(x *v1alpha1.XPU) []string { return []string{v1alpha1.ReadyOf(x.Status.Conditions).Reason} }
 	node := func(x *v1alpha1.XPU) []string { return []string{x.Spec.NodeName} }
 	secret := func(x *v1alpha1.XPU) []string { return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName} }
 	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
 	pools := func(n *v1alpha1.XPUNode) []string { return slices.Collect(maps.Keys(poolsOf(n))) }
 	return errors.Join(
 		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
+		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByReason, reason),
 		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node),
 		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
 		addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),

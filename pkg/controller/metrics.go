@@ -23,8 +23,9 @@ type metrics struct {
 	orphans      *prometheus.CounterVec
 }
 
-func newMetrics(registerer prometheus.Registerer, ports client.Reader) *metrics {
-	registerer.MustRegister(&portCollector{ports: ports})
+// newMetrics registers them. elected is closed once this process is the leader.
+func newMetrics(registerer prometheus.Registerer, ports client.Reader, elected <-chan struct{}) *metrics {
+	registerer.MustRegister(&portCollector{ports: ports, elected: elected})
 	factory := promauto.With(registerer)
 	return &metrics{
 		provisioning: factory.NewHistogram(prometheus.HistogramOpts{
@@ -55,15 +56,23 @@ func (m *metrics) failed(xpu, operation string, err error) {
 	m.errors.WithLabelValues(xpu, operation, code).Inc()
 }
 
-// portCollector counts the Ports in the cache at each scrape.
-type portCollector struct{ ports client.Reader }
+// portCollector counts the Ports in the cache at each scrape. Only the leader does, so that a sum over replicas is right.
+type portCollector struct {
+	ports   client.Reader
+	elected <-chan struct{}
+}
 
 var portsDesc = prometheus.NewDesc(
-	"xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing.", []string{"xpu", "state"}, nil)
+	"xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing; ahead of those that no pod has. Only the leader has it.", []string{"xpu", "state"}, nil)
 
 func (*portCollector) Describe(descs chan<- *prometheus.Desc) { descs <- portsDesc }
 
 func (c *portCollector) Collect(out chan<- prometheus.Metric) {
+	select {
+	case <-c.elected:
+	default:
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	ports, err := listPorts(ctx, c.ports)
@@ -84,6 +93,8 @@ func (c *portCollector) Collect(out chan<- prometheus.Metric) {
 func stateOf(port *v1alpha1.XPUPort) string {
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	switch {
+	case port.Spec.Ahead:
+		return "ahead"
 	case !port.DeletionTimestamp.IsZero():
 		return "releasing"
 	case ready.Status == metav1.ConditionTrue:

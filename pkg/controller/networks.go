@@ -114,7 +114,7 @@ func (r *networks) sumUp(ctx context.Context, network *v1alpha1.XPUNetwork) (suc
 	if err := r.checkRivals(ctx, network); err != nil {
 		return "", err
 	}
-	states := r.bridges.of(network.Name)
+	states := r.bridges.reports(network.Name)
 	var failure *problem
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		state := states[xpu]
@@ -158,7 +158,7 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 		return problemf(v1alpha1.ReasonInUse, "%d XPUPorts use it, such as %s/%s; it is deleted once they are gone",
 			len(ports), ports[0].Namespace, ports[0].Name)
 	}
-	states := r.bridges.of(network.Name)
+	states := r.bridges.reports(network.Name)
 	for _, xpu := range slices.Sorted(maps.Keys(states)) {
 		switch err := states[xpu].err; {
 		case isAway(err), errors.Is(err, errNoXPU):

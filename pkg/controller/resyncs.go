@@ -140,7 +140,7 @@ func (r *resyncs) compareNetworks(
 		}
 	}
 	known := sets.New[string]()
-	for _, b := range r.bridges.with(func(b bridge) bool { return b.xpu == xpu.Name }) {
+	for _, b := range r.bridges.ofXPU(xpu.Name) {
 		id := r.Installation.NetworkID(b.network)
 		known.Insert(id)
 		if !up.Has(id) && r.bridges.isNeeded(b) {
@@ -208,7 +208,7 @@ func (r *resyncs) collect(
 // claimedElsewhere says which XPUPort of another XPU a port of the installation is for, "" for none. Two XPUs can be for one agent
 // although their endpoints differ, and their nodes have Functions of the same addresses.
 func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
-	same, err := listPorts(ctx, r.client, client.MatchingFields{portsByID: port.ID})
+	same, err := listPorts(ctx, r.client, client.MatchingFields{portsAtAgent: atAgentKey(port.ID, port.MAC)})
 	if err != nil { // the cache is not running
 		return "an XPUPort that cannot be read: " + err.Error()
 	}

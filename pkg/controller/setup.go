@@ -9,9 +9,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -92,13 +94,41 @@ func Installation(ctx context.Context, r client.Reader) (opi.Installation, error
 	return opi.NewInstallation(string(system.UID)), nil
 }
 
-// CacheOptions keep the cache small: only Secrets of the namespace, and no managed fields.
+// CacheOptions keep the cache small: only Secrets of the namespace, no managed fields, and nothing that the reconcilers do not read
+// of the kinds of which there are many.
 func CacheOptions(namespace string) cache.Options {
+	strip := cache.TransformStripManagedFields()
 	return cache.Options{
-		DefaultTransform: cache.TransformStripManagedFields(),
+		DefaultTransform: strip,
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}},
+			&corev1.Secret{}:             {Namespaces: map[string]cache.Config{namespace: {}}},
+			&v1alpha1.XPUPort{}:          {Transform: trimPort(strip)},
+			&resourceapi.ResourceClaim{}: {Transform: trimClaim(strip)},
 		},
+	}
+}
+
+// trimPort leaves out what only people and the garbage collector read. XPUPorts are written by patches, which leave it as it is.
+func trimPort(strip toolscache.TransformFunc) toolscache.TransformFunc {
+	return func(o any) (any, error) {
+		if port, ok := o.(*v1alpha1.XPUPort); ok {
+			port.OwnerReferences = nil
+			if !port.Spec.Ahead { // of which the pool must be known
+				port.Labels = nil
+			}
+		}
+		return strip(o)
+	}
+}
+
+// trimClaim leaves out what was asked for: the allocation has all that matters of it. Only the status of claims is written, and the
+// API server leaves the rest as it is then.
+func trimClaim(strip toolscache.TransformFunc) toolscache.TransformFunc {
+	return func(o any) (any, error) {
+		if c, ok := o.(*resourceapi.ResourceClaim); ok {
+			c.Spec = resourceapi.ResourceClaimSpec{}
+		}
+		return strip(o)
 	}
 }
 
@@ -108,7 +138,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	if err := addIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return err
 	}
-	m := newMetrics(o.Registerer, mgr.GetCache())
+	m := newMetrics(o.Registerer, mgr.GetCache(), mgr.Elected())
 	sessions := &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"), byXPU: map[string]*session{}}
 	if err := mgr.Add(sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)

@@ -47,17 +47,7 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 
 // refused are the XPUs that were refused because of another one.
 func (r *xpus) refused(ctx context.Context, _ client.Object) []reconcile.Request {
-	var all v1alpha1.XPUList
-	if err := r.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
-	}
-	var requests []reconcile.Request
-	for i := range all.Items {
-		if v1alpha1.ReadyOf(all.Items[i].Status.Conditions).Reason == v1alpha1.ReasonConflict {
-			requests = append(requests, requestFor(&all.Items[i]))
-		}
-	}
-	return requests
+	return r.requests(ctx, &v1alpha1.XPUList{}, client.MatchingFields{xpusByReason: v1alpha1.ReasonConflict})
 }
 
 func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -141,7 +131,7 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 		return fmt.Sprintf("%d XPUPorts are served by it, such as %s/%s; it is deleted once they are gone. If the card never answers "+
 			"again, set spec.abandon", len(ports), ports[0].Namespace, ports[0].Name), nil
 	}
-	left := r.bridges.with(func(b bridge) bool { return b.xpu == xpu.Name })
+	left := r.bridges.ofXPU(xpu.Name)
 	if len(left) > 0 && !xpu.Spec.Abandon && r.sessions.connection(xpu.Name).agent != nil {
 		r.bridges.wakeups.add(0, left...)
 		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil

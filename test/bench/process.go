@@ -25,6 +25,11 @@ type process struct {
 
 // start runs a program of the project. Its output goes to a file in dir.
 func (b *bench) start(dir, program string, args ...string) (*process, error) {
+	return b.startWith(nil, dir, program, args...)
+}
+
+// startWith is start with variables of the form NAME=value beside those of the environment.
+func (b *bench) startWith(variables []string, dir, program string, args ...string) (*process, error) {
 	p := &process{name: program, log: filepath.Join(dir, program+".log"), ended: make(chan struct{})}
 	log, err := os.Create(p.log)
 	if err != nil {
@@ -32,6 +37,7 @@ func (b *bench) start(dir, program string, args ...string) (*process, error) {
 	}
 	defer log.Close()
 	p.cmd = exec.Command(filepath.Join(b.bin, program), args...)
+	p.cmd.Env = append(os.Environ(), variables...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	// With a group of its own it does not hear the terminal's interrupt.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
