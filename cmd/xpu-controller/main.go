@@ -39,8 +39,8 @@ type options struct {
 	controller controller.Options
 }
 
-// A leader that was killed is followed by another within leaseDuration and 2.2 times retryPeriod, which client-go stretches. A leader that cannot renew its
-// Lease for renewDeadline ends before it runs out.
+// A leader that was killed is followed by another within leaseDuration and 2.2 times retryPeriod, which client-go stretches. A leader
+// that cannot renew its Lease for renewDeadline ends before it runs out.
 const (
 	leaseDuration = 9 * time.Second
 	renewDeadline = 6 * time.Second

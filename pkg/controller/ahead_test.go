@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -103,15 +101,8 @@ func TestPortMadeAheadAtAnotherXPU(t *testing.T) {
 	c.create(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.XPUSpec{
 		NodeName: c.node, PFs: []string{string(testPF)}, Endpoint: other.Config().Endpoint, Insecure: true,
 	}})
-	var o *resourceapi.ResourceClaim
-	c.eventually("the other XPU is known", func() error {
-		xpus := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "other"}}
-		if err := c.get(xpus); err != nil || !meta.IsStatusConditionTrue(xpus.Status.Conditions, v1alpha1.ConditionReady) {
-			return fmt.Errorf("%v, %+v", err, xpus.Status)
-		}
-		return nil
-	})
-	o = c.claim(want{name: "a", pool: "fast", function: vf(0)})
+	c.xpuReason(c.xpuNamed("other"), v1alpha1.ReasonConnected, "")
+	o := c.claim(want{name: "a", pool: "fast", function: vf(0)})
 	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonFunctionBusy, "made ahead at XPU card")
 	c.has(agent, "vf-0000-3b-02-0")
 	c.has(other)

@@ -133,10 +133,11 @@ func (r *claims) macOf(ctx context.Context, c *resourceapi.ResourceClaim, d *cla
 	if err != nil {
 		return "", err
 	}
+	of := c.UID
 	if ahead {
-		return string(claim.DerivedMAC("", d.ID.Node, d.Function)), nil
+		of = ""
 	}
-	return string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function)), nil
+	return string(claim.DerivedMAC(of, d.ID.Node, d.Function)), nil
 }
 
 // makesAhead says whether a DevicePool has Ports made ahead in the network.

@@ -12,7 +12,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -41,11 +40,7 @@ func resources(
 		if p.Spec.Publish != v1alpha1.PublishDRA {
 			continue
 		}
-		byPF := map[pci.Address][]function.Function{}
-		for _, f := range p.Functions {
-			byPF[f.PF] = append(byPF[f.PF], f)
-		}
-		for pf, functions := range byPF {
+		for pf, functions := range p.ByPF() {
 			id := claim.PoolID{Node: node, PF: pf, DevicePool: p.Name}
 			toDevice := func(f function.Function) resourceapi.Device { return device(p, f, problems(f), mustWait(p, f)) }
 			out.Pools[id.String()] = resourceslice.Pool{Slices: slicesOf(p, functions, toDevice)}
@@ -54,7 +49,7 @@ func resources(
 	return out
 }
 
-// slicesOf returns the slices for the pool's Functions of one PF: counters, VFs, SFs. A Function's index determines its slice, so
+// slicesOf returns the slices for the pool's Functions of one PF, as [pool.Pool.ByPF] has them: counters, VFs, SFs. A Function's index determines its slice, so
 // a Function that comes or goes changes one slice only, unless it is alone in it. Counters come first, so that their index never
 // changes. In a slice, the devices for which no pod has to wait come first, as the scheduler takes the first that will do.
 func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function.Function) resourceapi.Device) []resourceslice.Slice {
@@ -64,9 +59,6 @@ func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function
 			Name: counterSetPF, Counters: functionCounter(int64(*p.Spec.MaxAllocated)),
 		}}})
 	}
-	slices.SortFunc(functions, func(a, b function.Function) int {
-		return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Index, b.Index))
-	})
 	sameSlice := func(a, b function.Function) bool {
 		return a.Kind == b.Kind && a.Index/devicesPerSlice == b.Index/devicesPerSlice
 	}

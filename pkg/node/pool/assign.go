@@ -60,6 +60,20 @@ func (p Pool) Options(f function.Function) Options {
 	return Options{}
 }
 
+// ByPF returns the Functions of each PF in the order in which they are published: VFs before SFs, each by their index.
+func (p Pool) ByPF() map[pci.Address][]function.Function {
+	byPF := map[pci.Address][]function.Function{}
+	for _, f := range p.Functions {
+		byPF[f.PF] = append(byPF[f.PF], f)
+	}
+	for _, functions := range byPF {
+		slices.SortFunc(functions, func(a, b function.Function) int {
+			return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Index, b.Index))
+		})
+	}
+	return byPF
+}
+
 // Makes says whether the Function, which the pool has, is one of the SFs that are created when they are allocated
 // (spec.sfs).
 func (p Pool) Makes(id function.ID) bool {

@@ -1,11 +1,9 @@
 package provisioning
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -78,7 +76,7 @@ func (a *Ahead) keep(ctx context.Context) error {
 		if p.Spec.Provision != v1alpha1.ProvisionAhead {
 			continue
 		}
-		for pf, functions := range byPF(p.Functions) {
+		for pf, functions := range p.ByPF() {
 			errs = append(errs, a.keepAt(ctx, p, pf, functions, there, kept))
 		}
 	}
@@ -88,18 +86,6 @@ func (a *Ahead) keep(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// byPF returns the Functions of each PF in the order in which they are published, which is that in which the scheduler takes them.
-func byPF(functions []function.Function) map[pci.Address][]function.Function {
-	sorted := map[pci.Address][]function.Function{}
-	for _, f := range functions {
-		sorted[f.PF] = append(sorted[f.PF], f)
-	}
-	for _, of := range sorted {
-		slices.SortFunc(of, func(a, b function.Function) int { return cmp.Compare(a.Index, b.Index) })
-	}
-	return sorted
 }
 
 // keepAt is keep for a pool's Functions of one PF. It notes the XPUPorts that are to stay.
