@@ -192,3 +192,17 @@ func runQuick(t *testing.T, args []string, rows ...string) {
 		}
 	}
 }
+
+// The controller that is measured has the memory that the deployed one has.
+func TestAsDeployed(t *testing.T) {
+	deployment, err := os.ReadFile("../../deploy/controller/deployment.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, variable := range asDeployed {
+		name, value, _ := strings.Cut(variable, "=")
+		if want := "{name: " + name + ", value: " + value + "}"; !strings.Contains(string(deployment), want) {
+			t.Errorf("deployment.yaml has no variable %s", want)
+		}
+	}
+}
