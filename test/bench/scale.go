@@ -251,13 +251,36 @@ func (b *bench) startScaled(c *cluster) (*scaled, error) {
 
 // writes is how many requests the controller has sent that change something at the API server.
 func (p *scaled) writes(ctx context.Context) (n float64, err error) {
+	return p.sum(ctx, func(series string) bool {
+		return strings.HasPrefix(series, "rest_client_requests_total{") && !strings.Contains(series, `method="GET"`)
+	})
+}
+
+// awaitUp waits until the controller says that n Ports are up. Unlike [site.allReady] it has the API server do nothing, which would
+// disturb what is measured next.
+func (p *scaled) awaitUp(ctx context.Context, n int) error {
+	for {
+		up, err := p.sum(ctx, func(series string) bool {
+			return strings.HasPrefix(series, "xpu_ports{") && strings.Contains(series, `state="up"`)
+		})
+		if err != nil || int(up) == n {
+			return err
+		}
+		if err := pauseWith(ctx, p.process, 200*time.Millisecond); err != nil {
+			return fmt.Errorf("%.0f of %d Ports are up: %w", up, n, err)
+		}
+	}
+}
+
+// sum adds up the controller's metrics that are wanted.
+func (p *scaled) sum(ctx context.Context, wanted func(series string) bool) (n float64, err error) {
 	text, err := fetch(ctx, "http://"+p.metrics+"/metrics")
 	if err != nil {
 		return 0, err
 	}
 	for line := range strings.Lines(text) {
-		labels, value, _ := strings.Cut(line, "} ")
-		if !strings.HasPrefix(labels, "rest_client_requests_total{") || strings.Contains(labels, `method="GET"`) {
+		series, value, _ := strings.Cut(line, "} ")
+		if !wanted(series) {
 			continue
 		}
 		count, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
@@ -461,7 +484,7 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 				return nil, nil, err
 			}
 			seconds = append(seconds, time.Since(begin).Seconds()/float64(batch))
-			if err := s.allReady(ctx, controller.process, len(s.claims)); err != nil {
+			if err := controller.awaitUp(ctx, len(s.claims)); err != nil {
 				return nil, nil, err
 			}
 			after, err := controller.writes(ctx)
