@@ -108,6 +108,16 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:MaxLength=64
 	Driver string `json:"driver,omitempty"`
 
+	// Serial is the serial number of the card, as its driver tells it or else as its Vital Product Data has it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=255
+	Serial string `json:"serial,omitempty"`
+
+	// MAC is the address that the netdev was made with, "02:00:00:00:00:01".
+	// +optional
+	// +kubebuilder:validation:MaxLength=32
+	MAC string `json:"mac,omitempty"`
+
 	// VFs is how many VFs the PF has.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
@@ -144,6 +154,7 @@ const (
 	MaxNodePools   = 256
 	MaxNodeListed  = 16
 	MaxNodeMessage = 1024
+	MaxNodeSerial  = 255
 )
 
 // XPUNode is what xpu-agent found on the node of the same name. The agent makes it and writes it as a whole; nobody else

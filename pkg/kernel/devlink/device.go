@@ -65,27 +65,35 @@ func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 	return err
 }
 
-// RunningVersions are the versions of what runs on a device, by name such as "fw.app.name". EOPNOTSUPP: its driver tells none.
-func (c *Conn) RunningVersions(d Device) (versions map[string]string, err error) {
+// Info is what the driver of a device tells of it.
+type Info struct {
+	Serial  string            // serial number of the card, "" if it tells none
+	Running map[string]string // versions of what runs on it, by name such as "fw.app.name"
+}
+
+// Info asks the driver of a device. EOPNOTSUPP: it tells nothing.
+func (c *Conn) Info(d Device) (info Info, err error) {
 	defer explain(&err, "dev info %s", d)
 	messages, err := c.do(unix.DEVLINK_CMD_INFO_GET, d)
 	if err != nil {
-		return nil, err
+		return info, err
 	}
-	versions = map[string]string{}
+	info.Running = map[string]string{}
 	for _, message := range messages {
 		for kind, value := range attribute.All(message) {
-			if kind != unix.DEVLINK_ATTR_INFO_VERSION_RUNNING {
-				continue
+			switch kind {
+			case unix.DEVLINK_ATTR_INFO_SERIAL_NUMBER:
+				info.Serial = unix.ByteSliceToString(value)
+			case unix.DEVLINK_ATTR_INFO_VERSION_RUNNING:
+				version, err := attribute.Parse(value)
+				if err != nil {
+					return info, err
+				}
+				info.Running[version.Text(unix.DEVLINK_ATTR_INFO_VERSION_NAME)] = version.Text(unix.DEVLINK_ATTR_INFO_VERSION_VALUE)
 			}
-			version, err := attribute.Parse(value)
-			if err != nil {
-				return nil, err
-			}
-			versions[version.Text(unix.DEVLINK_ATTR_INFO_VERSION_NAME)] = version.Text(unix.DEVLINK_ATTR_INFO_VERSION_VALUE)
 		}
 	}
-	return versions, nil
+	return info, nil
 }
 
 // Reporter is a health reporter of a device or of one of its ports.

@@ -200,7 +200,7 @@ func refusals(c *devlink.Conn) map[string]error {
 	change := func(to devlink.FunctionChange) error { return c.SetFunction(nowhere, 3, to) }
 	errs := map[string]error{}
 	errs["devlink dev eswitch show "+device] = mode
-	_, errs["devlink dev info "+device] = c.RunningVersions(nowhere)
+	_, errs["devlink dev info "+device] = c.Info(nowhere)
 	errs["devlink dev eswitch set "+device+" mode switchdev"] = c.SetEswitchMode(nowhere, devlink.Switchdev)
 	errs["devlink port add "+device+" flavour pcisf pfnum 0 sfnum 88"] = add
 	errs["devlink port del "+port] = c.DeletePort(nowhere, 3)

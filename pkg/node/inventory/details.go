@@ -214,9 +214,9 @@ func devlinkDDPProfile(netNS string, pf pci.Address) (string, error) {
 		return "", err
 	}
 	defer conn.Close()
-	versions, err := conn.RunningVersions(devlink.OfPCI(pf))
+	info, err := conn.Info(devlink.OfPCI(pf))
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return "", nil
 	}
-	return versions[quirk.DDPVersion], err
+	return info.Running[quirk.DDPVersion], err
 }

@@ -18,8 +18,8 @@ func devicePool(name string, selectors ...v1alpha1.FunctionSelector) v1alpha1.De
 	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{Selectors: selectors}}
 }
 
-// xpuConnection is a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0 and 01.1, and one SF.
-func card() []function.Function {
+// oneCard has a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0 and 01.1, and one SF.
+func oneCard() []function.Function {
 	const pf = pci.Address("0000:3b:00.0")
 	functions := []function.Function{
 		{ID: function.ID{Address: pf}, Kind: function.PF, PF: pf, PFName: "ens3f0", Index: -1, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core"},
@@ -73,7 +73,7 @@ func TestSelectors(t *testing.T) {
 		{"one selector is enough", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0"}}, {Drivers: []string{"mlx5_core.sf"}}}, sf + " 0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			pools := Assign(card(), []v1alpha1.DevicePool{devicePool("fast", test.selectors...)}, nil, nil)
+			pools := Assign(oneCard(), []v1alpha1.DevicePool{devicePool("fast", test.selectors...)}, nil, nil)
 			if len(pools) != 1 || pools[0].Err != nil {
 				t.Fatalf("Assign = %+v, want one pool", pools)
 			}
@@ -86,7 +86,7 @@ func TestSelectors(t *testing.T) {
 
 // TestAttributes has selectors that go by what only some Functions have, and device types.
 func TestAttributes(t *testing.T) {
-	functions := card()
+	functions := oneCard()
 	change := func(id string, change func(*function.Function)) {
 		t.Helper()
 		i := slices.IndexFunc(functions, func(f function.Function) bool { return f.ID.String() == id })
@@ -171,7 +171,7 @@ func TestPriority(t *testing.T) {
 		{[]v1alpha1.DevicePool{prio("c", 7), prio("b", 7)}, "b"},
 		{[]v1alpha1.DevicePool{prio("b", -1), prio("c", 0)}, "c"},
 	} {
-		for _, p := range Assign(card(), test.pools, nil, nil) {
+		for _, p := range Assign(oneCard(), test.pools, nil, nil) {
 			if has := len(p.Functions) == 1; has != (p.Name == test.want) {
 				t.Errorf("%s has %q, want all in %s", p.Name, names(p.Functions), test.want)
 			}
@@ -203,7 +203,7 @@ func TestBadSelectors(t *testing.T) {
 		{v1alpha1.FunctionSelector{VDPAType: "vhost", IsRdma: true}, []string{"vdpaType", "isRdma"}},
 		{v1alpha1.FunctionSelector{PCIAddresses: []string{"3b:00.2"}}, []string{"pciAddresses[0]", "dddd:bb:dd.f"}},
 	} {
-		pools := Assign(card(), []v1alpha1.DevicePool{devicePool("bad", good, test.selector), devicePool("good", good)}, nil, nil)
+		pools := Assign(oneCard(), []v1alpha1.DevicePool{devicePool("bad", good, test.selector), devicePool("good", good)}, nil, nil)
 		if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 {
 			t.Errorf("Assign with %+v = %+v, want an empty pool with an error", test.selector, pools)
 			continue
@@ -227,7 +227,7 @@ func TestOverlap(t *testing.T) {
 
 	// The order in which they are listed does not matter.
 	for _, order := range [][]v1alpha1.DevicePool{{some, more, elsewhere}, {more, elsewhere, some}} {
-		pools := Assign(card(), order, map[string]string{"rack": "8"}, nil)
+		pools := Assign(oneCard(), order, map[string]string{"rack": "8"}, nil)
 		if len(pools) != 2 || pools[0].Name != "b-some" || pools[1].Name != "c-more" {
 			t.Fatalf("Assign = %+v, want b-some and c-more", pools)
 		}
@@ -242,7 +242,7 @@ func TestOverlap(t *testing.T) {
 			t.Errorf("overlaps of c-more: -want +got\n%s", diff)
 		}
 	}
-	pools := Assign(card(), []v1alpha1.DevicePool{some, elsewhere}, map[string]string{"rack": "7", "zone": "a"}, nil)
+	pools := Assign(oneCard(), []v1alpha1.DevicePool{some, elsewhere}, map[string]string{"rack": "7", "zone": "a"}, nil)
 	if len(pools) != 2 || len(pools[0].Functions) != 9 || len(pools[1].Overlaps) != 3 {
 		t.Errorf("Assign on rack 7 = %+v, want all in a-elsewhere and three overlaps in b-some", pools)
 	}
@@ -284,12 +284,12 @@ func TestOlderPoolComesFirst(t *testing.T) {
 		p.Spec.Publish = v1alpha1.PublishDevicePlugin
 		p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ResourceName: "vf"}
 	}
-	pools := Assign(card(), []v1alpha1.DevicePool{newer, older}, nil, nil)
+	pools := Assign(oneCard(), []v1alpha1.DevicePool{newer, older}, nil, nil)
 	if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 || pools[1].Err != nil || len(pools[1].Functions) != 8 {
 		t.Errorf("pools are %+v, want the older one to have everything", pools)
 	}
 	newer.Spec.Priority = 1
-	if pools := Assign(card(), []v1alpha1.DevicePool{newer, older}, nil, nil); pools[0].Err != nil || pools[1].Err == nil {
+	if pools := Assign(oneCard(), []v1alpha1.DevicePool{newer, older}, nil, nil); pools[0].Err != nil || pools[1].Err == nil {
 		t.Errorf("pools are %+v, want the one with priority to have everything", pools)
 	}
 }

@@ -68,7 +68,7 @@ func TestCheckResourceName(t *testing.T) {
 func TestSameResource(t *testing.T) {
 	dra := devicePool("c", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0"}})
 	dra.Spec.Publish = v1alpha1.PublishDRA
-	pools := Assign(card(), []v1alpha1.DevicePool{plugin("a", "", "c", 0), plugin("b", "", "c", 1), dra, plugin("d", "", "-", 2)}, nil, nil)
+	pools := Assign(oneCard(), []v1alpha1.DevicePool{plugin("a", "", "c", 0), plugin("b", "", "c", 1), dra, plugin("d", "", "-", 2)}, nil, nil)
 	want := map[string][]string{
 		"a": {"DevicePool a", "xpu.opiproject.org/c", "DevicePool b", "spec.devicePlugin.resourceName"},
 		"b": nil,

@@ -14,6 +14,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/card"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 )
 
@@ -42,6 +44,8 @@ type Reporter struct {
 	API     API
 	// Problems are what keeps a Function from being used, whoever asks for it.
 	Problems func(function.Function) []health.Problem
+	// Identity is what is known of the card that a PF belongs to.
+	Identity func(pf pci.Address) card.Identity
 	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been looked at.
 	Supply func(devicePool string) (s Supply, known bool)
 	Log    logr.Logger
@@ -82,7 +86,7 @@ func (r *Reporter) write(ctx context.Context) error {
 		return fmt.Errorf("read XPUNode: %w", err)
 	}
 	want := v1alpha1.XPUNodeStatus{Pools: r.entries(pools, have)}
-	want.Functions, want.PFs = hardware(r.Tracker.functions.Snapshot())
+	want.Functions, want.PFs = r.hardware(r.Tracker.functions.Snapshot())
 	if have != nil && equality.Semantic.DeepEqual(*have, want) {
 		return nil
 	}
@@ -93,14 +97,17 @@ func (r *Reporter) write(ctx context.Context) error {
 }
 
 // hardware counts the Functions and describes the PFs.
-func hardware(functions []function.Function) (int32, []v1alpha1.XPUNodePF) {
+func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XPUNodePF) {
 	var pfs []v1alpha1.XPUNodePF
 	for _, f := range functions {
-		if f.Kind == function.PF && len(pfs) < v1alpha1.MaxNodePFs {
-			pfs = append(pfs, v1alpha1.XPUNodePF{
-				Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, VFs: int32(f.NumVFs),
-			})
+		if f.Kind != function.PF || len(pfs) == v1alpha1.MaxNodePFs {
+			continue
 		}
+		identity := r.Identity(f.PF)
+		pfs = append(pfs, v1alpha1.XPUNodePF{
+			Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, VFs: int32(f.NumVFs),
+			Serial: bounded(identity.Serial, v1alpha1.MaxNodeSerial), MAC: string(identity.MAC),
+		})
 	}
 	slices.SortFunc(pfs, func(a, b v1alpha1.XPUNodePF) int { return cmp.Compare(a.Address, b.Address) })
 	return int32(len(functions)), pfs
@@ -140,7 +147,7 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 		return nil
 	}
 	for i := range shortages {
-		shortages[i].Message = bounded(shortages[i].Message)
+		shortages[i].Message = bounded(shortages[i].Message, v1alpha1.MaxNodeMessage)
 	}
 	entry := &v1alpha1.XPUNodePool{
 		Name: p.Name, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
@@ -149,7 +156,7 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 	}
 	entry.Healthy, entry.Problems = r.problems(p.Functions)
 	if p.Err != nil {
-		entry.Error = bounded(p.Err.Error())
+		entry.Error = bounded(p.Err.Error(), v1alpha1.MaxNodeMessage)
 	}
 	return entry
 }
@@ -165,7 +172,8 @@ func (r *Reporter) problems(functions []function.Function) (healthy int32, probl
 		i := slices.IndexFunc(problems, func(p v1alpha1.FunctionProblem) bool { return p.Taint == all[0].Taint })
 		if i < 0 {
 			i = len(problems)
-			problems = append(problems, v1alpha1.FunctionProblem{Taint: all[0].Taint, Message: bounded(all[0].Message)})
+			message := bounded(all[0].Message, v1alpha1.MaxNodeMessage)
+			problems = append(problems, v1alpha1.FunctionProblem{Taint: all[0].Taint, Message: message})
 		}
 		problems[i].Functions++
 	}
@@ -173,9 +181,9 @@ func (r *Reporter) problems(functions []function.Function) (healthy int32, probl
 	return healthy, problems
 }
 
-// bounded cuts a text to what the API takes.
-func bounded(text string) string {
-	return strings.ToValidUTF8(text[:min(len(text), v1alpha1.MaxNodeMessage)], "")
+// bounded cuts a text to so many bytes, of which it drops those that the API does not take.
+func bounded(text string, most int) string {
+	return strings.ToValidUTF8(text[:min(len(text), most)], "")
 }
 
 // merge puts the Shortages of VFs and of SFs together: one for each PF, sorted by PF, with the message about VFs first.

@@ -24,7 +24,7 @@ func makingPool(name string, first, count int32, pfNames ...string) v1alpha1.Dev
 // twoCards has [card], whose SF 88 exists, and a second PF without VFs and SFs.
 func twoCards() []function.Function {
 	const second = pci.Address("0000:5e:00.0")
-	return append(card(), function.Function{
+	return append(oneCard(), function.Function{
 		ID: function.ID{Address: second}, Kind: function.PF, PF: second, PFName: "ens5f0", Index: -1, Vendor: "15b3",
 		Device: "a2dc", Driver: "mlx5_core", PFDriver: "mlx5_core", NUMANode: 1, LinkUp: true, LinkType: "ether",
 	})

@@ -105,7 +105,7 @@ func TestTrackerKeepsErrors(t *testing.T) {
 	resource := devicePool("prefix", v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}})
 	resource.Spec.Publish = v1alpha1.PublishDevicePlugin
 	resource.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ResourcePrefix: "kubernetes.io"}
-	n := &node{functions: card(), devicePools: []v1alpha1.DevicePool{
+	n := &node{functions: oneCard(), devicePools: []v1alpha1.DevicePool{
 		devicePool("address", v1alpha1.FunctionSelector{PCIAddresses: []string{"3b:00.x"}}),
 		devicePool("index", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#x"}}),
 		resource,
@@ -127,7 +127,7 @@ func TestTrackerKeepsErrors(t *testing.T) {
 
 func TestTracker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &node{functions: card(), labelsErr: errors.New("node node1: not found")}
+		n := &node{functions: oneCard(), labelsErr: errors.New("node node1: not found")}
 		tracker := NewTracker(n, n, nil, testr.New(t))
 		changes, changed := make(chan struct{}), 0
 		look := func(what string, wantChanged int) []Pool {
@@ -200,7 +200,7 @@ func waitFor(d time.Duration) {
 func TestPoolOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := devicePool("fast", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#0-1"}})
-		n := &node{functions: card(), devicePools: []v1alpha1.DevicePool{fast}}
+		n := &node{functions: oneCard(), devicePools: []v1alpha1.DevicePool{fast}}
 		tracker := NewTracker(n, n, nil, testr.New(t))
 		if p, ok := tracker.PoolOf(n.functions[1].ID); ok {
 			t.Errorf("%s is in pool %s before the pools were read", n.functions[1].ID, p.Name)
@@ -225,7 +225,7 @@ func TestPoolOf(t *testing.T) {
 
 // TestConsidered: a Function that came after the pools were read was not looked at, whether it belongs to one or not.
 func TestConsidered(t *testing.T) {
-	all := card()
+	all := oneCard()
 	n := &node{functions: all[:len(all)-1], devicePools: []v1alpha1.DevicePool{
 		devicePool("fast", v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}}),
 	}}

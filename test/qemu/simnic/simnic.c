@@ -600,7 +600,18 @@ static int rate_leaf(struct devlink_rate *r, void *p, u64 v, struct netlink_ext_
 	}
 	return 0;
 }
+/* each PF is a card of its own, by the slot that it is in */
+static int info_get(struct devlink *dl, struct devlink_info_req *req, struct netlink_ext_ack *e)
+{
+	struct snic_pf *pf = *(struct snic_pf **)devlink_priv(dl);
+	char serial[16];
+
+	msleep(READ_ONCE(slow));
+	snprintf(serial, sizeof(serial), "SIM%04X%02X", pci_domain_nr(pf->pdev->bus), pf->pdev->bus->number);
+	return devlink_info_serial_number_put(req, serial);
+}
 static const struct devlink_ops dl_ops = {
+	.info_get = info_get,
 	.eswitch_mode_get = mode_get, .eswitch_mode_set = mode_set, .port_new = sf_new,
 	.rate_leaf_tx_share_set = rate_leaf, .rate_leaf_tx_max_set = rate_leaf,
 };

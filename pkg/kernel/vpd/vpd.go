@@ -1,0 +1,113 @@
+// Package vpd reads a card's Vital Product Data: what its manufacturer has written into it, such as its serial number.
+package vpd
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Tags of resources, and the keyword of the serial number (PCI Local Bus Specification 3.0, appendix I).
+const (
+	tagEnd       = 0x78 // a small resource; the low three bits are its length
+	tagReadOnly  = 0x90 // VPD-R
+	largeFlag    = 0x80
+	serialNumber = "SN"
+)
+
+// maxSize is how much a device can have: addresses have 15 bits.
+const maxSize = 1 << 15
+
+// SerialNumber reads the data up to the serial number, which it returns without the spaces at its ends; "" if there is none. It
+// reads no more than it must: each 4 bytes are a question to the card, which takes its time. An error is one of the reader, or says
+// what is wrong with the data.
+func SerialNumber(r io.Reader) (string, error) {
+	in := &reader{from: io.LimitReader(r, maxSize)}
+	for {
+		tag, length, err := in.resource()
+		if errors.Is(err, io.EOF) || err == nil && tag == tagEnd {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		if tag != tagReadOnly {
+			if _, err := in.take(length); err != nil {
+				return "", err
+			}
+			continue
+		}
+		return in.keyword(serialNumber, length)
+	}
+}
+
+// reader counts what it has read, for errors.
+type reader struct {
+	from io.Reader
+	at   int
+}
+
+func (r *reader) take(n int) ([]byte, error) {
+	data := make([]byte, n)
+	got, err := io.ReadFull(r.from, data)
+	r.at += got
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) && n > 0 {
+		return nil, fmt.Errorf("ends at byte %d, inside a resource: %w", r.at, io.ErrUnexpectedEOF)
+	}
+	return data, err
+}
+
+// resource reads the head of a resource. io.EOF says that there is none.
+func (r *reader) resource() (tag byte, length int, err error) {
+	var head [1]byte
+	if _, err := io.ReadFull(r.from, head[:]); err != nil {
+		return 0, 0, err
+	}
+	at := r.at
+	r.at++
+	switch tag := head[0]; {
+	case tag&largeFlag != 0:
+		size, err := r.take(2)
+		if err != nil {
+			return 0, 0, err
+		}
+		return tag, int(binary.LittleEndian.Uint16(size)), nil
+	case tag&^7 == tagEnd:
+		return tagEnd, 0, nil
+	default:
+		return 0, 0, fmt.Errorf("byte %d is %#02x, want the tag of a resource", at, tag)
+	}
+}
+
+// keyword returns the value of a keyword in a list of them.
+func (r *reader) keyword(name string, length int) (string, error) {
+	for length > 0 {
+		head, err := r.take(3)
+		if err != nil {
+			return "", err
+		}
+		size := int(head[2])
+		if length -= 3 + size; length < 0 {
+			return "", fmt.Errorf("keyword %q before byte %d is longer than what it is in", head[:2], r.at)
+		}
+		value, err := r.take(size)
+		if err != nil {
+			return "", err
+		}
+		if string(head[:2]) == name {
+			return text(value)
+		}
+	}
+	return "", nil
+}
+
+// text checks that a value is printable ASCII, as the specification wants of serial numbers. It may be filled up with zeros.
+func text(value []byte) (string, error) {
+	s := strings.TrimSpace(strings.TrimRight(string(value), "\x00"))
+	if i := strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {
+		return "", fmt.Errorf("the serial number is %q, want printable ASCII", value)
+	}
+	return s, nil
+}
