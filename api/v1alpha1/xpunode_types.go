@@ -163,8 +163,6 @@ const (
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=xnode
 // +kubebuilder:printcolumn:name="Functions",type=integer,JSONPath=`.status.functions`
-// +kubebuilder:printcolumn:name="PFs",type=string,JSONPath=`.status.pfs[*].name`
-// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=`.status.pools[*].name`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type XPUNode struct {
 	metav1.TypeMeta   `json:",inline"`
