@@ -113,6 +113,11 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:MaxLength=255
 	Serial string `json:"serial,omitempty"`
 
+	// Board is what kind of board the card is, as its driver tells it: its PSID, such as "MT_0000000884", or its board id.
+	// +optional
+	// +kubebuilder:validation:MaxLength=255
+	Board string `json:"board,omitempty"`
+
 	// MAC is the address that the netdev was made with, "02:00:00:00:00:01".
 	// +optional
 	// +kubebuilder:validation:MaxLength=32
@@ -123,6 +128,17 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65536
 	VFs int32 `json:"vfs,omitempty"`
+
+	// VFOffset and VFStride say where VFs are: the routing ID of VF i is that of the PF plus VFOffset plus i times VFStride (PCI
+	// Express 6.0, section 9.2.1.2). Both are 0 for a PF without SR-IOV.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	VFOffset int32 `json:"vfOffset,omitempty"`
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	VFStride int32 `json:"vfStride,omitempty"`
 }
 
 // XPUNodeStatus is what the node's agent found.
@@ -154,7 +170,7 @@ const (
 	MaxNodePools   = 256
 	MaxNodeListed  = 16
 	MaxNodeMessage = 1024
-	MaxNodeSerial  = 255
+	MaxNodeText    = 255 // of serial and board
 )
 
 // XPUNode is what xpu-agent found on the node of the same name. The agent makes it and writes it as a whole; nobody else

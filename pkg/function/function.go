@@ -36,7 +36,7 @@ type VDPA struct {
 
 // Function is a PCI network function of the node, or an accelerator, as the kernel shows it. While it exists, only Netdev,
 // Driver and what a driver makes (RDMA, RDMADevices, PKey, VDPA, IOMMUGroup, DDPProfile), PFDriver, PFName, LinkType, LinkUp,
-// NumVFs and DefaultRoute change. A move of the netdev and the RDMA devices to a pod changes Netdev and, if the node's
+// NumVFs, VFOffset, VFStride and DefaultRoute change. A move of the netdev and the RDMA devices to a pod changes Netdev and, if the node's
 // default route goes over the netdev, DefaultRoute.
 type Function struct {
 	ID       ID
@@ -47,6 +47,9 @@ type Function struct {
 	PFDriver string      // kernel driver of the PF, "" if none is bound
 	Index    int         // VF's index at its PF, SF's sfnum, -1 for a PF
 	NumVFs   int         // how many VFs a PF has; 0 for a VF or SF
+	// VFOffset and VFStride are those of a PF's SR-IOV capability: the routing ID of VF i is the PF's plus VFOffset plus i times
+	// VFStride (PCI Express 6.0, section 9.2.1.2). They may change with NumVFs. Both are 0 without SR-IOV, and for a VF or SF.
+	VFOffset, VFStride int
 	// Vendor and Device are PCI ids in lower-case hex without prefix: "15b3", "101e". An SF has its PF's.
 	Vendor, Device string
 	ACPIIndex      string // number that the firmware gives the device, in decimal; "" if it gives none

@@ -67,8 +67,9 @@ func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 
 // Info is what the driver of a device tells of it.
 type Info struct {
-	Serial  string            // serial number of the card, "" if it tells none
-	Running map[string]string // versions of what runs on it, by name such as "fw.app.name"
+	Serial string // serial number of the card, "" if it tells none
+	// Fixed are the versions of what cannot change, such as "board.id", Running those of what runs on it, such as "fw.app.name".
+	Fixed, Running map[string]string
 }
 
 // Info asks the driver of a device. EOPNOTSUPP: it tells nothing.
@@ -78,19 +79,23 @@ func (c *Conn) Info(d Device) (info Info, err error) {
 	if err != nil {
 		return info, err
 	}
-	info.Running = map[string]string{}
+	info.Fixed, info.Running = map[string]string{}, map[string]string{}
+	versions := map[uint16]map[string]string{
+		unix.DEVLINK_ATTR_INFO_VERSION_FIXED: info.Fixed, unix.DEVLINK_ATTR_INFO_VERSION_RUNNING: info.Running,
+	}
 	for _, message := range messages {
 		for kind, value := range attribute.All(message) {
-			switch kind {
-			case unix.DEVLINK_ATTR_INFO_SERIAL_NUMBER:
+			if kind == unix.DEVLINK_ATTR_INFO_SERIAL_NUMBER {
 				info.Serial = unix.ByteSliceToString(value)
-			case unix.DEVLINK_ATTR_INFO_VERSION_RUNNING:
-				version, err := attribute.Parse(value)
-				if err != nil {
-					return info, err
-				}
-				info.Running[version.Text(unix.DEVLINK_ATTR_INFO_VERSION_NAME)] = version.Text(unix.DEVLINK_ATTR_INFO_VERSION_VALUE)
 			}
+			if versions[kind] == nil {
+				continue
+			}
+			version, err := attribute.Parse(value)
+			if err != nil {
+				return info, err
+			}
+			versions[kind][version.Text(unix.DEVLINK_ATTR_INFO_VERSION_NAME)] = version.Text(unix.DEVLINK_ATTR_INFO_VERSION_VALUE)
 		}
 	}
 	return info, nil

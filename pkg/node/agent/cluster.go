@@ -173,7 +173,7 @@ func (c *clustered) serve(ctx context.Context) error {
 	// Who has a Function is no problem of it.
 	problems := &health.Checker{Fault: c.faults.Fault, XPUAway: c.provisioner.Away, Lost: c.lifecycle.Lost}
 	reporter := &pool.Reporter{
-		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Identity: cards.Identity,
+		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Card: cards.Of,
 		Supply: c.vfs.Supply, Log: c.log.WithName("pool"),
 	}
 

@@ -13,14 +13,9 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/cardid"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
-
-// Identity is what tells a PF from those of all other cards, as far as it is known.
-type Identity struct {
-	Serial string       // of the card, as its driver tells it or as its Vital Product Data has it; "" if unknown
-	MAC    function.MAC // that the PF's netdev was made with; "" if unknown, and for InfiniBand
-}
 
 // Pauses between questions to a PF that could not be asked.
 const (
@@ -32,16 +27,16 @@ const (
 type Options struct {
 	Functions func() []function.Function // those of the node
 	SysRoot   string                     // where the host's sysfs is, "/sys"
-	// Changed is called, by any goroutine, after an Identity has changed. It must not block.
+	// Changed is called, by any goroutine, after a Card has changed. It must not block.
 	Changed func()
-	// Serial returns the serial number of a PF's card, "" if it has none; nil asks the driver and the Vital Product Data.
-	Serial func(pf pci.Address) (string, error)
+	// Card says which card a PF belongs to, without the MAC address; nil asks it.
+	Card func(pf pci.Address) (function.Card, error)
 	// PermanentMAC returns the MAC address that a netdev was made with, "" if it has none; nil asks the kernel.
 	PermanentMAC func(netdev string) (function.MAC, error)
 	Log          logr.Logger
 }
 
-// Cards knows the identities of a node's PFs. Its methods may be called by several goroutines at once, but Run only once.
+// Cards knows the cards of a node's PFs. Its methods may be called by several goroutines at once, but Run only once.
 type Cards struct {
 	options Options
 	mutex   sync.Mutex
@@ -50,9 +45,9 @@ type Cards struct {
 
 // pf is what is known of a PF, as long as it is there.
 type pf struct {
-	identity Identity
-	asked    question
-	cancel   context.CancelFunc // ends the attempts to get an answer
+	card   function.Card
+	asked  question
+	cancel context.CancelFunc // ends the attempts to get an answer
 }
 
 // question is of what a PF was asked. Another driver may tell more, and another netdev may have another address.
@@ -63,8 +58,8 @@ type question struct {
 
 // New makes Cards; [Cards.Run] makes them work.
 func New(options Options) *Cards {
-	if options.Serial == nil {
-		options.Serial = func(pf pci.Address) (string, error) { return readSerial(options.SysRoot, pf) }
+	if options.Card == nil {
+		options.Card = func(pf pci.Address) (function.Card, error) { return cardid.Read(options.SysRoot, pf) }
 	}
 	if options.PermanentMAC == nil {
 		options.PermanentMAC = permanentMAC
@@ -72,14 +67,14 @@ func New(options Options) *Cards {
 	return &Cards{options: options, pfs: map[pci.Address]*pf{}}
 }
 
-// Identity returns what is known of a PF now.
-func (c *Cards) Identity(address pci.Address) Identity {
+// Of returns what is known of a PF's card now.
+func (c *Cards) Of(address pci.Address) function.Card {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	if known := c.pfs[address]; known != nil {
-		return known.identity
+		return known.card
 	}
-	return Identity{}
+	return function.Card{}
 }
 
 // Run asks the PFs that are there, and after each value from changes those that are new or have another driver or netdev, until ctx
@@ -134,30 +129,31 @@ func (c *Cards) ask(ctx context.Context, q question) {
 // untilAnswered asks a PF until it has answered or ctx ends.
 func (c *Cards) untilAnswered(ctx context.Context, q question) {
 	loop.Retry(ctx, firstRetry, slowestRetry, func(ctx context.Context) error {
-		serial, serialErr := c.options.Serial(q.address)
-		var mac function.MAC
+		card, cardErr := c.options.Card(q.address)
 		var macErr error
 		if q.netdev != "" {
-			mac, macErr = c.options.PermanentMAC(q.netdev)
+			card.MAC, macErr = c.options.PermanentMAC(q.netdev)
 		}
-		c.learn(ctx, q.address, Identity{serial, mac})
-		return errors.Join(serialErr, macErr)
+		c.learn(ctx, q.address, card)
+		return errors.Join(cardErr, macErr)
 	}, func(err error, pause time.Duration) {
 		c.options.Log.Info("A card did not say which one it is; asking again", "pf", q.address, "error", err.Error(), "retry", pause.String())
 	})
 }
 
 // learn keeps what was answered, and what was known before where nothing was.
-func (c *Cards) learn(ctx context.Context, address pci.Address, answer Identity) {
+func (c *Cards) learn(ctx context.Context, address pci.Address, answer function.Card) {
 	c.mutex.Lock()
 	known := c.pfs[address]
 	if ctx.Err() != nil || known == nil { // it was asked anew, or went
 		c.mutex.Unlock()
 		return
 	}
-	before := known.identity
-	known.identity = Identity{cmp.Or(answer.Serial, before.Serial), cmp.Or(answer.MAC, before.MAC)}
-	changed := known.identity != before
+	before := known.card
+	known.card = function.Card{
+		Serial: cmp.Or(answer.Serial, before.Serial), Board: cmp.Or(answer.Board, before.Board), MAC: cmp.Or(answer.MAC, before.MAC),
+	}
+	changed := known.card != before
 	c.mutex.Unlock()
 	if changed {
 		c.options.Changed()

@@ -3,8 +3,6 @@ package card
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -44,15 +42,16 @@ func begin(t *testing.T) *node {
 			defer n.mutex.Unlock()
 			return slices.Clone(n.functions)
 		},
-		Serial: func(pf pci.Address) (string, error) {
+		Card: func(pf pci.Address) (function.Card, error) {
 			n.mutex.Lock()
 			answer := n.serials[pf]
 			n.asked = append(n.asked, string(pf))
 			n.mutex.Unlock()
 			if answer == nil {
-				return "", nil
+				return function.Card{}, nil
 			}
-			return answer()
+			serial, err := answer()
+			return function.Card{Serial: serial}, err
 		},
 		PermanentMAC: func(netdev string) (function.MAC, error) {
 			n.mutex.Lock()
@@ -83,8 +82,21 @@ func (n *node) set(pf pci.Address, driver, netdev string) {
 	}
 }
 
+// answer is what the PF's card answers from now on.
+func (n *node) answer(pf pci.Address, serial string, err error) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.serials[pf], n.asked = func() (string, error) { return serial, err }, nil
+}
+
+func (n *node) hasMAC(netdev string) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.macs[netdev] = "02:00:00:00:00:01"
+}
+
 // look has the Cards look, and checks what they ask and what they know of pf0 then.
-func (n *node) look(what string, want Identity, asked string) {
+func (n *node) look(what string, want function.Card, asked string) {
 	n.t.Helper()
 	n.mutex.Lock()
 	n.asked = nil
@@ -94,24 +106,25 @@ func (n *node) look(what string, want Identity, asked string) {
 	n.check(what, want, asked)
 }
 
-func (n *node) check(what string, want Identity, asked string) {
+func (n *node) check(what string, want function.Card, asked string) {
 	n.t.Helper()
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
-	if got := n.cards.Identity(pf0); got != want || strings.Join(n.asked, " ") != asked {
+	if got := n.cards.Of(pf0); got != want || strings.Join(n.asked, " ") != asked {
 		n.t.Errorf("%s: %+v, asked %v; want %+v, %s", what, got, n.asked, want, asked)
 	}
 }
 
-// TestIdentity covers that card and kernel are asked once, and again only when they may say something else.
-func TestIdentity(t *testing.T) {
+// TestCards covers that card and kernel are asked once, and again only when they may say something else.
+func TestCards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := begin(t)
 		synctest.Wait()
-		n.check("nobody knows", Identity{}, "0000:3b:00.0 ens3f0")
-		n.serials[pf0], n.macs["ens3f0"] = func() (string, error) { return "MT2334XZ0LTK", nil }, "02:00:00:00:00:01"
-		n.look("nothing changed", Identity{}, "")
-		known := Identity{"MT2334XZ0LTK", "02:00:00:00:00:01"}
+		n.check("nobody knows", function.Card{}, "0000:3b:00.0 ens3f0")
+		n.answer(pf0, "MT2334XZ0LTK", nil)
+		n.hasMAC("ens3f0")
+		n.look("nothing changed", function.Card{}, "")
+		known := function.Card{Serial: "MT2334XZ0LTK", MAC: "02:00:00:00:00:01"}
 		n.set(pf0, "mlx5_core_2", "ens3f0")
 		n.look("another driver", known, "0000:3b:00.0 ens3f0")
 		n.set(pf0, "mlx5_core_2", "")
@@ -119,16 +132,16 @@ func TestIdentity(t *testing.T) {
 		n.set(pf0, "mlx5_core_2", "ens3f9")
 		n.look("renamed", known, "0000:3b:00.0 ens3f9")
 		n.set(pf0, "", "")
-		n.serials[pf0] = nil
+		n.answer(pf0, "", nil)
 		n.look("no driver", known, "0000:3b:00.0")
 		if n.changed != 1 {
 			t.Errorf("told of %d changes, want 1", n.changed)
 		}
 		n.set(pf1, "mlx5_core", "ens4f0")
-		n.look("gone", Identity{}, "0000:5e:00.0 ens4f0")
+		n.look("gone", function.Card{}, "0000:5e:00.0 ens4f0")
 		n.set(pf0, "mlx5_core", "ens3f0")
-		n.serials[pf0] = func() (string, error) { return "MT2440AB1234", nil }
-		n.look("another card in the slot", Identity{"MT2440AB1234", "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
+		n.answer(pf0, "MT2440AB1234", nil)
+		n.look("another card in the slot", function.Card{Serial: "MT2440AB1234", MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
 	})
 }
 
@@ -139,53 +152,28 @@ func TestSlowCards(t *testing.T) {
 		n := begin(t)
 		synctest.Wait()
 		hung, busy := make(chan struct{}), errors.New("busy")
+		n.mutex.Lock()
 		n.serials[pf1] = func() (string, error) { <-hung; return "late", nil }
+		n.mutex.Unlock()
 		n.set(pf1, "mlx5_core", "ens4f0")
-		n.look("one hangs", Identity{}, "0000:5e:00.0")
-		n.serials[pf0] = func() (string, error) { return "", busy }
-		n.macs["ens3f0"] = "02:00:00:00:00:01"
+		n.look("one hangs", function.Card{}, "0000:5e:00.0")
+		n.answer(pf0, "", busy)
+		n.hasMAC("ens3f0")
 		n.set(pf0, "mlx5_core", "ens3f0")
-		n.look("one is busy", Identity{MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
-		n.serials[pf0] = func() (string, error) { return "MT2334XZ0LTK", nil }
-		n.asked = nil
+		n.look("one is busy", function.Card{MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
+		n.answer(pf0, "MT2334XZ0LTK", nil)
 		time.Sleep(2 * firstRetry)
-		n.check("it is not any more", Identity{"MT2334XZ0LTK", "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
+		n.check("it is not any more", function.Card{Serial: "MT2334XZ0LTK", MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
 		close(hung)
 		synctest.Wait()
-		if got := n.cards.Identity(pf1); got != (Identity{}) {
+		if got := n.cards.Of(pf1); got != (function.Card{}) {
 			t.Errorf("a card that went has %+v", got)
 		}
 	})
 }
 
-func TestVPDSerial(t *testing.T) {
-	const data = "\x90\x0f\x00SN\x0cMT2334XZ0LTK\x78"
-	for what, test := range map[string]struct {
-		write         func(path string) error
-		want, problem string
-	}{
-		"a serial number": {func(path string) error { return os.WriteFile(path, []byte(data), 0o600) }, "MT2334XZ0LTK", ""},
-		"no VPD":          {func(string) error { return nil }, "", ""},
-		"garbage":         {func(path string) error { return os.WriteFile(path, []byte("garbage"), 0o600) }, "", "vpd: byte 0 is 0x67"},
-		"a directory":     {func(path string) error { return os.Mkdir(path, 0o700) }, "", "is a directory"},
-	} {
-		root := t.TempDir()
-		dir := filepath.Join(root, "bus/pci/devices", string(pf0))
-		if err := errors.Join(os.MkdirAll(dir, 0o700), test.write(filepath.Join(dir, "vpd"))); err != nil {
-			t.Fatal(err)
-		}
-		got, err := vpdSerial(root, pf0)
-		if got != test.want || (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
-			t.Errorf("%s: %q, %v; want %q, %q", what, got, err, test.want, test.problem)
-		}
-	}
-}
-
-// TestNobodyToAsk covers a PF that no driver has, and a netdev that went.
-func TestNobodyToAsk(t *testing.T) {
-	if serial, err := readSerial(t.TempDir(), "ffff:ff:1f.7"); serial != "" || err != nil {
-		t.Errorf("serial number %q, %v", serial, err)
-	}
+// TestNetdevGone covers a netdev that went before it was asked.
+func TestNetdevGone(t *testing.T) {
 	if mac, err := permanentMAC("gone"); mac != "" || err != nil {
 		t.Errorf("MAC address %q, %v", mac, err)
 	}

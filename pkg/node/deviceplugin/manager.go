@@ -23,7 +23,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -55,7 +54,7 @@ type Manager struct {
 	// Pools returns the current pools; known is false until they have been read once.
 	Pools func() (pools []pool.Pool, known bool)
 	// Problems returns what is wrong with a Function; none means healthy. It does not block and is safe for concurrent use.
-	Problems  func(function.Function) []health.Problem
+	Problems  func(function.Function) []function.Problem
 	Allocator Allocator
 	Nodes     devnode.Finder
 	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp". It need not exist.

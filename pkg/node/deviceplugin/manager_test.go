@@ -28,7 +28,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
@@ -44,7 +43,7 @@ type node struct {
 	mutex    sync.Mutex
 	pools    []pool.Pool
 	known    bool
-	problems map[string]health.Problem // by Function
+	problems map[string]function.Problem // by Function
 	ready    func(context.Context, function.Function, pool.Pool) error
 	reserve  func(function.Function) (function.Function, error)
 	givenUp  []string // Functions
@@ -57,11 +56,11 @@ func (n *node) Pools() ([]pool.Pool, bool) {
 	return n.pools, n.known
 }
 
-func (n *node) Problems(f function.Function) []health.Problem {
+func (n *node) Problems(f function.Function) []function.Problem {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	if problem, ok := n.problems[f.ID.String()]; ok {
-		return []health.Problem{problem}
+		return []function.Problem{problem}
 	}
 	return nil
 }
@@ -102,10 +101,10 @@ func (n *node) hurt(taint, message string, ids ...string) {
 	n.mutex.Lock()
 	for _, id := range ids {
 		if n.problems == nil {
-			n.problems = map[string]health.Problem{}
+			n.problems = map[string]function.Problem{}
 		}
 		if delete(n.problems, id); taint != "" {
-			n.problems[id] = health.Problem{Taint: taint, Message: message}
+			n.problems[id] = function.Problem{Taint: taint, Message: message}
 		}
 	}
 	n.mutex.Unlock()

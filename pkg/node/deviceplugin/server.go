@@ -16,7 +16,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
@@ -158,7 +157,7 @@ type offer struct {
 	replaced chan struct{} // closed when the resource has a new offer
 }
 
-func newOffer(p pool.Pool, problemsOf func(function.Function) []health.Problem) *offer {
+func newOffer(p pool.Pool, problemsOf func(function.Function) []function.Problem) *offer {
 	o := &offer{
 		pool: p, functions: map[string]function.Function{}, reasons: map[string]string{}, replaced: make(chan struct{}),
 	}

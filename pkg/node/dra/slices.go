@@ -12,7 +12,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -29,7 +28,7 @@ const (
 // resources returns what the driver publishes of the node's pools: one DRA pool for each PF and DevicePool. SFs that do not
 // exist yet are devices like the others.
 func resources(
-	node string, pools []pool.Pool, problems func(function.Function) []health.Problem, ahead func(f function.ID, network string) bool,
+	node string, pools []pool.Pool, problems func(function.Function) []function.Problem, ahead func(f function.ID, network string) bool,
 ) resourceslice.DriverResources {
 	mustWait := func(p pool.Pool, f function.Function) bool {
 		return p.Spec.Provision == v1alpha1.ProvisionBeforeBind ||
@@ -84,7 +83,7 @@ func functionCounter(n int64) map[string]resourceapi.Counter {
 // device returns the device of a Function. Unqualified names of attributes belong to the driver's domain. Multus reads those
 // of k8s.cni.cncf.io. No attribute changes when a pod takes the netdev. mustWait has the scheduler wait until the xPU serves a pod's
 // Port.
-func device(p pool.Pool, f function.Function, problems []health.Problem, mustWait bool) resourceapi.Device {
+func device(p pool.Pool, f function.Function, problems []function.Problem, mustWait bool) resourceapi.Device {
 	d := resourceapi.Device{
 		Name: f.ID.DeviceName(),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{

@@ -17,7 +17,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
@@ -50,7 +49,7 @@ func draPool(name string, functions ...function.Function) pool.Pool {
 	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: functions}
 }
 
-func healthy(function.Function) []health.Problem { return nil }
+func healthy(function.Function) []function.Problem { return nil }
 
 func noneAhead(function.ID, string) bool { return false }
 
@@ -204,11 +203,11 @@ func TestNoAttributeChangesWhenAPodTakesTheNetdev(t *testing.T) {
 func TestBindingConditionsAndTaints(t *testing.T) {
 	p := draPool("fast", vf(0x3b, 0), vf(0x3b, 1))
 	p.Spec.Provision = v1alpha1.ProvisionBeforeBind
-	got := resources("node1", []pool.Pool{p}, func(f function.Function) []health.Problem {
+	got := resources("node1", []pool.Pool{p}, func(f function.Function) []function.Problem {
 		if f.Index == 0 {
 			return nil
 		}
-		return []health.Problem{{Taint: v1alpha1.TaintLinkDown, Message: "no link"}, {Taint: v1alpha1.TaintReleasePending}}
+		return []function.Problem{{Taint: v1alpha1.TaintLinkDown, Message: "no link"}, {Taint: v1alpha1.TaintReleasePending}}
 	}, noneAhead)
 	devices := got.Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
 	for _, d := range devices {

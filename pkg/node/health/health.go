@@ -9,12 +9,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Problem is a reason not to hand out a Function.
-type Problem struct {
-	Taint   string // key of the device taint
-	Message string // a sentence about what happened and what to do
-}
-
 // Source knows one kind of problem, and returns "" for a Function that does not have it. It is safe for concurrent use and
 // does not block.
 type Source func(function.ID) (message string)
@@ -31,11 +25,11 @@ type Checker struct {
 }
 
 // Problems returns what is wrong with the Function, in a stable order; none means healthy.
-func (c *Checker) Problems(f function.Function) []Problem {
-	var problems []Problem
+func (c *Checker) Problems(f function.Function) []function.Problem {
+	var problems []function.Problem
 	note := func(taint, message string) {
 		if message != "" {
-			problems = append(problems, Problem{Taint: taint, Message: message})
+			problems = append(problems, function.Problem{Taint: taint, Message: message})
 		}
 	}
 	if !f.LinkUp {

@@ -37,19 +37,19 @@ func TestProblems(t *testing.T) {
 		name     string
 		checker  *Checker
 		function function.Function
-		want     []Problem
+		want     []function.Problem
 	}{
 		{"healthy", all, function.Function{ID: function.ID{Address: "0000:3b:00.3"}, LinkUp: true}, nil},
 		{"no link", all, function.Function{ID: function.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.1", PFName: "ens3f0"},
-			[]Problem{{v1alpha1.TaintLinkDown, "PF ens3f0 (0000:3b:00.1)"}}},
-		{"everything", all, function.Function{ID: sick, PF: "0000:3b:00.0"}, []Problem{
-			{v1alpha1.TaintLinkDown, "0000:3b:00.0"},
-			{v1alpha1.TaintFault, "the driver tells an error"},
-			{v1alpha1.TaintXPUAway, "the xPU does not answer"},
-			{v1alpha1.TaintProvisionFailed, "the xPU refused it"},
-			{v1alpha1.TaintReleasePending, "it is not back"},
-			{v1alpha1.TaintLost, "a pod lost it"},
-			{v1alpha1.TaintInUse, "a pod has it"},
+			[]function.Problem{{Taint: v1alpha1.TaintLinkDown, Message: "PF ens3f0 (0000:3b:00.1)"}}},
+		{"everything", all, function.Function{ID: sick, PF: "0000:3b:00.0"}, []function.Problem{
+			{Taint: v1alpha1.TaintLinkDown, Message: "0000:3b:00.0"},
+			{Taint: v1alpha1.TaintFault, Message: "the driver tells an error"},
+			{Taint: v1alpha1.TaintXPUAway, Message: "the xPU does not answer"},
+			{Taint: v1alpha1.TaintProvisionFailed, Message: "the xPU refused it"},
+			{Taint: v1alpha1.TaintReleasePending, Message: "it is not back"},
+			{Taint: v1alpha1.TaintLost, Message: "a pod lost it"},
+			{Taint: v1alpha1.TaintInUse, Message: "a pod has it"},
 		}},
 		{"no sources", &Checker{}, function.Function{ID: sick, PF: "0000:3b:00.0", LinkUp: true}, nil},
 	} {

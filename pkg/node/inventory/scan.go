@@ -38,13 +38,14 @@ const (
 	reasonVDPA     reason = "vdpa"      // left out
 	reasonIOMMU    reason = "iommu"     // left out
 	reasonDDP      reason = "ddp"       // left out
+	reasonVFs      reason = "vfs"       // sriov_offset or sriov_stride; left out
 	reasonRoutes   reason = "routes"    // the node's, which stay as they were
 )
 
 var reasons = []reason{
 	reasonAddress, reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDriver, reasonNetdev, reasonCarrier,
 	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA, reasonIOMMU, reasonDDP,
-	reasonRoutes,
+	reasonVFs, reasonRoutes,
 }
 
 // problem is about one entry of sysfs, named by its path below the root.
@@ -53,7 +54,7 @@ type problem struct {
 	why   reason
 }
 
-// hardware is what does not change of a PCI device, and Kind, PF, Index and NumVFs, which each scan sets anew.
+// hardware is what does not change of a PCI device, and what each scan sets anew: Kind, PF, Index, NumVFs and where VFs are.
 type hardware struct {
 	instance
 	function.Function             // Class is "" for a device that is neither a network function nor an accelerator
@@ -205,10 +206,10 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 	return h
 }
 
-// findVFs sets Kind, PF, Index and NumVFs by reading each PF's directory once.
+// findVFs sets what each scan sets anew by reading each PF's directory once.
 func (s *scanner) findVFs() {
 	for address, h := range s.known {
-		h.Kind, h.PF, h.Index, h.NumVFs = function.PF, address, -1, 0
+		h.Kind, h.PF, h.Index, h.NumVFs, h.VFOffset, h.VFStride = function.PF, address, -1, 0, 0, 0
 	}
 	for address, pf := range s.known {
 		if pf.Class == "" || !pf.sriov {
@@ -217,6 +218,7 @@ func (s *scanner) findVFs() {
 		dir := s.sysfs.PCI(address)
 		entries, _, err := dir.Names()
 		s.report(dir, reasonDevice, err)
+		pf.VFOffset, pf.VFStride = s.vfRouting(dir)
 		for _, name := range entries {
 			index, ok := sysfs.VFIndex(name)
 			if !ok {
@@ -237,6 +239,19 @@ func (s *scanner) findVFs() {
 			}
 		}
 	}
+}
+
+// vfRouting reads where a PF's VFs are, which old kernels do not tell.
+func (s *scanner) vfRouting(pf sysfs.Dir) (offset, stride int) {
+	var errs [2]error
+	offset, errs[0] = pf.Number("sriov_offset")
+	stride, errs[1] = pf.Number("sriov_stride")
+	for _, err := range errs {
+		if !errors.Is(err, fs.ErrNotExist) {
+			s.report(pf, reasonVFs, err)
+		}
+	}
+	return offset, stride
 }
 
 // virtfnTarget returns the VF that a PF's link leads to, which exists but need not be known.

@@ -44,7 +44,7 @@ func nic(address, device string, more sysfsTree) sysfsTree {
 }
 
 func pf(address, netdev string, vfs ...string) sysfsTree {
-	files := sysfsTree{"sriov_totalvfs": "16", "net/" + netdev + "/carrier": "1", "net/" + netdev + "/type": "1"}
+	files := sysfsTree{"sriov_totalvfs": "16", "sriov_offset": "2", "sriov_stride": "1", "net/" + netdev + "/carrier": "1", "net/" + netdev + "/type": "1"}
 	for i, vf := range vfs {
 		files["virtfn"+strconv.Itoa(i)] = "-> ../" + vf
 	}
@@ -99,7 +99,7 @@ func testScanner(root string) *scanner {
 func wantPF() function.Function {
 	return function.Function{
 		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, Class: function.Network, PF: "0000:3b:00.0", PFName: "ens3f0", PFDriver: "mlx5_core", Index: -1,
-		NumVFs: 2, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
+		NumVFs: 2, VFOffset: 2, VFStride: 1, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
 		LinkType: "ether", LinkUp: true,
 	}
 }
@@ -107,7 +107,8 @@ func wantPF() function.Function {
 func wantVF(index int, netdev string) function.Function {
 	f := wantPF()
 	f.ID.Address = pci.Address("0000:3b:01." + strconv.Itoa(index))
-	f.Kind, f.Index, f.NumVFs, f.Device, f.Netdev = function.VF, index, 0, "101e", netdev
+	f.Kind, f.Index, f.Device, f.Netdev = function.VF, index, "101e", netdev
+	f.NumVFs, f.VFOffset, f.VFStride = 0, 0, 0
 	return f
 }
 
@@ -167,6 +168,17 @@ func TestScan(t *testing.T) {
 		"no NUMA affinity": {
 			change: sysfsTree{inTree + "0000:3b:01.0/numa_node": "-1"},
 			want:   []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
+		},
+		"unreadable sriov_offset": {
+			change:   sysfsTree{inTree + "0000:3b:00.0/sriov_offset": "far"},
+			want:     []function.Function{changed(healthy[0], func(f *function.Function) { f.VFOffset = 0 }), healthy[1], healthy[2]},
+			problems: []problem{{onBus + "0000:3b:00.0", reasonVFs}},
+		},
+		"old kernel": {
+			remove: []string{inTree + "0000:3b:00.0/sriov_offset", inTree + "0000:3b:00.0/sriov_stride"},
+			want: []function.Function{
+				changed(healthy[0], func(f *function.Function) { f.VFOffset, f.VFStride = 0, 0 }), healthy[1], healthy[2],
+			},
 		},
 		"physfn of a PF that is not there": {
 			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../0000:3c:00.0"}, want: []function.Function{healthy[0], healthy[2]},
@@ -272,6 +284,7 @@ func TestScan(t *testing.T) {
 			change: nic("0000:3b:1f.0", "1015", sysfsTree{"net/eth7/carrier": "1", "net/eth7/type": "1"}),
 			want: append(slices.Clone(healthy), changed(wantPF(), func(f *function.Function) {
 				f.ID.Address, f.PF, f.Device, f.PFName, f.Netdev, f.NumVFs = "0000:3b:1f.0", "0000:3b:1f.0", "1015", "eth7", "eth7", 0
+				f.VFOffset, f.VFStride = 0, 0
 			})),
 		},
 		"SF": {
@@ -284,6 +297,7 @@ func TestScan(t *testing.T) {
 			},
 			want: []function.Function{healthy[0], changed(wantPF(), func(f *function.Function) {
 				f.ID, f.Kind, f.Index, f.NumVFs = function.SubfunctionID("0000:3b:00.0", 88), function.SF, 88, 0
+				f.VFOffset, f.VFStride = 0, 0
 				f.Driver, f.Netdev, f.AuxDevice = "mlx5_core.sf", "ens3f0s88", "mlx5_core.sf.2"
 			}), healthy[1], healthy[2]},
 		},

@@ -15,8 +15,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/card"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 )
 
 // retry is the pause before a status is written again that the API server refused.
@@ -43,9 +41,9 @@ type Reporter struct {
 	Tracker *Tracker
 	API     API
 	// Problems are what keeps a Function from being used, whoever asks for it.
-	Problems func(function.Function) []health.Problem
-	// Identity is what is known of the card that a PF belongs to.
-	Identity func(pf pci.Address) card.Identity
+	Problems func(function.Function) []function.Problem
+	// Card is what is known of the card that a PF belongs to.
+	Card func(pf pci.Address) function.Card
 	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been looked at.
 	Supply func(devicePool string) (s Supply, known bool)
 	Log    logr.Logger
@@ -103,10 +101,11 @@ func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XP
 		if f.Kind != function.PF || len(pfs) == v1alpha1.MaxNodePFs {
 			continue
 		}
-		identity := r.Identity(f.PF)
+		card := r.Card(f.PF)
 		pfs = append(pfs, v1alpha1.XPUNodePF{
 			Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, VFs: int32(f.NumVFs),
-			Serial: bounded(identity.Serial, v1alpha1.MaxNodeSerial), MAC: string(identity.MAC),
+			Serial: bounded(card.Serial, v1alpha1.MaxNodeText), Board: bounded(card.Board, v1alpha1.MaxNodeText),
+			MAC: string(card.MAC), VFOffset: int32(f.VFOffset), VFStride: int32(f.VFStride),
 		})
 	}
 	slices.SortFunc(pfs, func(a, b v1alpha1.XPUNodePF) int { return cmp.Compare(a.Address, b.Address) })

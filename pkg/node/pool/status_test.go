@@ -19,8 +19,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/card"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 )
 
 // supplies is what DevicePools have of their VFs, by name.
@@ -53,9 +51,9 @@ func tracked(t *testing.T, n *node) *Tracker {
 }
 
 // healthy is the health of Functions that have no problems.
-func healthy(function.Function) []health.Problem { return nil }
+func healthy(function.Function) []function.Problem { return nil }
 
-func unknown(pci.Address) card.Identity { return card.Identity{} }
+func unknown(pci.Address) function.Card { return function.Card{} }
 
 func TestReporter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -65,7 +63,7 @@ func TestReporter(t *testing.T) {
 		n := &node{functions: oneCard(), devicePools: []v1alpha1.DevicePool{fast, empty, wide}}
 		tracker := NewTracker(n, n, nil, logr.Discard())
 		trackerChanges, changes, declared := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
-		reporter := &Reporter{Tracker: tracker, API: n, Problems: healthy, Identity: unknown, Log: testr.New(t)}
+		reporter := &Reporter{Tracker: tracker, API: n, Problems: healthy, Card: unknown, Log: testr.New(t)}
 		go reporter.Run(t.Context(), changes, declared)
 		wrote := func(what string, want int) {
 			t.Helper()
@@ -122,12 +120,12 @@ func TestReporter(t *testing.T) {
 // TestReporterProblems: what keeps Functions from being used is told once for each kind.
 func TestReporterProblems(t *testing.T) {
 	functions := oneCard()
-	problems := map[function.ID][]health.Problem{
+	problems := map[function.ID][]function.Problem{
 		functions[1].ID: {{Taint: "link-down", Message: "no cable"}, {Taint: "fault", Message: "broken"}},
 		functions[2].ID: {{Taint: "link-down", Message: "no cable"}},
 		functions[3].ID: {{Taint: "fault", Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage)}},
 	}
-	reporter := &Reporter{Problems: func(f function.Function) []health.Problem { return problems[f.ID] }}
+	reporter := &Reporter{Problems: func(f function.Function) []function.Problem { return problems[f.ID] }}
 	entry := reporter.entry(Pool{Name: "fast", Functions: functions[1:6]}, Supply{})
 	want := []v1alpha1.FunctionProblem{
 		{Taint: "fault", Functions: 1, Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage/2)},
@@ -140,13 +138,15 @@ func TestReporterProblems(t *testing.T) {
 
 // TestHardware: PFs are described as far as they fit.
 func TestHardware(t *testing.T) {
-	reporter := &Reporter{Identity: func(pci.Address) card.Identity {
-		return card.Identity{Serial: strings.Repeat("7", v1alpha1.MaxNodeSerial+1), MAC: "02:00:00:00:00:01"}
+	reporter := &Reporter{Card: func(pci.Address) function.Card {
+		return function.Card{
+			Serial: strings.Repeat("7", v1alpha1.MaxNodeText+1), Board: "MT_0000000884", MAC: "02:00:00:00:00:01",
+		}
 	}}
 	count, pfs := reporter.hardware(oneCard())
 	want := []v1alpha1.XPUNodePF{{
 		Address: "0000:3b:00.0", Name: "ens3f0", Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core",
-		Serial: strings.Repeat("7", v1alpha1.MaxNodeSerial), MAC: "02:00:00:00:00:01",
+		Serial: strings.Repeat("7", v1alpha1.MaxNodeText), Board: "MT_0000000884", MAC: "02:00:00:00:00:01",
 	}}
 	if diff := cmp.Diff(want, pfs); diff != "" || int(count) != len(oneCard()) {
 		t.Errorf("%d Functions, PFs (-want +got):\n%s", count, diff)
@@ -186,7 +186,7 @@ func TestReporterErrors(t *testing.T) {
 		"the Node is gone":  {away, apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil},
 		"the Node, for now": {nil, away, away},
 	} {
-		reporter := &Reporter{Tracker: tracker, API: undeclared{n, test.err, test.nodeErr}, Problems: healthy, Identity: unknown, Log: testr.New(t)}
+		reporter := &Reporter{Tracker: tracker, API: undeclared{n, test.err, test.nodeErr}, Problems: healthy, Card: unknown, Log: testr.New(t)}
 		if err := reporter.write(t.Context()); !errors.Is(err, test.want) || (test.want == nil) != (err == nil) {
 			t.Errorf("%s: error %v, want %v", name, err, test.want)
 		}
@@ -202,7 +202,7 @@ func TestReporterSupply(t *testing.T) {
 	before := []v1alpha1.XPUNodePool{{Name: "made", Shortages: []v1alpha1.Shortage{busy}}}
 	n := &node{devicePools: []v1alpha1.DevicePool{made}, status: &v1alpha1.XPUNodeStatus{Pools: before}}
 	vfs := supplies{}
-	reporter := &Reporter{Tracker: tracked(t, n), API: n, Problems: healthy, Identity: unknown, Supply: vfs.Supply, Log: testr.New(t)}
+	reporter := &Reporter{Tracker: tracked(t, n), API: n, Problems: healthy, Card: unknown, Supply: vfs.Supply, Log: testr.New(t)}
 	write := func(writes int, want ...v1alpha1.XPUNodePool) {
 		t.Helper()
 		if err := reporter.write(t.Context()); err != nil {

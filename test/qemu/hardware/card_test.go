@@ -19,24 +19,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestIdentity covers what tells the PFs from others: igb has MAC addresses of its own, of simnic the driver tells a
-// serial number.
-func TestIdentity(t *testing.T) {
+// TestCards covers what tells the PFs from others: igb has MAC addresses of its own, of simnic the driver tells serial
+// number and board.
+func TestCards(t *testing.T) {
 	guest := os.Getenv(plan.GuestVariable)
 	if guest != "igb" && guest != "simnic" {
 		t.Skip("needs the cards of a guest: make test-qemu runs it in guests igb and simnic")
 	}
-	want := map[pci.Address]cards.Identity{}
+	want := map[pci.Address]function.Card{}
 	for _, pf := range card.PFs(t) {
-		var identity cards.Identity
+		var told function.Card
 		netdev := "net/" + card.Netdev(pf)
 		if card.Number(t, pf, netdev+"/addr_assign_type") == 0 { // NET_ADDR_PERM of include/uapi/linux/netdevice.h
-			identity.MAC = function.MAC(card.Attribute(t, pf, netdev+"/address"))
+			told.MAC = function.MAC(card.Attribute(t, pf, netdev+"/address"))
 		}
 		if guest == "simnic" {
-			identity.Serial = fmt.Sprintf("SIM%s%s", string(pf)[:4], strings.ToUpper(string(pf)[5:7]))
+			told.Board = "simnic-1p"
+			told.Serial = fmt.Sprintf("SIM%s%s", string(pf)[:4], strings.ToUpper(string(pf)[5:7]))
 		}
-		want[pf] = identity
+		want[pf] = told
 	}
 	functions := inventoried(t)
 	changed := make(chan struct{}, len(functions))
@@ -46,9 +47,9 @@ func TestIdentity(t *testing.T) {
 	})
 	defer must.Run(t, func(ctx context.Context) error { return c.Run(ctx, nil) })()
 	for late := time.After(patience); ; {
-		got := map[pci.Address]cards.Identity{}
+		got := map[pci.Address]function.Card{}
 		for pf := range want {
-			got[pf] = c.Identity(pf)
+			got[pf] = c.Of(pf)
 		}
 		diff := cmp.Diff(want, got)
 		if diff == "" {
@@ -57,7 +58,7 @@ func TestIdentity(t *testing.T) {
 		select {
 		case <-changed:
 		case <-late:
-			t.Fatalf("identities (-want +got):\n%s", diff)
+			t.Fatalf("cards (-want +got):\n%s", diff)
 		}
 	}
 }

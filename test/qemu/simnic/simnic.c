@@ -608,7 +608,8 @@ static int info_get(struct devlink *dl, struct devlink_info_req *req, struct net
 
 	msleep(READ_ONCE(slow));
 	snprintf(serial, sizeof(serial), "SIM%04X%02X", pci_domain_nr(pf->pdev->bus), pf->pdev->bus->number);
-	return devlink_info_serial_number_put(req, serial);
+	return devlink_info_serial_number_put(req, serial) ?:
+	       devlink_info_version_fixed_put(req, DEVLINK_INFO_VERSION_GENERIC_BOARD_ID, "simnic-1p");
 }
 static const struct devlink_ops dl_ops = {
 	.info_get = info_get,

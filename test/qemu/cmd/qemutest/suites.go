@@ -72,7 +72,7 @@ func guests() []guest {
 				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA", limit: time.Minute},
 				{name: "simulated", path: "test/qemu/hardware", run: "^TestSimulatedHost$", limit: time.Minute},
 				// Takes cards away, so it comes last.
-				{name: "inventory", path: "test/qemu/hardware", run: "^Test(Inventory|Identity)", limit: time.Minute},
+				{name: "inventory", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)", limit: time.Minute},
 			},
 		},
 		{
@@ -95,7 +95,7 @@ func guests() []guest {
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
 				{name: "netdev", path: "pkg/kernel/netdev", run: "^TestHardware", limit: time.Minute},
-				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Identity)$", limit: time.Minute},
+				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$", limit: time.Minute},
 				{name: "devlink", path: "pkg/kernel/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: time.Minute},
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
