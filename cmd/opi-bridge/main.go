@@ -64,7 +64,10 @@ the agent stops.`,
 
   # On a DPU: the host's PFs, by their PCI addresses there, by phys_port_name of their representors on the DPU, and by
   # "VF offset: 2, stride: 1" in the host's lspci -vv.
-  opi-bridge --host-pf 0000:3b:00.0=c1pf0,offset=2,stride=1 --host-pf 0000:3b:00.1=c1pf1,offset=17,stride=1`,
+  opi-bridge --host-pf 0000:3b:00.0=c1pf0,offset=2,stride=1 --host-pf 0000:3b:00.1=c1pf1,offset=17,stride=1
+
+  # On a DPU whose devlink does not tell the serial number of the card, so that xpu-controller cannot see whose it is.
+  opi-bridge --host-pf c1pf0,serial=MT2334XZ0LTK --host-pf c1pf1,serial=MT2334XZ0LTK`,
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Version: version.String(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := o.logs.Logger(logs)
@@ -86,7 +89,7 @@ the agent stops.`,
 	f.StringVar(&o.agent.Uplink, "uplink", "",
 		"`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
 	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, "+
-		"see the examples; once for each", func(s string) error {
+		"or name,mac=address,serial=number: which of the host's PFs it is; see the examples; once for each", func(s string) error {
 		pf, err := bridge.ParseHostPF(s)
 		o.agent.HostPFs = append(o.agent.HostPFs, pf)
 		return err
@@ -118,6 +121,9 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	server := agent.NewServer(serverOptions...)
 	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
+	for service := range server.GetServiceInfo() { // clients ask for the inventory only if it is said to be there
+		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
+	}
 	reflection.Register(server)
 
 	lis, err := net.Listen("tcp", o.listen)

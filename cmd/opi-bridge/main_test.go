@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -125,6 +126,20 @@ func TestServesAndLeavesTheDataPlane(t *testing.T) {
 	got, err := networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: lb.Name})
 	if err != nil || got.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_UP {
 		t.Errorf("after the restart: %v, %v", got, err)
+	}
+}
+
+// TestHostPFs covers that a client of this project learns what the administrator told.
+func TestHostPFs(t *testing.T) {
+	n := netns.New(t)
+	program(t, n, "--state", filepath.Join(t.TempDir(), "state.db"), "--data-plane", "bridge-per-network",
+		"--host-pf", "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK", "--host-pf", "0000:3b:00.1=c1pf1")
+	agent := evpngw.Dialect(dial(t, n, insecure.NewCredentials()))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	got, err := agent.HostPFs(ctx)
+	if want := (opi.HostPF{Name: "c1pf0", MAC: "02:00:00:00:00:01", Serial: "MT2334XZ0LTK"}); err != nil || len(got) != 1 || got[0] != want {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 }
 

@@ -23,6 +23,11 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/cardid"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
 // paper is a data plane that only notes what it was asked for, and fails as told.
@@ -485,13 +490,13 @@ func TestRecovered(t *testing.T) {
 
 func TestInventory(t *testing.T) {
 	t.Run("nothing there", func(t *testing.T) {
-		inv, err := inventoryServer{root: t.TempDir()}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		inv, err := inventoryServer{root: t.TempDir(), ports: noPorts}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
 		if err != nil || len(inv.Pci) != 0 {
 			t.Errorf("got %v, %v", inv, err)
 		}
 	})
 	t.Run("this machine", func(t *testing.T) {
-		inv, err := inventoryServer{}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		inv, err := inventoryServer{ports: devlinkPorts, serial: cardid.Read}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
 		if err != nil || inv.Processor.TotalThreads < 1 || inv.Memory.TotalUsableBytes < 1<<20 {
 			t.Errorf("got %v, %v", inv, err)
 		}
@@ -521,7 +526,7 @@ func TestInventory(t *testing.T) {
 		if err := os.Symlink("../../drivers/mlx5_core", filepath.Join(root, "sys/bus/pci/devices/0000:03:00.0/driver")); err != nil {
 			t.Fatal(err)
 		}
-		inv, err := inventoryServer{root: root}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		inv, err := inventoryServer{root: root, ports: noPorts}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -536,6 +541,67 @@ func TestInventory(t *testing.T) {
 			t.Errorf("inventory (-want +got):\n%s", diff)
 		}
 	})
+}
+
+func noPorts() ([]devlink.Port, error) { return nil, devlink.ErrNoDevlink }
+
+// TestHostPFs covers what a DPU tells of its host's PFs, in its inventory.
+func TestHostPFs(t *testing.T) {
+	eswitch := func(address string, ports ...devlink.Port) []devlink.Port {
+		for i := range ports {
+			ports[i].Device = devlink.OfPCI(pci.Address(address))
+		}
+		return ports
+	}
+	pf := func(number uint16, mac function.MAC) devlink.Port {
+		return devlink.Port{Flavour: devlink.PCIPF, External: true, Controller: 1, PF: number, Function: devlink.Function{MAC: mac}}
+	}
+	ports := append(
+		eswitch("0000:03:00.1", pf(1, "02:00:00:00:00:02")),
+		eswitch("0000:03:00.0", pf(0, "02:00:00:00:00:01"), devlink.Port{Flavour: devlink.Physical},
+			devlink.Port{Flavour: devlink.PCIPF, PF: 7}, // the DPU's own
+			devlink.Port{Flavour: devlink.PCIVF, External: true, Controller: 1})...,
+	)
+	const one, two = "host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT0001", "host-pf c1pf1 hw_addr 02:00:00:00:00:02 serial MT0001"
+	for what, test := range map[string]struct {
+		told []string
+		want []string
+	}{
+		"devlink tells":        {want: []string{one, two}},
+		"another serial":       {[]string{"c1pf1,serial=MT 9"}, []string{one, "host-pf c1pf1 hw_addr 02:00:00:00:00:02 serial MT 9"}},
+		"one more":             {[]string{"pf3,mac=02:00:00:00:00:03"}, []string{one, two, "host-pf pf3 hw_addr 02:00:00:00:00:03"}},
+		"its address is known": {[]string{"0000:3b:00.0=c1pf0,offset=2,stride=1"}, []string{two}},
+	} {
+		server := inventoryServer{
+			root: t.TempDir(), ports: func() ([]devlink.Port, error) { return ports, nil },
+			serial: func(string, pci.Address) (function.Card, error) { return function.Card{Serial: "MT0001"}, nil },
+		}
+		for _, text := range test.told {
+			told, err := ParseHostPF(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			server.hostPFs = append(server.hostPFs, told)
+		}
+		inv, err := server.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		var got []string
+		for _, device := range inv.GetPci() {
+			got = append(got, device.Subsystem)
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v (-want +got):\n%s", what, err, diff)
+		}
+	}
+	for _, server := range []inventoryServer{
+		{
+			ports:  func() ([]devlink.Port, error) { return ports, nil },
+			serial: func(string, pci.Address) (function.Card, error) { return function.Card{}, errors.New("busy") },
+		},
+		{ports: func() ([]devlink.Port, error) { return nil, errors.New("busy") }},
+	} {
+		_, err := server.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		wantCode(t, err, codes.Internal, "busy")
+	}
 }
 
 func TestCheckPlaintext(t *testing.T) {

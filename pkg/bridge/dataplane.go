@@ -63,7 +63,7 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	if err := checkHostPFs(cfg.HostPFs); err != nil {
 		return nil, err
 	}
-	plane, err := openBridgePlane(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs}, which != DataPlaneBridgePerNetwork)
+	plane, err := openBridgePlane(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: withAddress(cfg.HostPFs)}, which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
 	}

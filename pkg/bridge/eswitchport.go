@@ -79,18 +79,22 @@ func (p eswitchPort) String() string {
 	return name + " of " + string(p.eswitch)
 }
 
-// portResolver finds the eswitch port of the Function whose PCI address is in a port's id.
+// portResolver finds the eswitch port of the Function whose PCI address is in a port's id, or which the id itself names.
 type portResolver struct {
 	sysfs sysfs.Root
-	// hostPFs, if any, are the PFs of the host, whose addresses are then in port ids. This machine's sysfs is not asked, since
-	// it may have other devices with the same addresses.
+	// hostPFs, if any, are the PFs of the host whose addresses are known, and may be in port ids. This machine's sysfs is not
+	// asked then, since it may have other devices with the same addresses.
 	hostPFs []HostPF
 }
 
 func (r portResolver) resolve(port string) (eswitchPort, error) {
+	if name, ok := parsePortName(port); ok { // see opi.PortIDAt
+		return eswitchPort{name: name}, nil
+	}
 	f, ok := opi.ParsePortID(port)
 	if !ok {
-		return eswitchPort{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum)")
+		return eswitchPort{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum), and no name of an eswitch " +
+			"port (c1pf0vf3)")
 	}
 	if len(r.hostPFs) > 0 {
 		return r.ofHost(f)

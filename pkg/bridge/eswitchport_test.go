@@ -78,6 +78,8 @@ func TestResolve(t *testing.T) {
 		{"SF of no PF", here, "sf-3b-00-0-88", eswitchPort{}, "PF 0000:3b:00.0, whose SF it is, is not in sysfs"},
 		{"PF", here, "vf-0000-01-00-0", eswitchPort{}, "no PF in sysfs has a VF 0000:01:00.0"},
 		{"no address", here, "net-blue", eswitchPort{}, "tells no PCI address"},
+		{"name of an eswitch port", here, "c1pf0vf3", eswitchPort{name: portName{"c1pf0", "vf3"}}, ""},
+		{"name of a subfunction's", here, "pf1sf88", eswitchPort{name: portName{"pf1", "sf88"}}, ""},
 
 		{"host's VF", host, "vf-0000-3b-00-2", onOne(atHost("c1pf0", "vf0")), ""},
 		{"host's VF below those of the next PF", host, "vf-0000-3b-02-1", onOne(atHost("c1pf0", "vf15")), ""},

@@ -1,39 +1,48 @@
 package bridge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// HostPF tells how the eswitch of a DPU numbers a PF of its host, since the DPU's sysfs lacks the host's PCI addresses.
+// HostPF is what an administrator tells of a PF of the host, since the DPU's sysfs lacks it.
 type HostPF struct {
-	Address pci.Address // of the PF at the host
+	Address pci.Address // of the PF at the host; "" if clients name Functions as the eswitch numbers them, by opi.PortIDAt
 	Eswitch pci.Address // the xPU's own PF that has the eswitch; may be "" if only one eswitch has a PF of this name
 	// Offset and Stride are those of the PF's SR-IOV capability: VF i has the PF's routing ID plus Offset plus i times
 	// Stride. Without them both are 0, and no VF is found.
 	Offset, Stride int
+	// MAC and Serial are what the card tells the host, for an xPU whose devlink does not tell them; "" otherwise.
+	MAC    function.MAC
+	Serial string
 
 	name string // phys_port_name of the PF's representor: "c1pf0"
 }
 
 // ParseHostPF reads "0000:3b:00.0=c1pf0,offset=2,stride=1": the PF's address at the host, the phys_port_name of its
-// representor, and the VF offset and stride of the host's lspci -vv. The key eswitch is the PCI address of the xPU's own PF.
+// representor, and the VF offset and stride of the host's lspci -vv. The key eswitch is the PCI address of the xPU's own PF. Without
+// an address, "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK" tells what joins the PF to the host's.
 func ParseHostPF(s string) (p HostPF, err error) {
 	defer func() {
 		if err != nil {
 			p, err = HostPF{}, fmt.Errorf("host PF %q: %w; it must be like 0000:3b:00.0=c1pf0,offset=2,stride=1", s, err)
 		}
 	}()
-	address, rest, _ := strings.Cut(s, "=")
-	if p.Address, err = pci.Parse(address); err != nil {
-		return p, err
-	}
-	options := strings.Split(rest, ",")
+	options := strings.Split(s, ",")
 	p.name, options = options[0], options[1:]
+	if address, name, hasAddress := strings.Cut(p.name, "="); hasAddress {
+		p.name = name
+		if p.Address, err = pci.Parse(address); err != nil {
+			return p, err
+		}
+	}
 	if name, ok := parsePortName(p.name); !ok || name.function != "" {
 		return p, fmt.Errorf("%q is not the phys_port_name of a PF's representor", p.name)
 	}
@@ -51,8 +60,12 @@ func ParseHostPF(s string) (p HostPF, err error) {
 			p.Stride, err = parseDistance(value)
 		case "eswitch":
 			p.Eswitch, err = pci.Parse(value)
+		case "mac":
+			p.MAC, err = function.ParseMAC(value)
+		case "serial":
+			p.Serial, err = parseSerial(value)
 		default:
-			return p, fmt.Errorf("%q is none of offset, stride, eswitch", key)
+			return p, fmt.Errorf("%q is none of offset, stride, eswitch, mac, serial", key)
 		}
 		if err != nil {
 			return p, fmt.Errorf("%s: %w", key, err)
@@ -60,6 +73,9 @@ func ParseHostPF(s string) (p HostPF, err error) {
 	}
 	if told["offset"] != told["stride"] {
 		return p, errors.New("offset and stride go together")
+	}
+	if told["offset"] && p.Address == "" {
+		return p, errors.New("offset and stride need the PF's address")
 	}
 	return p, nil
 }
@@ -73,21 +89,39 @@ func parseDistance(s string) (int, error) {
 	return int(n), nil
 }
 
+func parseSerial(s string) (string, error) {
+	again, err := opi.ParseHostPF(opi.HostPF{Name: "pf0", Serial: s}.String())
+	if err != nil || again.Serial != s || s == "" {
+		return "", fmt.Errorf("%q: must be 1-%d characters of printable ASCII", s, opi.MaxSerial)
+	}
+	return s, nil
+}
+
 // checkHostPFs refuses two PFs with one address, and two with one name at one eswitch: they would have the same representors.
 func checkHostPFs(all []HostPF) error {
 	for i, p := range all {
 		for _, other := range all[:i] {
-			if p.Address == other.Address {
+			if p.Address == other.Address && p.Address != "" {
 				return fmt.Errorf("host PF %s is told twice", p.Address)
 			}
 			apart := p.Eswitch != "" && other.Eswitch != "" && p.Eswitch != other.Eswitch
 			if p.name == other.name && !apart {
 				return fmt.Errorf("host PFs %s and %s are both %s, of which an eswitch has one: say which with eswitch= of both",
-					other.Address, p.Address, p.name)
+					cmp.Or(other.Address, "without address"), cmp.Or(p.Address, "without address"), p.name)
 			}
 		}
 	}
 	return nil
+}
+
+// withAddress returns those whose addresses are told.
+func withAddress(all []HostPF) (told []HostPF) {
+	for _, pf := range all {
+		if pf.Address != "" {
+			told = append(told, pf)
+		}
+	}
+	return told
 }
 
 // eswitchPort returns the port of one of the PF's Functions: "vf3", "sf88", or "" for the PF itself.
@@ -97,18 +131,5 @@ func (p HostPF) eswitchPort(function string) eswitchPort {
 
 // vf returns the index that a VF with this address would have, and its distance in routing IDs from the first VF.
 func (p HostPF) vf(address pci.Address) (index, distance int, ok bool) {
-	domain, id := routingID(p.Address)
-	ofDomain, of := routingID(address)
-	distance = of - id - p.Offset
-	if p.Stride == 0 || domain != ofDomain || distance < 0 || distance%p.Stride != 0 {
-		return 0, 0, false
-	}
-	return distance / p.Stride, distance, true
-}
-
-// routingID returns the bus, device and function of an address as one number (PCI Express 6.0, section 2.2.4.2).
-func routingID(a pci.Address) (domain, id int) {
-	var bus, device, function int
-	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%d", &domain, &bus, &device, &function) // the form of addresses is known
-	return domain, bus<<8 | device<<3 | function
+	return pci.VFIndex(p.Address, address, p.Offset, p.Stride)
 }

@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
 func TestParseHostPF(t *testing.T) {
@@ -25,9 +23,17 @@ func TestParseHostPF(t *testing.T) {
 			in:   "10000:3b:00.1=c0pf1,eswitch=0000:03:00.1,stride=2,offset=128",
 			want: HostPF{Address: "10000:3b:00.1", name: "c0pf1", Offset: 128, Stride: 2, Eswitch: "0000:03:00.1"},
 		},
-		{in: "", says: "dddd:bb:dd.f"},
+		{in: "c1pf0,mac=02:00:00:00:00:0A", want: HostPF{name: "c1pf0", MAC: "02:00:00:00:00:0a"}},
+		{in: "pf0,serial=MT 2334", want: HostPF{name: "pf0", Serial: "MT 2334"}},
+		{in: "", says: `"" is not the phys_port_name`},
+		{in: "=c1pf0", says: "dddd:bb:dd.f"},
+		{in: "c1pf0,offset=2,stride=1", says: "need the PF's address"},
+		{in: "c1pf0,mac=MT2334", says: `mac: MAC "MT2334"`},
+		{in: "c1pf0,serial=", says: "printable ASCII"},
+		{in: "c1pf0,serial= MT2334", says: "printable ASCII"},
+		{in: "c1pf0,serial=\x01", says: "printable ASCII"},
 		{in: "3b:00.0=c1pf0", says: "dddd:bb:dd.f"},
-		{in: "0000:3b:00.0", says: `"" is not the phys_port_name`},
+		{in: "0000:3b:00.0", says: `"0000:3b:00.0" is not the phys_port_name`},
 		{in: "0000:3b:00.0=p0", says: `"p0" is not the phys_port_name`},
 		{in: "0000:3b:00.0=c1pf0vf3", says: `"c1pf0vf3" is not the phys_port_name`},
 		{in: "0000:3b:00.0=pf65536", says: `"pf65536" is not the phys_port_name`},
@@ -69,6 +75,8 @@ func TestCheckHostPFs(t *testing.T) {
 		"one name at two eswitches": {
 			pfs: []string{"0000:3b:00.0=pf0,eswitch=0000:03:00.0", "0000:5e:00.0=pf0,eswitch=0000:04:00.0"},
 		},
+		"without addresses":                    {pfs: []string{"c1pf0", "c1pf1"}},
+		"one name twice, without addresses":    {[]string{"c1pf0", "c1pf0"}, "without address and without address are both c1pf0"},
 		"one number, by different controllers": {pfs: []string{"0000:3b:00.0=c1pf0", "0000:5e:00.0=c2pf0"}},
 	}
 	for name, test := range tests {
@@ -114,28 +122,4 @@ func FuzzParseHostPF(f *testing.F) {
 			t.Errorf("%q is %s, which is: %v (-want +got):\n%s", s, textOf(p), err, diff)
 		}
 	})
-}
-
-func TestVFOfHostPF(t *testing.T) {
-	pf := HostPF{Address: "0000:3b:00.1", Offset: 127, Stride: 2}
-	tests := []struct {
-		address pci.Address
-		index   int
-		ok      bool
-	}{
-		{"0000:3b:10.0", 0, true},
-		{"0000:3b:10.2", 1, true},
-		{"0000:3c:00.0", 64, true}, // on the next bus
-		{"0000:3b:10.1", 0, false}, // between two
-		{"0000:3b:0f.6", 0, false}, // below the first
-		{"0001:3b:10.0", 0, false}, // of another domain
-	}
-	for _, test := range tests {
-		if index, _, ok := pf.vf(test.address); index != test.index || ok != test.ok {
-			t.Errorf("%s: VF %d, %v, want %d, %v", test.address, index, ok, test.index, test.ok)
-		}
-	}
-	if _, _, ok := (HostPF{Address: "0000:3b:00.0"}).vf("0000:3b:00.0"); ok {
-		t.Error("a PF without offset and stride has VFs")
-	}
 }

@@ -3,19 +3,32 @@ package bridge
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
 // inventoryServer serves InventoryService. It reads sysfs for each call, and leaves a field empty that sysfs does not have.
 type inventoryServer struct {
 	inventory.UnimplementedInventoryServiceServer
-	root string // where /sys and /proc are; empty is "/"
+	root    string   // where /sys and /proc are; empty is "/"
+	hostPFs []HostPF // that were told
+	// ports lists the devlink ports, and serial says which card a PF of this machine belongs to.
+	ports  func() ([]devlink.Port, error)
+	serial func(sysRoot string, pf pci.Address) (function.Card, error)
 }
 
 // GetInventory describes the xPU. The request's name is ignored: there is one inventory.
@@ -47,7 +60,57 @@ func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRe
 	deviceTree := sys.Dir("firmware/devicetree/base")
 	inv.System.Name = cmp.Or(inv.System.Name, text(deviceTree, "model"))
 	inv.System.SerialNumber = cmp.Or(inv.System.SerialNumber, text(deviceTree, "serial-number"))
+	hostPFs, err := s.findHostPFs(sys)
+	if err != nil {
+		return nil, status.Errorf(codes.Internal, "the host's PFs: %v", err)
+	}
+	for _, pf := range hostPFs {
+		inv.Pci = append(inv.Pci, &inventory.PCIeDeviceInfo{Subsystem: pf.String(), Class: "0x02", Subclass: "0x00"})
+	}
 	return inv, nil
+}
+
+// devlinkPorts lists the ports of all cards. Its socket is its own, as the data plane must not wait for a card that hangs.
+func devlinkPorts() ([]devlink.Port, error) {
+	conn, err := devlink.Dial("")
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.Ports()
+}
+
+// findHostPFs returns the PFs that the xPU gives its host, sorted by name: those that the eswitches have ports of, with what was told
+// of them, and others that were told. It leaves out those whose address at the host was told: clients name their Functions by that.
+func (s inventoryServer) findHostPFs(sys sysfs.Root) ([]opi.HostPF, error) {
+	ports, err := s.ports()
+	if err != nil && !errors.Is(err, devlink.ErrNoDevlink) {
+		return nil, err
+	}
+	found := map[string]opi.HostPF{}
+	for _, port := range ports {
+		if port.Flavour != devlink.PCIPF || !port.External {
+			continue
+		}
+		pf := opi.HostPF{Name: nameOf(port).pf, MAC: port.Function.MAC}
+		if address, err := pci.Parse(port.Device.Name); err == nil {
+			card, err := s.serial(string(sys), address)
+			if err != nil {
+				return nil, fmt.Errorf("serial number of the card at %s: %w", address, err)
+			}
+			pf.Serial = card.Serial
+		}
+		found[pf.Name] = pf
+	}
+	for _, told := range s.hostPFs {
+		if told.Address != "" {
+			delete(found, told.name)
+			continue
+		}
+		pf := found[told.name]
+		found[told.name] = opi.HostPF{Name: told.name, MAC: cmp.Or(told.MAC, pf.MAC), Serial: cmp.Or(told.Serial, pf.Serial)}
+	}
+	return slices.SortedFunc(maps.Values(found), func(a, b opi.HostPF) int { return cmp.Compare(a.Name, b.Name) }), nil
 }
 
 // text reads an attribute, "" if it is not there or cannot be read.

@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/cardid"
 )
 
 // NewServer makes a gRPC server of the agent, which measures and logs calls. See [TLSFiles.ServerOptions] for opts.
@@ -31,7 +33,9 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	)...)
 	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
 	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{})
+	inventory.RegisterInventoryServiceServer(s, inventoryServer{
+		hostPFs: a.cfg.HostPFs, ports: devlinkPorts, serial: cardid.Read,
+	})
 	return s
 }
 

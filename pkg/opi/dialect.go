@@ -42,6 +42,9 @@ type Agent interface {
 	// returns nil or an [ErrNotFound].
 	DeleteNetwork(ctx context.Context, id string) error
 
+	// HostPFs returns the PFs that the xPU gives its host, at most [MaxHostPFs]; none for an agent that does not tell.
+	HostPFs(ctx context.Context) ([]HostPF, error)
+
 	// Kind classifies an error of gRPC as one of the Err variables of this package. [KindOf] does so for the errors that
 	// mean the same for all agents.
 	Kind(err error) error

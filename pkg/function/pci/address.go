@@ -26,6 +26,25 @@ func Parse(s string) (Address, error) {
 	return Address(lower), nil
 }
 
+// VFIndex returns the index that a VF with this address has at a PF whose SR-IOV capability has this offset and stride (PCI Express
+// 6.0, section 9.2.1.2), and its distance in routing IDs from VF 0. ok is false for an address that no VF of the PF has.
+func VFIndex(pf, vf Address, offset, stride int) (index, distance int, ok bool) {
+	domain, id := pf.routingID()
+	vfDomain, vfID := vf.routingID()
+	distance = vfID - id - offset
+	if stride == 0 || domain != vfDomain || distance < 0 || distance%stride != 0 {
+		return 0, 0, false
+	}
+	return distance / stride, distance, true
+}
+
+// routingID returns bus, device and function as one number (PCI Express 6.0, section 2.2.4.2).
+func (a Address) routingID() (domain, id int) {
+	var bus, device, function int
+	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%d", &domain, &bus, &device, &function) // the form of addresses is known
+	return domain, bus<<8 | device<<3 | function
+}
+
 // DeviceName is the address as a DNS label, "0000-3b-02-1": the name of a device in a ResourceSlice.
 func (a Address) DeviceName() string {
 	return strings.NewReplacer(":", "-", ".", "-").Replace(string(a))

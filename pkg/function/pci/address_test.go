@@ -81,3 +81,26 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestVFIndex(t *testing.T) {
+	tests := []struct {
+		address Address
+		index   int
+		ok      bool
+	}{
+		{"0000:3b:10.0", 0, true},
+		{"0000:3b:10.2", 1, true},
+		{"0000:3c:00.0", 64, true}, // on the next bus
+		{"0000:3b:10.1", 0, false}, // between two
+		{"0000:3b:0f.6", 0, false}, // below the first
+		{"0001:3b:10.0", 0, false}, // of another domain
+	}
+	for _, test := range tests {
+		if index, _, ok := VFIndex("0000:3b:00.1", test.address, 127, 2); index != test.index || ok != test.ok {
+			t.Errorf("%s: VF %d, %v, want %d, %v", test.address, index, ok, test.index, test.ok)
+		}
+	}
+	if _, _, ok := VFIndex("0000:3b:00.0", "0000:3b:00.0", 0, 0); ok {
+		t.Error("a PF without offset and stride has VFs")
+	}
+}

@@ -10,9 +10,11 @@ import (
 	"strings"
 	"sync/atomic"
 
+	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -101,6 +103,7 @@ func endless(what string) error {
 func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 	return agent{
 		networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn),
+		health: healthpb.NewHealthClient(conn), inventory: inventory.NewInventoryServiceClient(conn),
 		networkNames: newNames(networkPrefix), portNames: newNames(portPrefix),
 	}
 }
@@ -108,6 +111,8 @@ func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 type agent struct {
 	networks                evpn.LogicalBridgeServiceClient
 	ports                   evpn.BridgePortServiceClient
+	health                  healthpb.HealthClient
+	inventory               inventory.InventoryServiceClient
 	networkNames, portNames *names
 }
 
@@ -265,6 +270,37 @@ func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 func (a agent) DeletePort(ctx context.Context, id string) error {
 	_, err := a.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: a.portNames.of(id), AllowMissing: true})
 	return err
+}
+
+// HostPFs implements [opi.Agent]. The inventory of the reference agent can end its process: so only an agent is asked that says by
+// grpc.health.v1, which the reference agent lacks, that it has one.
+func (a agent) HostPFs(ctx context.Context) ([]opi.HostPF, error) {
+	has, err := a.health.Check(ctx, &healthpb.HealthCheckRequest{Service: inventory.InventoryService_ServiceDesc.ServiceName})
+	switch code := status.Code(err); {
+	case code == codes.Unimplemented, code == codes.NotFound, err == nil && has.GetStatus() != healthpb.HealthCheckResponse_SERVING:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	all, err := a.inventory.GetInventory(ctx, &inventory.GetInventoryRequest{Name: "xpu"})
+	if err != nil {
+		return nil, err
+	}
+	var pfs []opi.HostPF
+	for _, device := range all.GetPci() {
+		if !strings.HasPrefix(device.GetSubsystem(), opi.HostPFPrefix) {
+			continue
+		}
+		pf, err := opi.ParseHostPF(device.GetSubsystem())
+		if err != nil {
+			return nil, &opi.Error{Kind: opi.ErrUnsupported, Detail: "the agent's inventory: " + err.Error()}
+		}
+		if len(pfs) == opi.MaxHostPFs {
+			return nil, endless(fmt.Sprintf("more than %d PFs of its host", opi.MaxHostPFs))
+		}
+		pfs = append(pfs, pf)
+	}
+	return pfs, nil
 }
 
 func (a agent) spec(p opi.Port) *evpn.BridgePortSpec {

@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -59,6 +60,9 @@ type Behaviour struct {
 	Hung bool
 	// Endless: no page of a list is the last.
 	Endless bool
+	// HostPFs are what the agent tells of the PFs of its host, as opi-bridge does, each in the form of [opi.HostPF]. Without any it
+	// is the reference agent, which has no grpc.health.v1 and whose inventory ends its process.
+	HostPFs []string
 	// Unimplemented are the RPCs that are not served, by name, such as "GetBridgePort".
 	Unimplemented []string
 }
@@ -160,6 +164,7 @@ func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	evpn.RegisterLogicalBridgeServiceServer(server, networkServer{agent: a})
 	evpn.RegisterBridgePortServiceServer(server, portServer{agent: a})
 	inventory.RegisterInventoryServiceServer(server, inventoryServer{agent: a})
+	healthpb.RegisterHealthServer(server, healthServer{agent: a})
 	a.served.Go(func() { _ = server.Serve(lis) })
 	return nil
 }
@@ -351,13 +356,36 @@ func wellFormed(name string) bool {
 	return rest != "" && !strings.ContainsAny(rest, " \t{}_") && !slices.Contains(strings.Split(rest, "/"), "")
 }
 
+type healthServer struct {
+	healthpb.UnimplementedHealthServer
+	agent *Agent
+}
+
+// Check knows the inventory of an agent that tells of its host's PFs.
+func (s healthServer) Check(ctx context.Context, req *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	if len(s.agent.behaviour.HostPFs) == 0 {
+		return s.UnimplementedHealthServer.Check(ctx, req)
+	}
+	if req.GetService() != inventory.InventoryService_ServiceDesc.ServiceName {
+		return nil, status.Error(codes.NotFound, "unknown service")
+	}
+	return &healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING}, nil
+}
+
 type inventoryServer struct {
 	inventory.UnimplementedInventoryServiceServer
 	agent *Agent
 }
 
-// GetInventory ends the agent's process.
+// GetInventory ends the agent's process, unless it tells of its host's PFs.
 func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRequest) (*inventory.Inventory, error) {
+	if told := s.agent.behaviour.HostPFs; len(told) > 0 {
+		has := &inventory.Inventory{Pci: []*inventory.PCIeDeviceInfo{{Address: "0000:00:1f.0", Class: "0x06", Subsystem: "0x0000"}}}
+		for _, pf := range told {
+			has.Pci = append(has.Pci, &inventory.PCIeDeviceInfo{Subsystem: pf})
+		}
+		return has, nil
+	}
 	go s.agent.Kill() // it waits for this call
 	return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
 }
