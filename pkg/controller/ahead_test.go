@@ -62,6 +62,7 @@ func TestClaimTakesPortMadeAhead(t *testing.T) {
 		name: "thief", namespace: "default", pool: "fast", function: vf(1), config: fmt.Sprintf(`{"mac":%q}`, port.Spec.MAC),
 	})
 	c.claimReason(thief, v1alpha1.ConditionProvisioned, v1alpha1.ReasonConflict, "is that of XPUPort default/"+port.Name)
+	c.delete(thief) // it would take the address in the moment that nobody has it
 
 	// Whoever deletes it cuts nobody off: the next one is the same.
 	c.delete(port)
