@@ -11,6 +11,9 @@ const (
 	// ResourceClaim.status.devices, carries.
 	ConditionReady = "Ready"
 
+	// ConditionCard says of an XPU whose OPI agent tells which PFs it serves whether its node has them.
+	ConditionCard = "Card"
+
 	// ConditionSupplied says of a DevicePool with numVFs or sfs whether every PF that it names has them.
 	ConditionSupplied = "Supplied"
 
@@ -84,6 +87,13 @@ const (
 	ReasonUnhealthy        = "Unhealthy"
 	ReasonConnected        = "Connected"
 	ReasonInvalidTLSSecret = "InvalidTLSSecret"
+
+	// Of the condition Card; also Conflict.
+
+	ReasonFound         = "Found"
+	ReasonCardNotFound  = "CardNotFound"  // no node has told of the PFs
+	ReasonContradiction = "Contradiction" // between spec and cards, or between nodes
+	ReasonNotTold       = "NotTold"       // by the OPI agent, nor by the spec
 
 	// Of the condition Supplied, and, all but AllMade and NoPF, of a Shortage.
 

@@ -1,6 +1,11 @@
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"cmp"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // Dialect is how an OPI agent names and answers; agents differ where the OPI API leaves room.
 // +kubebuilder:validation:Enum=evpn-gw
@@ -25,13 +30,15 @@ type XPUTLS struct {
 // XPUSpec says where an xPU is and how it is reached.
 // +kubebuilder:validation:XValidation:rule="has(self.tls) != (has(self.insecure) && self.insecure)",message="set tls, or insecure: true if the way to the agent is protected otherwise"
 type XPUSpec struct {
-	// NodeName is the node that has the card.
+	// NodeName is the node that has the card. Absent, it is the node whose card the OPI agent says that it serves: see the
+	// condition Card.
+	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	NodeName string `json:"nodeName"`
+	NodeName string `json:"nodeName,omitempty"`
 
-	// PFs are the PCI addresses of the card's PFs on that node, "dddd:bb:dd.f". Empty means every PF of the
-	// node: right for nodes with one card.
+	// PFs are the PCI addresses of the card's PFs on that node, "dddd:bb:dd.f". Empty means those that the OPI agent says that it
+	// serves; or, if the agent does not tell and nodeName is set, every PF of the node: right for nodes with one card.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
@@ -82,13 +89,58 @@ type XPUForeign struct {
 	Examples []string `json:"examples,omitempty"`
 }
 
+// XPUPF is a PF that the xPU serves.
+type XPUPF struct {
+	// Address is its PCI address on the node, "dddd:bb:dd.f".
+	// +kubebuilder:validation:MaxLength=32
+	Address string `json:"address"`
+
+	// Name is how the xPU's eswitch calls it, "c1pf0": the phys_port_name of its representor. Ports of its Functions have ids at the
+	// OPI agent that begin with it.
+	// +kubebuilder:validation:MaxLength=32
+	Name string `json:"name"`
+
+	// VFOffset, VFStride and TotalVFs are those of the XPUNode: VF i, less than TotalVFs, has the routing ID of the PF plus VFOffset
+	// plus i times VFStride.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	VFOffset int32 `json:"vfOffset,omitempty"`
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	VFStride int32 `json:"vfStride,omitempty"`
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	TotalVFs int32 `json:"totalVFs,omitempty"`
+}
+
 // XPUStatus is what the controller knows of the xPU.
 type XPUStatus struct {
+	// NodeName is the node that has the card: that of the spec, or else the one that was found by what the OPI agent tells.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	NodeName string `json:"nodeName,omitempty"`
+
+	// Serial is the card's serial number, if the OPI agent tells it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=255
+	Serial string `json:"serial,omitempty"`
+
+	// PFs are those PFs of the node that the OPI agent says that it serves, at most 64.
+	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +listType=map
+	// +listMapKey=address
+	PFs []XPUPF `json:"pfs,omitempty"`
+
 	// Foreign is what the agent has that is not this cluster's; absent if it has nothing.
 	// +optional
 	Foreign *XPUForeign `json:"foreign,omitempty"`
 
-	// Conditions has Ready: True (Connected) while the OPI agent answers.
+	// Conditions has Ready: True (Connected) while the OPI agent answers; and Card: True (Found) if the card that the agent
+	// says that it serves is that of the node.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -100,8 +152,8 @@ type XPUStatus struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster
-// +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
-// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:selectablefield:JSONPath=`.status.nodeName`
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.status.nodeName`
 // +kubebuilder:printcolumn:name="Endpoint",type=string,JSONPath=`.spec.endpoint`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
@@ -121,4 +173,27 @@ type XPUList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []XPU `json:"items"`
+}
+
+// Node is the node that has the card, "" while that is not known.
+func (x *XPU) Node() string { return cmp.Or(x.Spec.NodeName, x.Status.NodeName) }
+
+// Serves says whether the xPU serves a PF of its node, by its PCI address.
+func (x *XPU) Serves(pf string) bool {
+	if len(x.Spec.PFs) > 0 {
+		return slices.Contains(x.Spec.PFs, pf)
+	}
+	return !x.NamesPFs() || x.PF(pf) != nil
+}
+
+// NamesPFs says whether the xPU serves certain PFs, and not just those of its node.
+func (x *XPU) NamesPFs() bool { return len(x.Spec.PFs)+len(x.Status.PFs) > 0 }
+
+// PF is what is known of a PF that the OPI agent says that it serves, by its PCI address; nil for others.
+func (x *XPU) PF(address string) *XPUPF {
+	i := slices.IndexFunc(x.Status.PFs, func(pf XPUPF) bool { return pf.Address == address })
+	if i < 0 {
+		return nil
+	}
+	return &x.Status.PFs[i]
 }

@@ -139,6 +139,12 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
 	VFStride int32 `json:"vfStride,omitempty"`
+
+	// TotalVFs is how many VFs the PF can have.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	TotalVFs int32 `json:"totalVFs,omitempty"`
 }
 
 // XPUNodeStatus is what the node's agent found.

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -101,8 +100,7 @@ func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	var chosen *v1alpha1.XPU
 	for i := range xpus {
 		x := &xpus[i]
-		serves := len(x.Spec.PFs) == 0 || slices.Contains(x.Spec.PFs, string(pf))
-		if serves && (chosen == nil || before(x, chosen)) {
+		if x.Serves(string(pf)) && (chosen == nil || before(x, chosen)) {
 			chosen = x
 		}
 	}
@@ -111,7 +109,7 @@ func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 
 // NoXPU says what an administrator does for a PF of the node that has no XPU.
 func NoXPU(node string, pf pci.Address) string {
-	return fmt.Sprintf("no XPU has nodeName %s and PF %s; create one, or add the PF to its spec.pfs", node, pf)
+	return fmt.Sprintf("no XPU serves PF %s of node %s; create one, or see spec.pfs and the condition Card of the node's XPUs", pf, node)
 }
 
 // before says whether XPUOf prefers a to b.
@@ -119,7 +117,7 @@ func before(a, b *v1alpha1.XPU) bool {
 	if stays := a.DeletionTimestamp.IsZero(); stays != b.DeletionTimestamp.IsZero() {
 		return stays
 	}
-	if names := len(a.Spec.PFs) > 0; names != (len(b.Spec.PFs) > 0) {
+	if names := a.NamesPFs(); names != b.NamesPFs() {
 		return names
 	}
 	return cmp.Less(a.Name, b.Name)

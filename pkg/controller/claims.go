@@ -50,8 +50,8 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 			return r.dependents(ctx, onPool(o.GetName()))
 		}), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
-			return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Spec.NodeName))
-		}), whenSpecChanged).
+			return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Node()))
+		}), whenServing).
 		WatchesMetadata(&corev1.Namespace{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 			return r.requests(ctx, &resourceapi.ResourceClaimList{}, client.InNamespace(o.GetName()))
 		}), builder.WithPredicates(predicate.LabelChangedPredicate{})).

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -24,11 +23,12 @@ const (
 	claimsByDependency = "dependency" // see dependencies
 	portsByClaim       = "claim"      // name of the ResourceClaim, in the Port's namespace; none for Ports without one
 	portsByFunction    = "function"   // see functionKey
-	portsAtAgent       = "atAgent"    // see atAgentKey
+	portsByMAC         = "mac"        // MAC address
 	portsByNetwork     = "network"    // name of the XPUNetwork
 	portsByXPU         = "xpu"        // name of the XPU
 	poolsByNetwork     = "network"    // name of the XPUNetwork
 	xpuNodesByPool     = "pool"       // names of DevicePools
+	xpuNodesByCard     = "card"       // see cardKeys
 	xpusByNode         = "node"       // name of the node
 	xpusBySecret       = "secret"     // name of the TLS Secret
 	xpusByEndpoint     = "endpoint"   // opi.NormalEndpoint
@@ -95,19 +95,14 @@ var portKeys = map[string]func(*v1alpha1.XPUPort) string{
 	portsByFunction: functionOf,
 	portsByNetwork:  func(p *v1alpha1.XPUPort) string { return p.Spec.Network },
 	portsByXPU:      func(p *v1alpha1.XPUPort) string { return p.Spec.XPU },
-	portsAtAgent: func(p *v1alpha1.XPUPort) string {
-		id, err := opi.PortID(claim.FunctionOf(p.Spec.Function))
-		mac, invalid := function.ParseMAC(p.Spec.MAC)
-		if err != nil || invalid != nil {
+	portsByMAC: func(p *v1alpha1.XPUPort) string {
+		mac, err := function.ParseMAC(p.Spec.MAC)
+		if err != nil {
 			return "" // the API server lets some pass that are none
 		}
-		return atAgentKey(id, mac.HardwareAddr())
+		return string(mac)
 	},
 }
-
-// atAgentKey is of an XPUPort and of the ports of agents that may be the one made for it. The id alone is that of a port of every
-// node.
-func atAgentKey(id string, mac net.HardwareAddr) string { return id + " " + mac.String() }
 
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	for name, key := range portKeys {
@@ -118,7 +113,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	}
 	endpoint := func(x *v1alpha1.XPU) []string { return []string{opi.NormalEndpoint(x.Spec.Endpoint)} }
 	reason := func(x *v1alpha1.XPU) []string { return []string{v1alpha1.ReadyOf(x.Status.Conditions).Reason} }
-	node := func(x *v1alpha1.XPU) []string { return []string{x.Spec.NodeName} }
+	node := func(x *v1alpha1.XPU) []string { return []string{x.Node()} }
 	secret := func(x *v1alpha1.XPU) []string { return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName} }
 	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
 	pools := func(n *v1alpha1.XPUNode) []string { return slices.Collect(maps.Keys(poolsOf(n))) }
@@ -130,6 +125,7 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 		addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
 		addIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
 		addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
+		addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByCard, cardKeys),
 		addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
 	)
 }

@@ -175,22 +175,6 @@ func TestPortIsForOneUser(t *testing.T) {
 	}
 }
 
-func TestXPUsAreSelectedByNode(t *testing.T) {
-	c := newCluster(t, nil)
-	for _, node := range []string{"here", "elsewhere"} {
-		c.create(&v1alpha1.XPU{
-			ObjectMeta: metav1.ObjectMeta{Name: "of-" + node}, Spec: v1alpha1.XPUSpec{NodeName: node, Endpoint: "card:1", Insecure: true},
-		})
-	}
-	var found v1alpha1.XPUList
-	if err := c.List(t.Context(), &found, client.MatchingFields{"spec.nodeName": "here"}); err != nil {
-		t.Fatal(err)
-	}
-	if len(found.Items) != 1 || found.Items[0].Name != "of-here" {
-		t.Errorf("XPUs of node here: %+v", found.Items)
-	}
-}
-
 // TestAddressesOfPods: claims and pods of the device plugin have one book of addresses and MAC addresses.
 func TestAddressesOfPods(t *testing.T) {
 	c, _ := withCard(t)

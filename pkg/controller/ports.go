@@ -49,7 +49,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
-		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenSpecChanged).
+		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
 		Watches(&v1alpha1.DevicePool{}, enqueue(madeAhead), whenSpecChanged).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
 		WatchesRawSource(sourceOf(r.sessions, healthChanged, r.waitingForLost)).
@@ -247,7 +247,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	if foreign(port, xpu) {
 		return problemf(v1alpha1.ReasonNoXPU,
-			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Spec.NodeName, port.Spec.NodeName)
+			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Node(), port.Spec.NodeName)
 	}
 	if port.Status.BridgePort == "" && !port.Spec.Ahead { // who has joined stays
 		err := r.admit(ctx, network, namespaceOf(port))
@@ -266,7 +266,7 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if p != nil {
 		return p
 	}
-	want, err := r.portOf(port)
+	want, err := r.portOf(port, xpu)
 	if err != nil {
 		return problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
 	}
@@ -401,7 +401,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	case err != nil:
 		return err
 	case ahead != nil && ahead.Spec.XPU == port.Spec.XPU:
-		return r.leaveTo(ctx, port, ahead)
+		return r.leaveTo(ctx, port, ahead, xpu)
 	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)
@@ -417,7 +417,7 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if p != nil {
 		return p
 	}
-	id, err := opi.PortID(claim.FunctionOf(port.Spec.Function))
+	id, err := portID(port, xpu)
 	if err != nil {
 		return nil // such a Port was never made
 	}
@@ -437,9 +437,9 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 
 // leaveTo leaves what the agent has to another Port of the Function, but not a port that only this one asked for: the Function would
 // stay in a network that the other one does not join.
-func (r *ports) leaveTo(ctx context.Context, port, other *v1alpha1.XPUPort) error {
-	has, err := r.portOf(port)
-	wants, invalid := r.portOf(other)
+func (r *ports) leaveTo(ctx context.Context, port, other *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
+	has, err := r.portOf(port, xpu)
+	wants, invalid := r.portOf(other, xpu)
 	if err != nil || invalid == nil && has.Equal(wants) {
 		return nil
 	}
@@ -476,5 +476,5 @@ func (r *ports) agent(xpu string) (*opi.Session, *problem) {
 // foreign says whether the XPU is another node's. Ports of two nodes can have the same id, so a Port with another node's XPU
 // could take over a port of that node.
 func foreign(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
-	return port.Spec.NodeName != xpu.Spec.NodeName
+	return port.Spec.NodeName != xpu.Node()
 }

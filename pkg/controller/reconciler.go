@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -54,8 +55,15 @@ type base struct {
 // Filters of events for a controller.
 var (
 	whenSpecChanged = builder.WithPredicates(predicate.GenerationChangedPredicate{})
-	whenMadeOrGone  = builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
-	whenGone        = builder.WithPredicates(predicate.Funcs{
+	// whenServing is when what an XPU serves may be different.
+	whenServing = builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			before, after := e.ObjectOld.(*v1alpha1.XPU).Status, e.ObjectNew.(*v1alpha1.XPU).Status
+			return before.NodeName != after.NodeName || !slices.Equal(before.PFs, after.PFs)
+		},
+	}))
+	whenMadeOrGone = builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
+	whenGone       = builder.WithPredicates(predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
 	})
@@ -172,7 +180,8 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ";
 func newCondition(conditionType string, generation int64, reason, message string) metav1.Condition {
 	status := metav1.ConditionFalse
 	switch reason {
-	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected, v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade:
+	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected, v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade,
+		v1alpha1.ReasonFound:
 		status = metav1.ConditionTrue
 	}
 	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}

@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -109,7 +108,7 @@ func (r *resyncs) comparePorts(
 	backed := sets.New[string]()
 	for i := range wanted {
 		port := &wanted[i]
-		want, err := r.portOf(port)
+		want, err := r.portOf(port, xpu)
 		backed.Insert(want.ID)
 		got := has[want.ID]
 		served := err == nil && got.State == opi.StateUp && got.Equal(want) && up.HasAll(want.Networks...)
@@ -208,24 +207,32 @@ func (r *resyncs) collect(
 // claimedElsewhere says which XPUPort of another XPU a port of the installation is for, "" for none. Two XPUs can be for one agent
 // although their endpoints differ, and their nodes have Functions of the same addresses.
 func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
-	same, err := listPorts(ctx, r.client, client.MatchingFields{portsAtAgent: atAgentKey(port.ID, port.MAC)})
+	same, err := listPorts(ctx, r.client, client.MatchingFields{portsByMAC: port.MAC.String()})
 	if err != nil { // the cache is not running
 		return "an XPUPort that cannot be read: " + err.Error()
 	}
 	for i := range same {
 		other := &same[i]
-		if want, err := r.portOf(other); err == nil && other.Spec.XPU != xpu && port.Equal(want) {
+		if other.Spec.XPU == xpu {
+			continue
+		}
+		var its v1alpha1.XPU
+		if err := r.client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its); err != nil {
+			continue // it is gone, and nothing of it is served
+		}
+		if want, err := r.portOf(other, &its); err == nil && port.Equal(want) {
 			return fmt.Sprintf("XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace, other.Name, other.Spec.XPU)
 		}
 	}
 	return ""
 }
 
-// portOf is what the agent of the XPU is to have for the XPUPort.
-func (r *base) portOf(port *v1alpha1.XPUPort) (opi.Port, error) {
+// portOf is what the agent of the XPU, which may be nil, is to have for the XPUPort.
+func (r *base) portOf(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
 	mac, err := function.ParseMAC(port.Spec.MAC)
 	if err != nil {
 		return opi.Port{}, fmt.Errorf("spec.mac: %w", err)
 	}
-	return r.Installation.Port(claim.FunctionOf(port.Spec.Function), mac, port.Spec.Network)
+	id, err := portID(port, xpu)
+	return r.Installation.Port(id, mac, port.Spec.Network), err
 }

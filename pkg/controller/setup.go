@@ -162,6 +162,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 		networks.setup(mgr),
 		(&resyncs{base: newBase(), bridges: bridges, ports: ports}).setup(mgr),
 		(&xpus{base: newBase(), bridges: bridges}).setup(mgr),
+		(&cards{base: newBase()}).setup(mgr),
 		(&devicePools{newBase()}).setup(mgr),
 	)
 	if err != nil {

@@ -50,6 +50,7 @@ type Function struct {
 	// VFOffset and VFStride are those of a PF's SR-IOV capability: the routing ID of VF i is the PF's plus VFOffset plus i times
 	// VFStride (PCI Express 6.0, section 9.2.1.2). They may change with NumVFs. Both are 0 without SR-IOV, and for a VF or SF.
 	VFOffset, VFStride int
+	TotalVFs           int // how many VFs a PF can have (sriov_totalvfs); 0 without SR-IOV, and for a VF or SF
 	// Vendor and Device are PCI ids in lower-case hex without prefix: "15b3", "101e". An SF has its PF's.
 	Vendor, Device string
 	ACPIIndex      string // number that the firmware gives the device, in decimal; "" if it gives none

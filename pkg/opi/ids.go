@@ -14,6 +14,9 @@ import (
 // objectID is what agents check of https://google.aip.dev/122: 4-63 characters, a letter first, no hyphen last.
 var objectID = regexp.MustCompile(`^[a-z][a-z0-9-]{2,61}[a-z0-9]$`)
 
+// MinID is how many characters an id has at least.
+const MinID = 4
+
 // PortID is the id under which a Function's Port is kept on its xPU. It is a pure function of the device, so a call
 // that is repeated after a crash finds what the first one made.
 //

@@ -22,9 +22,8 @@ type Port struct {
 }
 
 // Port is the port of a Function in the installation's network of this name.
-func (i Installation) Port(f function.ID, mac function.MAC, network string) (Port, error) {
-	id, err := PortID(f)
-	return Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{i.NetworkID(network)}}, err
+func (i Installation) Port(id string, mac function.MAC, network string) Port {
+	return Port{ID: id, MAC: mac.HardwareAddr(), Networks: []string{i.NetworkID(network)}}
 }
 
 // Status is what an agent says about a port or a network.

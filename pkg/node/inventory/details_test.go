@@ -187,7 +187,7 @@ func TestSubfunctionRDMA(t *testing.T) {
 	got := one(t, testScanner(root), function.SubfunctionID("0000:3b:00.0", 88))
 	want := wantPF()
 	want.ID, want.Kind, want.Index, want.Driver, want.Netdev = got.ID, function.SF, 88, "", ""
-	want.NumVFs, want.VFOffset, want.VFStride = 0, 0, 0
+	want.NumVFs, want.VFOffset, want.VFStride, want.TotalVFs = 0, 0, 0, 0
 	want.AuxDevice, want.RDMA, want.RDMADevices, want.VDPA = "mlx5_core.sf.2", true, []string{"mlx5_5"}, function.VDPA{Name: "vdpa0"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

@@ -139,7 +139,7 @@ func TestKnowsTheCard(t *testing.T) {
 		f := common
 		f.ID.Address, f.PF, f.Kind, f.Index, f.PFName, f.Netdev, f.Device = address, pf, kind, index, pfName, netdev, device
 		if kind == function.PF {
-			f.NumVFs, f.VFOffset, f.VFStride = 2, 8, 1
+			f.NumVFs, f.VFOffset, f.VFStride, f.TotalVFs = 2, 8, 1, 8
 			if address == "0000:3b:00.1" {
 				f.VFOffset = 15
 			}

@@ -38,7 +38,7 @@ const (
 	reasonVDPA     reason = "vdpa"      // left out
 	reasonIOMMU    reason = "iommu"     // left out
 	reasonDDP      reason = "ddp"       // left out
-	reasonVFs      reason = "vfs"       // sriov_offset or sriov_stride; left out
+	reasonVFs      reason = "vfs"       // sriov_offset, sriov_stride or sriov_totalvfs; left out
 	reasonRoutes   reason = "routes"    // the node's, which stay as they were
 )
 
@@ -209,7 +209,8 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 // findVFs sets what each scan sets anew by reading each PF's directory once.
 func (s *scanner) findVFs() {
 	for address, h := range s.known {
-		h.Kind, h.PF, h.Index, h.NumVFs, h.VFOffset, h.VFStride = function.PF, address, -1, 0, 0, 0
+		h.Kind, h.PF, h.Index, h.NumVFs = function.PF, address, -1, 0
+		h.VFOffset, h.VFStride, h.TotalVFs = 0, 0, 0
 	}
 	for address, pf := range s.known {
 		if pf.Class == "" || !pf.sriov {
@@ -218,7 +219,7 @@ func (s *scanner) findVFs() {
 		dir := s.sysfs.PCI(address)
 		entries, _, err := dir.Names()
 		s.report(dir, reasonDevice, err)
-		pf.VFOffset, pf.VFStride = s.vfRouting(dir)
+		pf.VFOffset, pf.VFStride, pf.TotalVFs = s.vfRouting(dir)
 		for _, name := range entries {
 			index, ok := sysfs.VFIndex(name)
 			if !ok {
@@ -241,17 +242,18 @@ func (s *scanner) findVFs() {
 	}
 }
 
-// vfRouting reads where a PF's VFs are, which old kernels do not tell.
-func (s *scanner) vfRouting(pf sysfs.Dir) (offset, stride int) {
-	var errs [2]error
+// vfRouting reads where a PF's VFs are and how many it can have. Old kernels do not tell where they are.
+func (s *scanner) vfRouting(pf sysfs.Dir) (offset, stride, total int) {
+	var errs [3]error
 	offset, errs[0] = pf.Number("sriov_offset")
 	stride, errs[1] = pf.Number("sriov_stride")
+	total, errs[2] = pf.Number("sriov_totalvfs")
 	for _, err := range errs {
 		if !errors.Is(err, fs.ErrNotExist) {
 			s.report(pf, reasonVFs, err)
 		}
 	}
-	return offset, stride
+	return offset, stride, total
 }
 
 // virtfnTarget returns the VF that a PF's link leads to, which exists but need not be known.

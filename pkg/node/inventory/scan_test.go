@@ -99,7 +99,7 @@ func testScanner(root string) *scanner {
 func wantPF() function.Function {
 	return function.Function{
 		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, Class: function.Network, PF: "0000:3b:00.0", PFName: "ens3f0", PFDriver: "mlx5_core", Index: -1,
-		NumVFs: 2, VFOffset: 2, VFStride: 1, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
+		NumVFs: 2, VFOffset: 2, VFStride: 1, TotalVFs: 16, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
 		LinkType: "ether", LinkUp: true,
 	}
 }
@@ -108,7 +108,7 @@ func wantVF(index int, netdev string) function.Function {
 	f := wantPF()
 	f.ID.Address = pci.Address("0000:3b:01." + strconv.Itoa(index))
 	f.Kind, f.Index, f.Device, f.Netdev = function.VF, index, "101e", netdev
-	f.NumVFs, f.VFOffset, f.VFStride = 0, 0, 0
+	f.NumVFs, f.VFOffset, f.VFStride, f.TotalVFs = 0, 0, 0, 0
 	return f
 }
 
@@ -284,7 +284,7 @@ func TestScan(t *testing.T) {
 			change: nic("0000:3b:1f.0", "1015", sysfsTree{"net/eth7/carrier": "1", "net/eth7/type": "1"}),
 			want: append(slices.Clone(healthy), changed(wantPF(), func(f *function.Function) {
 				f.ID.Address, f.PF, f.Device, f.PFName, f.Netdev, f.NumVFs = "0000:3b:1f.0", "0000:3b:1f.0", "1015", "eth7", "eth7", 0
-				f.VFOffset, f.VFStride = 0, 0
+				f.VFOffset, f.VFStride, f.TotalVFs = 0, 0, 0
 			})),
 		},
 		"SF": {
@@ -297,7 +297,7 @@ func TestScan(t *testing.T) {
 			},
 			want: []function.Function{healthy[0], changed(wantPF(), func(f *function.Function) {
 				f.ID, f.Kind, f.Index, f.NumVFs = function.SubfunctionID("0000:3b:00.0", 88), function.SF, 88, 0
-				f.VFOffset, f.VFStride = 0, 0
+				f.VFOffset, f.VFStride, f.TotalVFs = 0, 0, 0
 				f.Driver, f.Netdev, f.AuxDevice = "mlx5_core.sf", "ens3f0s88", "mlx5_core.sf.2"
 			}), healthy[1], healthy[2]},
 		},

@@ -62,7 +62,7 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 		Mapper: mapper,
 		ByObject: map[client.Object]cache.ByObject{
 			&v1alpha1.DevicePool{}: {},
-			&v1alpha1.XPU{}:        {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
+			&v1alpha1.XPU{}:        {Field: fields.OneTermEqualSelector("status.nodeName", node)},
 			&v1alpha1.XPUPort{}:    {Field: fields.OneTermEqualSelector("spec.nodeName", node)},
 			nodeMetadata():         {Field: fields.OneTermEqualSelector("metadata.name", node)},
 			&v1alpha1.XPUNode{}:    {Field: fields.OneTermEqualSelector("metadata.name", node)},

@@ -34,13 +34,20 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 	return c
 }
 
-// created creates objects as the administrator, and deletes them when the test ends.
+// created creates objects as the administrator, and deletes them when the test ends. It says of XPUs where they are, as
+// xpu-controller does.
 func created(t *testing.T, objects ...client.Object) {
 	t.Helper()
 	admin := newClient(t, cluster.Admin())
 	for _, object := range objects {
 		if err := admin.Create(t.Context(), object); err != nil {
 			t.Fatal(err)
+		}
+		if xpu, isXPU := object.(*v1alpha1.XPU); isXPU {
+			xpu.Status.NodeName = xpu.Spec.NodeName
+			if err := admin.Status().Update(t.Context(), xpu); err != nil {
+				t.Fatal(err)
+			}
 		}
 		t.Cleanup(func() {
 			if err := admin.Delete(context.WithoutCancel(t.Context()), object); client.IgnoreNotFound(err) != nil {

@@ -105,7 +105,7 @@ func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XP
 		pfs = append(pfs, v1alpha1.XPUNodePF{
 			Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, VFs: int32(f.NumVFs),
 			Serial: bounded(card.Serial, v1alpha1.MaxNodeText), Board: bounded(card.Board, v1alpha1.MaxNodeText),
-			MAC: string(card.MAC), VFOffset: int32(f.VFOffset), VFStride: int32(f.VFStride),
+			MAC: string(card.MAC), VFOffset: int32(f.VFOffset), VFStride: int32(f.VFStride), TotalVFs: int32(f.TotalVFs),
 		})
 	}
 	slices.SortFunc(pfs, func(a, b v1alpha1.XPUNodePF) int { return cmp.Compare(a.Address, b.Address) })

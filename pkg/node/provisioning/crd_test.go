@@ -97,6 +97,12 @@ func declare(t *testing.T, agent *opitest.Agent) {
 		if err := c.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
+		if xpu, isXPU := o.(*v1alpha1.XPU); isXPU { // as xpu-controller does, which not every test has
+			xpu.Status.NodeName = node
+			if err := c.Status().Update(t.Context(), xpu); err != nil && !apierrors.IsConflict(err) {
+				t.Fatal(err)
+			}
+		}
 	}
 }
 

@@ -262,7 +262,8 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 		return fmt.Errorf("Forbidden: network %s does not allow namespace %q", a.Port.Network, a.Pod.Namespace)
 	}
 	mine := x.direct.options.Installation
-	port, err := mine.Port(a.Function, a.Port.MAC, a.Port.Network)
+	id, err := opi.PortID(a.Function)
+	port := mine.Port(id, a.Port.MAC, a.Port.Network)
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,8 @@ func expected(t *testing.T, pfDriver, vfDriver string) []function.Function {
 			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf,
 			PFName: card.Netdev(pf), PFDriver: pfDriver, Index: -1, NumVFs: card.Number(t, pf, "sriov_numvfs"),
 			VFOffset: card.Number(t, pf, "sriov_offset"), VFStride: card.Number(t, pf, "sriov_stride"),
-			Vendor: "8086", Device: "10c9", Driver: pfDriver, NUMANode: -1, PCIeRoot: "pci0000:00",
+			TotalVFs: card.Number(t, pf, "sriov_totalvfs"),
+			Vendor:   "8086", Device: "10c9", Driver: pfDriver, NUMANode: -1, PCIeRoot: "pci0000:00",
 			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether", LinkUp: true,
 		}
 		if strings.HasPrefix(string(pf), "0000:21:") {
@@ -42,7 +43,8 @@ func expected(t *testing.T, pfDriver, vfDriver string) []function.Function {
 		all = append(all, f)
 		for i := range f.NumVFs {
 			vf := f
-			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs, vf.VFOffset, vf.VFStride = card.VF(t, pf, i), function.VF, i, 0, 0, 0
+			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs = card.VF(t, pf, i), function.VF, i, 0
+			vf.VFOffset, vf.VFStride, vf.TotalVFs = 0, 0, 0
 			vf.Device, vf.Driver, vf.Netdev = "10ca", vfDriver, card.Netdev(vf.ID.Address)
 			vf.IOMMUGroup = card.Link(vf.ID.Address, "iommu_group")
 			all = append(all, vf)

@@ -1,0 +1,209 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/sets"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+)
+
+// cards finds the node that has the card of each XPU: it joins the PFs that the OPI agent says that it serves with those of XPUNodes,
+// and says in the XPU's status which they are.
+type cards struct {
+	base
+	told toldPFs
+}
+
+func (r *cards) setup(mgr ctrl.Manager) error {
+	return newController(mgr, "card", r.Concurrency).
+		For(&v1alpha1.XPU{}, whenSpecChanged).
+		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
+			CreateFunc: func(_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request]) {
+				r.nodeChanged(queue, e.Object)
+			},
+			UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request]) {
+				if !equality.Semantic.DeepEqual(e.ObjectOld.(*v1alpha1.XPUNode).Status.PFs, e.ObjectNew.(*v1alpha1.XPUNode).Status.PFs) {
+					r.nodeChanged(queue, e.ObjectOld, e.ObjectNew)
+				}
+			},
+			DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request]) {
+				r.nodeChanged(queue, e.Object)
+			},
+		}).
+		WatchesRawSource(sourceOf(r.sessions, connectionChanged, theXPU)).
+		Complete(withConflicts(r))
+}
+
+// nodeChanged has the XPUs looked at whose agents told of a PF that a node has, or had.
+func (r *cards) nodeChanged(queue queueOf[reconcile.Request], nodes ...client.Object) {
+	for _, node := range nodes {
+		for _, key := range cardKeys(node.(*v1alpha1.XPUNode)) {
+			for _, xpu := range r.told.by(key) {
+				queue.Add(reconcile.Request{NamespacedName: client.ObjectKey{Name: xpu}})
+			}
+		}
+	}
+}
+
+func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var xpu v1alpha1.XPU
+	if err := r.client.Get(ctx, req.NamespacedName, &xpu); err != nil {
+		if client.IgnoreNotFound(err) == nil {
+			r.told.forget(req.Name)
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	again, err := r.ask(ctx, &xpu)
+	if err != nil { // the session finds out whether the agent answers at all
+		ctrl.LoggerFrom(ctx).Info("The OPI agent does not say which PFs it serves", "error", err.Error())
+		return ctrl.Result{RequeueAfter: r.retries.When(req)}, nil
+	}
+	r.retries.Forget(req)
+	before := xpu.DeepCopy()
+	if err := r.locate(ctx, &xpu); err != nil {
+		return ctrl.Result{}, err
+	}
+	return again, r.writeStatus(ctx, &xpu, before)
+}
+
+// ask asks an agent that answers: whenever it began to, as it may have been configured anew or be another one, and again after the
+// period, as that may be missed.
+func (r *cards) ask(ctx context.Context, xpu *v1alpha1.XPU) (again ctrl.Result, err error) {
+	agent := r.sessions.connection(xpu.Name).agent
+	if agent == nil {
+		return again, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.AgentTimeout)
+	defer cancel()
+	pfs, err := agent.HostPFs(ctx)
+	if err != nil {
+		return again, err
+	}
+	r.told.set(xpu.Name, pfs)
+	return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
+}
+
+// locate fills in the XPU's status.
+func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
+	told, known := r.told.of(xpu.Name)
+	if !known { // since the controller started: what was found before still holds
+		xpu.Status.NodeName = xpu.Node()
+		return nil
+	}
+	var nodes []v1alpha1.XPUNode
+	seen := sets.New[string]()
+	for _, pf := range told {
+		for _, key := range keysOf(pf) {
+			var found v1alpha1.XPUNodeList
+			if err := r.client.List(ctx, &found, client.MatchingFields{xpuNodesByCard: key}, client.UnsafeDisableDeepCopy); err != nil {
+				return fmt.Errorf("XPUNodes with %s: %w", key, err)
+			}
+			for _, node := range found.Items {
+				if !seen.Has(node.Name) {
+					seen.Insert(node.Name)
+					nodes = append(nodes, node)
+				}
+			}
+		}
+	}
+	card := locate(xpu, told, nodes)
+	if rival, err := r.rival(ctx, xpu, card); err != nil {
+		return err
+	} else if rival != "" {
+		card = location{node: xpu.Spec.NodeName, reason: v1alpha1.ReasonConflict, message: fmt.Sprintf("the OPI agent says that it serves "+
+			"%s of node %s, which XPU %s has; see which of the two agents has the card", card.pfs[0].Address, card.node, rival)}
+	}
+	xpu.Status.NodeName, xpu.Status.Serial, xpu.Status.PFs = card.node, card.serial, card.pfs
+	if card.reason == "" {
+		meta.RemoveStatusCondition(&xpu.Status.Conditions, v1alpha1.ConditionCard)
+		return nil
+	}
+	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionCard, xpu.Generation, card.reason, card.message))
+	return nil
+}
+
+// rival is another XPU that already has one of the PFs, "" if there is none: an agent's word does not take a card from another.
+func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (string, error) {
+	var others v1alpha1.XPUList
+	if err := r.client.List(ctx, &others, client.MatchingFields{xpusByNode: card.node}, client.UnsafeDisableDeepCopy); err != nil {
+		return "", fmt.Errorf("XPUs of node %s: %w", card.node, err)
+	}
+	for i := range others.Items {
+		other := &others.Items[i]
+		for _, pf := range card.pfs {
+			has := other.PF(pf.Address) != nil || len(other.Spec.PFs) > 0 && other.Serves(pf.Address)
+			if other.Name != xpu.Name && has && (xpu.PF(pf.Address) == nil || other.CreationTimestamp.Before(&xpu.CreationTimestamp)) {
+				return other.Name, nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// toldPFs are the PFs that agents said that they serve, by XPU, and the XPUs by the keys of the PFs. Safe for concurrent use.
+type toldPFs struct {
+	mu    sync.Mutex
+	byXPU map[string][]opi.HostPF
+	byKey map[string]sets.Set[string]
+}
+
+func (t *toldPFs) of(xpu string) (pfs []opi.HostPF, known bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	pfs, known = t.byXPU[xpu]
+	return pfs, known
+}
+
+// by are the XPUs whose agents told of a PF with this key.
+func (t *toldPFs) by(key string) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.byKey[key].UnsortedList()
+}
+
+func (t *toldPFs) set(xpu string, pfs []opi.HostPF) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.drop(xpu)
+	if t.byXPU == nil {
+		t.byXPU, t.byKey = map[string][]opi.HostPF{}, map[string]sets.Set[string]{}
+	}
+	t.byXPU[xpu] = pfs
+	for _, pf := range pfs {
+		for _, key := range keysOf(pf) {
+			if t.byKey[key] == nil {
+				t.byKey[key] = sets.New[string]()
+			}
+			t.byKey[key].Insert(xpu)
+		}
+	}
+}
+
+func (t *toldPFs) forget(xpu string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.drop(xpu)
+}
+
+// drop needs the lock.
+func (t *toldPFs) drop(xpu string) {
+	for _, pf := range t.byXPU[xpu] {
+		for _, key := range keysOf(pf) {
+			if t.byKey[key].Delete(xpu); t.byKey[key].Len() == 0 {
+				delete(t.byKey, key)
+			}
+		}
+	}
+	delete(t.byXPU, xpu)
+}

@@ -1,0 +1,139 @@
+package controller
+
+import (
+	"fmt"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// dpu is an agent that tells of a card.
+func (c *cluster) dpu(serial string) *opitest.Agent {
+	agent := opitest.Start(c.TB)
+	agent.Set(func(b *opitest.Behaviour) { b.HostPFs = []string{"host-pf c1pf0 serial " + serial} })
+	return agent
+}
+
+// registered creates an XPU that says where its agent is, and nothing more.
+func (c *cluster) registered(name string, agent *opitest.Agent) *v1alpha1.XPU {
+	c.Helper()
+	x := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{Endpoint: agent.Config().Endpoint, Insecure: true}}
+	c.create(x)
+	return x
+}
+
+// host says what a node's agent found: a card in testPF.
+func (c *cluster) host(node, serial string) *v1alpha1.XPUNode {
+	c.Helper()
+	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: v1alpha1.XPUNodeStatus{PFs: []v1alpha1.XPUNodePF{
+		{Address: string(testPF), Serial: serial, VFOffset: 16, VFStride: 1, TotalVFs: 64},
+	}}}
+	c.create(n)
+	return n
+}
+
+// card waits until an XPU is on the node, "" for none, and its condition Card has the reason.
+func (c *cluster) card(xpu *v1alpha1.XPU, node, reason string) {
+	c.Helper()
+	c.eventually(fmt.Sprintf("XPU %s is on node %q: %s", xpu.Name, node, reason), func() error {
+		if err := c.get(xpu); err != nil {
+			return err
+		}
+		condition := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionCard)
+		if condition == nil && reason == "" {
+			condition = &metav1.Condition{}
+		}
+		if condition == nil || condition.Reason != reason || xpu.Node() != node {
+			return fmt.Errorf("it is on %q: %+v", xpu.Node(), condition)
+		}
+		return nil
+	})
+}
+
+// TestCards covers that nobody types a card: an XPU is where the card is that its agent tells of, whichever of the two comes first.
+func TestCards(t *testing.T) {
+	c := newCluster(t, nil)
+	c.network("blue", 100, "10.1.0.0/24")
+	c.pool("fast", "blue")
+	agent := c.dpu("MT1")
+	xpu := c.registered("card", agent)
+	c.card(xpu, "", v1alpha1.ReasonCardNotFound)
+	o := c.claim(want{name: "a", pool: "fast", function: vf(3)})
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoXPU, "no XPU")
+	c.host(c.node, "MT1")
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+	port := c.up(o, vf(3))
+	if port.Spec.XPU != "card" || port.Status.BridgePort != "c1pf0vf3" {
+		t.Errorf("XPU %s, bridge port %s", port.Spec.XPU, port.Status.BridgePort)
+	}
+	c.has(agent, "c1pf0vf3")
+	if xpu.Status.Serial != "MT1" || len(xpu.Status.PFs) != 1 {
+		t.Errorf("status %+v", xpu.Status)
+	}
+	t.Run("an agent that takes its word for another's card", func(t *testing.T) {
+		thief := c.registered("thief", c.dpu("MT1"))
+		c.card(thief, "", v1alpha1.ReasonConflict)
+		c.card(xpu, c.node, v1alpha1.ReasonFound)
+	})
+	t.Run("the agent is started anew with another name for the PF", func(t *testing.T) {
+		agent.Kill()
+		agent.Set(func(b *opitest.Behaviour) { b.HostPFs = []string{"host-pf c2pf0 serial MT1"} })
+		if err := agent.Run(); err != nil {
+			t.Fatal(err)
+		}
+		c.eventually("its name is c2pf0", func() error {
+			if err := c.get(xpu); err != nil || xpu.Status.PFs[0].Name != "c2pf0" {
+				return fmt.Errorf("%v, %+v", err, xpu.Status.PFs)
+			}
+			return nil
+		})
+		c.has(agent, "c1pf0vf3") // a Port keeps its id
+		c.up(c.claim(want{name: "b", pool: "fast", function: vf(4)}), vf(4))
+		c.has(agent, "c1pf0vf3", "c2pf0vf4")
+	})
+	c.delete(o)
+	c.delete(port)
+	c.gone(port)
+	c.has(agent, "c2pf0vf4")
+}
+
+// TestCardMoves covers a card that is put into another node, and one that is replaced in its slot.
+func TestCardMoves(t *testing.T) {
+	c := newCluster(t, nil)
+	xpu := c.registered("card", c.dpu("MT1"))
+	host := c.host(c.node, "MT1")
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+	c.change(host, func() { host.Status.PFs[0].Serial = "MT2" })
+	c.card(xpu, "", v1alpha1.ReasonCardNotFound)
+	replaced := c.registered("another", c.dpu("MT2"))
+	c.card(replaced, c.node, v1alpha1.ReasonFound)
+	c.host(c.node+"-2", "MT1")
+	c.card(xpu, c.node+"-2", v1alpha1.ReasonFound)
+}
+
+// TestCardByHand covers an XPU that an administrator wrote: what contradicts the cards is said.
+func TestCardByHand(t *testing.T) {
+	c := newCluster(t, nil)
+	c.host(c.node, "MT1")
+	xpu := c.xpu("card", c.dpu("MT1"))
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+	c.change(xpu, func() { xpu.Spec.NodeName = "elsewhere" })
+	c.card(xpu, "elsewhere", v1alpha1.ReasonContradiction)
+	silent := c.xpu("silent", opitest.Start(t))
+	c.card(silent, c.node, "")
+	nobody := c.registered("nobody", opitest.Start(t))
+	c.card(nobody, "", v1alpha1.ReasonNotTold)
+	c.eventually("the agent of the node sees its XPU", func() error {
+		var seen v1alpha1.XPUList
+		err := c.List(t.Context(), &seen, client.MatchingFields{"status.nodeName": c.node})
+		if err == nil && (len(seen.Items) != 1 || seen.Items[0].Name != "silent") {
+			err = fmt.Errorf("it sees %d XPUs", len(seen.Items))
+		}
+		return err
+	})
+}
