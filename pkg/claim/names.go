@@ -109,7 +109,7 @@ func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 
 // NoXPU says what an administrator does for a PF of the node that has no XPU.
 func NoXPU(node string, pf pci.Address) string {
-	return fmt.Sprintf("no XPU serves PF %s of node %s; create one, or see spec.pfs and the condition Card of the node's XPUs", pf, node)
+	return fmt.Sprintf("no XPU serves PF %s of node %s; add one, or see spec.pfs and the condition Card of the node's XPUs", pf, node)
 }
 
 // before says whether XPUOf prefers a to b.
