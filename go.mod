@@ -1,6 +1,6 @@
 module github.com/opiproject/xpu-device-plugin
 
-go 1.26.0
+go 1.26.3
 
 require (
 	github.com/containerd/nri v0.12.1
@@ -36,6 +36,8 @@ require (
 	tags.cncf.io/container-device-interface v1.1.0
 	tags.cncf.io/container-device-interface/specs-go v1.1.0
 )
+
+require sigs.k8s.io/multicluster-runtime v0.24.1 // indirect
 
 require (
 	cel.dev/expr v0.25.3 // indirect

@@ -14,6 +14,15 @@ const (
 	// ConditionCard says of an XPU whose OPI agent tells which PFs it serves whether its node has them.
 	ConditionCard = "Card"
 
+	// ConditionConnected says of an XPUTenant whether its cluster answers the broker.
+	ConditionConnected = "Connected"
+
+	// ConditionSynced says of an XPUTenant whether the broker carries over what its cluster has.
+	ConditionSynced = "Synced"
+
+	// ConditionAdmitted says of an XPUPort without a claim in a tenant cluster whether the network lets its pod join.
+	ConditionAdmitted = "Admitted"
+
 	// ConditionSupplied says of a DevicePool with numVFs or sfs whether every PF that it names has them.
 	ConditionSupplied = "Supplied"
 
@@ -33,6 +42,12 @@ const (
 
 	// FinalizerXPU keeps an XPU until it has no XPUPorts.
 	FinalizerXPU = GroupName + "/xpu"
+
+	// FinalizerTenant keeps an XPUTenant until the infra cluster has nothing of it that its deletionPolicy has deleted.
+	FinalizerTenant = GroupName + "/tenant"
+
+	// BrokerLease is the name of the Lease that the broker renews in a tenant cluster, in the namespace of xpu-controller there.
+	BrokerLease = "xpu-broker"
 
 	// TaintLinkDown is on devices whose PF has no carrier (effect NoSchedule).
 	TaintLinkDown = GroupName + "/link-down"
@@ -94,6 +109,19 @@ const (
 	ReasonCardNotFound  = "CardNotFound"  // no node has told of the PFs
 	ReasonContradiction = "Contradiction" // between spec and cards, or between nodes
 	ReasonNotTold       = "NotTold"       // by the OPI agent, nor by the spec
+
+	// Of objects of tenant clusters; Connected and Conflict also of XPUTenants.
+
+	ReasonAdmitted       = "Admitted"
+	ReasonBrokerAway     = "BrokerAway"     // no broker of an infra cluster asks this cluster
+	ReasonQuotaExceeded  = "QuotaExceeded"  // of the XPUTenant: its maxPorts, or its range of segments
+	ReasonMemberNotFound = "MemberNotFound" // there are no credentials for the tenant's cluster
+	ReasonUnreachable    = "Unreachable"    // the tenant's cluster does not answer
+	ReasonUnauthorized   = "Unauthorized"   // the tenant's cluster refuses the credentials
+	ReasonSynced         = "Synced"         // all that the tenant's cluster had was carried over
+	ReasonSyncing        = "Syncing"        // it is being carried over for the first time
+	ReasonFrozen         = "Frozen"         // all stays as it is until the tenant's cluster answers
+	ReasonLeaving        = "Leaving"        // the XPUTenant is being deleted
 
 	// Of the condition Supplied, and, all but AllMade and NoPF, of a Shortage.
 

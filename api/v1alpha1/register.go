@@ -21,6 +21,7 @@ func AddToScheme(scheme *runtime.Scheme) error {
 		&XPUNetwork{}, &XPUNetworkList{},
 		&XPUNode{}, &XPUNodeList{},
 		&XPUPort{}, &XPUPortList{},
+		&XPUTenant{}, &XPUTenantList{},
 		&InterfaceConfig{},
 	)
 	metav1.AddToGroupVersion(scheme, SchemeGroupVersion)

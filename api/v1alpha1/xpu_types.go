@@ -28,7 +28,8 @@ type XPUTLS struct {
 }
 
 // XPUSpec says where an xPU is and how it is reached.
-// +kubebuilder:validation:XValidation:rule="has(self.tls) != (has(self.insecure) && self.insecure)",message="set tls, or insecure: true if the way to the agent is protected otherwise"
+// +kubebuilder:validation:XValidation:rule="!has(self.endpoint) || has(self.tls) != (has(self.insecure) && self.insecure)",message="set tls, or insecure: true if the way to the agent is protected otherwise"
+// +kubebuilder:validation:XValidation:rule="has(self.endpoint) || !has(self.tls) && !(has(self.insecure) && self.insecure)",message="tls and insecure are for an endpoint: set endpoint too"
 type XPUSpec struct {
 	// NodeName is the node that has the card. Absent, it is the node whose card the OPI agent says that it serves: see the
 	// condition Card.
@@ -46,9 +47,10 @@ type XPUSpec struct {
 	PFs []string `json:"pfs,omitempty"`
 
 	// Endpoint is the OPI agent's address, "host:port".
-	// An IPv6 address may have a zone: "[fe80::1%eth0]:50151".
+	// An IPv6 address may have a zone: "[fe80::1%eth0]:50151". An XPU without it is served by an infra cluster: the broker made it.
+	// +optional
 	// +kubebuilder:validation:Pattern=`^(\[[0-9a-fA-F:.]+(%[A-Za-z0-9._-]{1,15})?\]|[A-Za-z0-9.-]+):[0-9]{1,5}$`
-	Endpoint string `json:"endpoint"`
+	Endpoint string `json:"endpoint,omitempty"`
 
 	// Dialect is the OPI agent's.
 	// +optional

@@ -37,17 +37,20 @@ func (a AllowedNamespaces) Allows(namespace map[string]string) (bool, error) {
 
 // XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
 type XPUNetworkSpec struct {
-	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). No two networks may share one.
+	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). No two networks may share one. In a tenant cluster it means
+	// nothing and may be left out: the infra cluster gives the network a segment of the tenant's range.
+	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4094
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="vlan cannot be changed: make another XPUNetwork"
-	VLAN int32 `json:"vlan"`
+	VLAN int32 `json:"vlan,omitempty"`
 
 	// AllowedNamespaces are the namespaces whose pods may join the network, by a claim, an extended resource or a
 	// NetworkAttachmentDefinition. A pod that has joined stays when its namespace is not allowed any more.
 	AllowedNamespaces AllowedNamespaces `json:"allowedNamespaces"`
 
-	// VNI joins the segment across xPUs by VXLAN, 1-16777215 (RFC 7348). Without it the segment ends at each xPU.
+	// VNI joins the segment across xPUs by VXLAN, 1-16777215 (RFC 7348). Without it the segment ends at each xPU. In a tenant cluster
+	// it means nothing, like vlan.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=16777215
@@ -139,6 +142,7 @@ type XPUNetworkStatus struct {
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="the name of an XPUNetwork may have at most 63 characters"
+// +kubebuilder:validation:XValidation:rule="has(self.spec.vlan) == has(oldSelf.spec.vlan)",message="vlan cannot be added or removed: make another XPUNetwork",fieldPath=".spec.vlan"
 // +kubebuilder:validation:XValidation:rule="has(self.spec.vni) == has(oldSelf.spec.vni)",message="vni cannot be added or removed: make another XPUNetwork",fieldPath=".spec.vni"
 type XPUNetwork struct {
 	metav1.TypeMeta   `json:",inline"`

@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -37,6 +38,11 @@ type ClaimRef struct {
 	// Request is the request of the claim that the Function was allocated for; "request/subrequest" for a
 	// prioritized list.
 	Request string `json:"request"`
+
+	// Pod is the name of the pod that the claim was reserved for first, if there was one when the Port was made.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Pod string `json:"pod,omitempty"`
 }
 
 // PodRef names the pod that a Port is for.
@@ -127,7 +133,8 @@ type XPUPortStatus struct {
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 
-	// Conditions has Ready: True (Up) while the xPU serves the Port.
+	// Conditions has Ready: True (Up) while the xPU serves the Port. In a tenant cluster a Port without a claim also has Admitted: True
+	// once it may go to the infra cluster.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -170,4 +177,9 @@ type XPUPortList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
 	Items           []XPUPort `json:"items"`
+}
+
+// IsAdmitted says whether an XPUPort of a tenant cluster may go to the infra cluster. A claim's was made because it may.
+func IsAdmitted(port *XPUPort) bool {
+	return port.Spec.Claim.Name != "" || meta.IsStatusConditionTrue(port.Status.Conditions, ConditionAdmitted)
 }

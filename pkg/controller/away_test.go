@@ -34,7 +34,7 @@ func TestAPIServerAway(t *testing.T) {
 		"network of a DevicePool": network(claim.Device{ID: claim.PoolID{DevicePool: "fast"}}),
 		"XPUNetwork":              network(claim.Device{Config: v1alpha1.InterfaceConfig{Network: "lab"}}),
 		"Secret of an XPU": (&xpus{base: b}).connect(t.Context(), &v1alpha1.XPU{
-			Spec: v1alpha1.XPUSpec{TLS: &v1alpha1.XPUTLS{SecretName: "card"}},
+			Spec: v1alpha1.XPUSpec{Endpoint: "10.0.0.1:50151", TLS: &v1alpha1.XPUTLS{SecretName: "card"}},
 		}),
 	} {
 		var p *problem

@@ -18,6 +18,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
 // bridge is the logical bridge of a network at an XPU, by the names of both.
@@ -39,7 +40,7 @@ type bridgeState struct {
 type bridges struct {
 	base
 	retries workqueue.TypedRateLimiter[bridge]
-	wakeups wakeups[bridge]
+	wakeups queue.Wakeups[bridge]
 	// changed wakes the reconciler of networks.
 	changed func(network string)
 
@@ -63,7 +64,7 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), whenGone).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, ofXPU)).
-		WatchesRawSource(r.wakeups.source()).
+		WatchesRawSource(r.wakeups.Source()).
 		Complete(r)
 }
 

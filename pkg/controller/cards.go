@@ -3,15 +3,18 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/sets"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -26,8 +29,15 @@ type cards struct {
 }
 
 func (r *cards) setup(mgr ctrl.Manager) error {
-	return newController(mgr, "card", r.Concurrency).
-		For(&v1alpha1.XPU{}, whenSpecChanged).
+	c := newController(mgr, "card", r.Concurrency)
+	if r.Role == RoleInfra {
+		all := func(ctx context.Context, _ client.Object) []reconcile.Request {
+			return r.requests(ctx, &v1alpha1.XPUList{})
+		}
+		c.Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(all), whenSpecChanged)
+	}
+	return c.
+		For(&v1alpha1.XPU{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}))).
 		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request]) {
 				r.nodeChanged(queue, e.Object)
@@ -117,6 +127,10 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 			}
 		}
 	}
+	nodes, err := r.ofTenant(ctx, xpu, nodes)
+	if err != nil {
+		return err
+	}
 	card := locate(xpu, told, nodes)
 	if rival, err := r.rival(ctx, xpu, card); err != nil {
 		return err
@@ -131,6 +145,22 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 	}
 	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionCard, xpu.Generation, card.reason, card.message))
 	return nil
+}
+
+// ofTenant leaves out nodes of clusters that the XPU does not serve: what they tell of their cards counts for nothing.
+func (r *cards) ofTenant(ctx context.Context, xpu *v1alpha1.XPU, nodes []v1alpha1.XPUNode) ([]v1alpha1.XPUNode, error) {
+	if r.Role != RoleInfra {
+		return nodes, nil
+	}
+	var tenants v1alpha1.XPUTenantList
+	if err := r.client.List(ctx, &tenants, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list XPUTenants: %w", err)
+	}
+	var name string // of no tenant
+	if tenant := v1alpha1.TenantOf(xpu, tenants.Items); tenant != nil {
+		name = tenant.Name
+	}
+	return slices.DeleteFunc(nodes, func(n v1alpha1.XPUNode) bool { return n.Labels[v1alpha1.LabelTenant] != name }), nil
 }
 
 // rival is another XPU that already has one of the PFs, "" if there is none: an agent's word does not take a card from another.

@@ -49,7 +49,7 @@ func TestLife(t *testing.T) {
 	wantSpec := v1alpha1.XPUPortSpec{
 		NodeName: c.node, Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.0"}, XPU: "card", Network: "blue",
 		MAC: port.Spec.MAC, MTU: 1500, Addresses: []string{"10.1.0.3/24", "fd00:1::3/64"},
-		Claim: v1alpha1.ClaimRef{Name: "a", UID: o.UID, Request: "nic"},
+		Claim: v1alpha1.ClaimRef{Name: "a", UID: o.UID, Request: "nic", Pod: "p"},
 	}
 	if diff := gocmp.Diff(wantSpec, port.Spec); diff != "" {
 		t.Errorf("XPUPort spec (-want +got):\n%s", diff)

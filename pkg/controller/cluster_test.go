@@ -341,10 +341,12 @@ func (c *cluster) get(o client.Object) error {
 	return c.Get(context.Background(), client.ObjectKeyFromObject(o), o)
 }
 
+// gone waits until there is no such object, or another one of its name.
 func (c *cluster) gone(o client.Object) {
 	c.Helper()
+	uid := o.GetUID()
 	c.eventually(fmt.Sprintf("%T %s is gone", o, o.GetName()), func() error {
-		if err := c.get(o); !apierrors.IsNotFound(err) {
+		if err := c.get(o); !apierrors.IsNotFound(err) && (err != nil || o.GetUID() == uid) {
 			return cmp.Or(err, fmt.Errorf("it is still there"))
 		}
 		return nil

@@ -104,7 +104,8 @@ var portKeys = map[string]func(*v1alpha1.XPUPort) string{
 	},
 }
 
-func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
+// addIndexes leaves out kinds that the role does not read.
+func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) error {
 	for name, key := range portKeys {
 		keys := func(p *v1alpha1.XPUPort) []string { return []string{key(p)} }
 		if err := addIndex(ctx, indexer, &v1alpha1.XPUPort{}, name, keys); err != nil {
@@ -117,17 +118,24 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	secret := func(x *v1alpha1.XPU) []string { return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName} }
 	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
 	pools := func(n *v1alpha1.XPUNode) []string { return slices.Collect(maps.Keys(poolsOf(n))) }
-	return errors.Join(
-		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
-		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByReason, reason),
-		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node),
-		addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
-		addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
-		addIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
-		addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
-		addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByCard, cardKeys),
-		addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
-	)
+	err := addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node)
+	if role != RoleInfra {
+		err = errors.Join(err,
+			addIndex(ctx, indexer, &v1alpha1.DevicePool{}, poolsByNetwork, network),
+			addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByPool, pools),
+			addIndex(ctx, indexer, &resourceapi.ResourceClaim{}, claimsByDependency, dependencies),
+		)
+	}
+	if role != RoleTenant {
+		err = errors.Join(err,
+			addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByEndpoint, endpoint),
+			addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByReason, reason),
+			addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusBySecret, secret),
+			addIndex(ctx, indexer, &v1alpha1.XPUNetwork{}, networksByID, segmentKeys),
+			addIndex(ctx, indexer, &v1alpha1.XPUNode{}, xpuNodesByCard, cardKeys),
+		)
+	}
+	return err
 }
 
 // addIndex adds an index of the cache. An object is not found by a key that is empty.

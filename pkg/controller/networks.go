@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
 // networks says in an XPUNetwork's status how its bridges are, and keeps an XPUNetwork that is being deleted until no XPUPort
@@ -25,7 +26,7 @@ import (
 type networks struct {
 	base
 	bridges *bridges
-	wakeups wakeups[reconcile.Request]
+	wakeups queue.Wakeups[reconcile.Request]
 }
 
 // statusPause is the least time between two looks at the bridges of a network, so that hundreds of xPUs that come at once cost a
@@ -38,13 +39,13 @@ func (r *networks) setup(mgr ctrl.Manager) error {
 		For(&v1alpha1.XPUNetwork{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), whenGone).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitsFor), whenGone).
-		WatchesRawSource(r.wakeups.source()).
+		WatchesRawSource(r.wakeups.Source()).
 		Complete(withConflicts(r))
 }
 
 // changed has the status written after a bridge of the network changed.
 func (r *networks) changed(network string) {
-	r.wakeups.add(statusPause, reconcile.Request{NamespacedName: types.NamespacedName{Name: network}})
+	r.wakeups.Add(statusPause, reconcile.Request{NamespacedName: types.NamespacedName{Name: network}})
 }
 
 // waitsFor returns the network of a deleted Port if the network is being deleted too, and so waits for its Ports.
@@ -60,14 +61,24 @@ func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Re
 // networkRivals are the networks that have a VLAN or VNI in common with this one, itself included.
 func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.Request {
 	var requests []reconcile.Request
+	if r.Role == RoleTenant {
+		return nil
+	}
 	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
 		requests = append(requests, r.requests(ctx, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: key})...)
 	}
 	return requests
 }
 
-// checkRivals returns a *problem if an older network has the VLAN or VNI of this one.
-func (r *base) checkRivals(ctx context.Context, n *v1alpha1.XPUNetwork) error {
+// checkSegment returns a *problem if the network has no VLAN, or if an older network has its VLAN or VNI. In a tenant cluster they mean
+// nothing.
+func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
+	if r.Role == RoleTenant {
+		return nil
+	}
+	if n.Spec.VLAN == 0 {
+		return problemf(v1alpha1.ReasonInvalidConfig, "spec.vlan is not set; make another XPUNetwork with it")
+	}
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
 		if err := r.client.List(ctx, &same, client.MatchingFields{networksByID: key}); err != nil {
@@ -111,7 +122,7 @@ func (r *networks) sumUp(ctx context.Context, network *v1alpha1.XPUNetwork) (suc
 	status := &network.Status
 	before := *status
 	status.XPUs, status.ReadyXPUs, status.Failures = 0, 0, nil
-	if err := r.checkRivals(ctx, network); err != nil {
+	if err := r.checkSegment(ctx, network); err != nil {
 		return "", err
 	}
 	states := r.bridges.reports(network.Name)
@@ -216,7 +227,7 @@ func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNet
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
-	err = r.checkRivals(ctx, &network)
+	err = r.checkSegment(ctx, &network)
 	if rival, ok := errors.AsType[*problem](err); ok {
 		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s", name, rival.message)
 	}

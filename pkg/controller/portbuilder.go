@@ -116,11 +116,21 @@ func (r *claims) buildPort(
 		Network:  network.Name,
 		MAC:      mac,
 		MTU:      smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
-		Claim:    v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: d.Request},
+		Claim:    v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c)},
 	})
 	port.Annotations = map[string]string{annotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
 	return port, network, nil
+}
+
+// consumerOf is the name of the pod that the claim was reserved for first, "" if there is none.
+func consumerOf(c *resourceapi.ResourceClaim) string {
+	for _, consumer := range c.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			return consumer.Name
+		}
+	}
+	return ""
 }
 
 // macOf is the MAC address of the device's Port: what the claim asks for, that of the Function where its Port is made ahead in the

@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -20,18 +18,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
 // ports has the XPUs serve XPUPorts. An XPUPort keeps its finalizer until the agent says that the Port is gone.
 type ports struct {
 	base
-	allocator *allocator
-	limiter   *perXPULimiter
-	functions keylock.Locks[string]      // by functionKey; held by who makes or deletes the port of an XPUPort
-	wakeups   wakeups[reconcile.Request] // by what compares them with what their agents have
+	admission *admission                       // nil where the Ports were admitted in another cluster
+	turns     *queue.Turns[reconcile.Request]  // by XPU
+	functions keylock.Locks[string]            // by functionKey; held by who makes or deletes the port of an XPUPort
+	wakeups   queue.Wakeups[reconcile.Request] // by what compares them with what their agents have
 }
 
 func (r *ports) setup(mgr ctrl.Manager) error {
@@ -42,20 +40,25 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
 		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu.GetName()})
 	}
-	madeAhead := func(ctx context.Context, pool client.Object) []reconcile.Request { // the cache has the labels of no others
-		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingLabels{v1alpha1.LabelPool: pool.GetName()})
+	c := newController(mgr, "xpuport", r.Concurrency)
+	if r.admission != nil {
+		c.Watches(&v1alpha1.DevicePool{}, enqueue(r.madeAhead), whenSpecChanged)
 	}
-	return newController(mgr, "xpuport", r.Concurrency).
+	return c.
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
-		Watches(&v1alpha1.DevicePool{}, enqueue(madeAhead), whenSpecChanged).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
 		WatchesRawSource(sourceOf(r.sessions, healthChanged, r.waitingForLost)).
-		WatchesRawSource(r.wakeups.source()).
-		WatchesRawSource(r.limiter.wakeups.source()).
+		WatchesRawSource(r.wakeups.Source()).
+		WatchesRawSource(r.turns.Source()).
 		Complete(withConflicts(r))
+}
+
+// madeAhead are the Ports that were made ahead for a DevicePool. The cache has the labels of no others.
+func (r *base) madeAhead(ctx context.Context, pool client.Object) []reconcile.Request {
+	return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingLabels{v1alpha1.LabelPool: pool.GetName()})
 }
 
 // waiting are the Ports of an XPU that wait for its agent. Those that are up are compared with what the agent has.
@@ -86,58 +89,17 @@ func isReady(port *v1alpha1.XPUPort) bool {
 	return v1alpha1.ReadyOf(port.Status.Conditions).Status == metav1.ConditionTrue
 }
 
-// siblings are the other Ports of a Port's Function.
-func (r *ports) siblings(ctx context.Context, o client.Object) []reconcile.Request {
-	all := r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))})
-	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
-}
-
-// look returns the Port of the same Function that comes before this one, and the Port's XPU, each nil if there is none. A
-// Function has two Ports only while the Port of a claim takes the place of one that was made ahead, if a claim and a node's agent
-// made theirs at the same time, or if a person made one.
-func (r *ports) look(ctx context.Context, port *v1alpha1.XPUPort) (ahead *v1alpha1.XPUPort, _ *v1alpha1.XPU, _ error) {
-	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByFunction: functionOf(port)})
-	if err != nil {
-		return nil, nil, err
-	}
-	for i := range all {
-		if all[i].UID != port.UID && comesBefore(&all[i], cmp.Or(ahead, port)) {
-			ahead = &all[i]
-		}
-	}
-	var xpu v1alpha1.XPU
-	err = r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
-	if apierrors.IsNotFound(err) {
-		return ahead, nil, nil
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("XPU %s: %w", port.Spec.XPU, err)
-	}
-	return ahead, &xpu, nil
-}
-
-// comesBefore prefers the Port that was not made ahead, then the one that was up, then the older one.
-func comesBefore(a, b *v1alpha1.XPUPort) bool {
-	if a.Spec.Ahead != b.Spec.Ahead {
-		return b.Spec.Ahead
-	}
-	if up := a.Status.BridgePort != ""; up != (b.Status.BridgePort != "") {
-		return up
-	}
-	return older(a, b)
-}
-
 func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var port v1alpha1.XPUPort
 	if err := r.client.Get(ctx, req.NamespacedName, &port); err != nil {
 		r.retries.Forget(req)
-		r.limiter.done(req)
+		r.turns.Done(req)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !r.limiter.take(port.Spec.XPU, req) {
+	if !r.turns.Take(port.Spec.XPU, req) {
 		return ctrl.Result{}, nil
 	}
-	defer r.limiter.done(req)
+	defer r.turns.Done(req)
 	// Who waited for another Port of the Function finds it in the cache then.
 	unlock, err := r.functions.Lock(ctx, functionOf(&port))
 	if err != nil {
@@ -221,24 +183,28 @@ func (r *ports) left(port *v1alpha1.XPUPort) time.Duration {
 // ensure has the agent serve the Port, and then sets the Port's status. A *problem says why the agent does not; one
 // without a reason means that nothing is known yet. Other errors are those of the API server.
 func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
-	ahead, xpu, err := r.look(ctx, port)
+	before, err := r.first(ctx, port)
 	if err != nil {
 		return err
 	}
 	switch {
-	case ahead != nil && port.Spec.Ahead:
-		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(ahead).String()+" takes its place")
-	case port.Spec.Ahead:
-		if err := r.admitAhead(ctx, port); err != nil {
+	case port.Spec.Ahead && r.admission != nil:
+		if err := r.admission.admitAhead(ctx, port, before); err != nil {
 			return err
 		}
-	case ahead != nil:
-		return busy(ahead)
+	case port.Spec.Ahead && before != nil:
+		return &problem{} // the cluster that admitted it takes it away
+	case before != nil:
+		return busy(before)
 	}
 	network, err := r.usableNetwork(ctx, port.Spec.Network)
 	if p, ok := errors.AsType[*problem](err); ok {
 		p.retry = lastRetry
 	}
+	if err != nil {
+		return err
+	}
+	xpu, err := r.xpuOf(ctx, port)
 	if err != nil {
 		return err
 	}
@@ -249,19 +215,22 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return problemf(v1alpha1.ReasonNoXPU,
 			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Node(), port.Spec.NodeName)
 	}
-	if port.Status.BridgePort == "" && !port.Spec.Ahead { // who has joined stays
-		err := r.admit(ctx, network, namespaceOf(port))
-		if p, ok := errors.AsType[*problem](err); ok {
-			p.retry = lastRetry // for the labels of the namespace
-		}
-		if err != nil {
+	addresses := port.Spec.Addresses
+	if r.admission != nil {
+		if addresses, err = r.admission.admit(ctx, port, network); err != nil {
 			return err
 		}
 	}
-	addresses, err := r.addressesOf(ctx, port, network)
-	if err != nil {
+	if err := r.serve(ctx, port, network, xpu); err != nil {
 		return err
 	}
+	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, 0), addresses
+	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
+	return nil
+}
+
+// serve has the agent of the XPU serve a Port that may be served.
+func (r *ports) serve(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU) error {
 	agent, p := r.agent(port.Spec.XPU)
 	if p != nil {
 		return p
@@ -284,92 +253,21 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return r.failure(port, err)
 	}
 	r.retries.Forget(requestFor(port))
-	port.Status.BridgePort, port.Status.MTU, port.Status.Addresses = want.ID, ptr.Deref(network.Spec.MTU, 0), addresses
-	port.Status.Pod, err = r.podOf(ctx, port)
-	return err
+	port.Status.BridgePort = want.ID
+	return nil
 }
 
-// aheadGrace is how long a Port that is made ahead may be there before its DevicePool is known.
-const aheadGrace = 10 * time.Second
-
-// endAhead deletes a Port that was made ahead.
-func (r *ports) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
-	err := r.client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
-	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete XPUPort %s/%s, which was made ahead: %w", port.Namespace, port.Name, err)
+// xpuOf returns the Port's XPU, nil if there is none.
+func (r *ports) xpuOf(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU, error) {
+	var xpu v1alpha1.XPU
+	err := r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
 	}
-	ctrl.LoggerFrom(ctx).Info("deleting XPUPort that was made ahead", "why", why)
-	return &problem{} // its deletion comes as an event
-}
-
-// admitAhead returns a *problem if a Port may not be made ahead. Its pool must name the network: whether a pod may join is asked
-// when it comes. Its MAC address must be that of the Function, so that nobody takes another's.
-func (r *ports) admitAhead(ctx context.Context, port *v1alpha1.XPUPort) error {
-	f := claim.FunctionOf(port.Spec.Function)
-	if mac := string(claim.DerivedMAC("", port.Spec.NodeName, f)); port.Spec.MAC != mac {
-		return problemf(v1alpha1.ReasonForbidden, "MAC address %s is not that of Function %s of node %s, which is %s", port.Spec.MAC, f,
-			port.Spec.NodeName, mac)
+	if err != nil {
+		return nil, fmt.Errorf("XPU %s: %w", port.Spec.XPU, err)
 	}
-	pool := port.Labels[v1alpha1.LabelPool]
-	wanted, err := r.makesAhead(ctx, pool, port.Spec.Network)
-	switch {
-	case err != nil:
-		return err
-	case wanted:
-		return nil
-	case time.Since(port.CreationTimestamp.Time) > aheadGrace:
-		return r.endAhead(ctx, port, "its DevicePool does not ask for it")
-	}
-	p := problemf(v1alpha1.ReasonForbidden, "DevicePool %s does not have Ports made ahead in XPUNetwork %s", pool, port.Spec.Network)
-	p.retry = aheadGrace
-	return p
-}
-
-// addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it is to have some, and is refused
-// if it has another Port's MAC address. A claim's Port was made with its addresses.
-func (r *ports) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
-	switch {
-	case port.Spec.Claim.Name != "":
-		return port.Spec.Addresses, nil
-	case port.Spec.Ahead:
-		return nil, nil // nobody uses it
-	case port.Status.BridgePort != "": // it stays what it is, whatever became of the network's spec
-		return port.Status.Addresses, nil
-	}
-	addresses, err := r.allocator.adopt(ctx, port, network)
-	if p, ok := errors.AsType[*problem](err); ok {
-		p.retry = cmp.Or(p.retry, addressRetry)
-	}
-	return addresses, err
-}
-
-// addressRetry is the pause before a Port looks again for addresses that others have.
-const addressRetry = 2 * time.Second
-
-// namespaceOf is the namespace of the pod that the Port is for, "" if no pod is known yet: at Allocate.
-func namespaceOf(port *v1alpha1.XPUPort) string {
-	if port.Spec.Claim.Name != "" {
-		return port.Namespace
-	}
-	return ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Namespace
-}
-
-// podOf is the name of the pod that the Port is for, "" if none is known. It stays what it is once it is known.
-func (r *ports) podOf(ctx context.Context, port *v1alpha1.XPUPort) (string, error) {
-	if port.Status.Pod != "" || port.Spec.Pod != nil {
-		return cmp.Or(port.Status.Pod, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name), nil
-	}
-	var c resourceapi.ResourceClaim
-	err := r.client.Get(ctx, client.ObjectKey{Namespace: port.Namespace, Name: port.Spec.Claim.Name}, &c)
-	if client.IgnoreNotFound(err) != nil {
-		return "", fmt.Errorf("ResourceClaim %s/%s: %w", port.Namespace, port.Spec.Claim.Name, err)
-	}
-	for _, consumer := range c.Status.ReservedFor {
-		if consumer.APIGroup == "" && consumer.Resource == "pods" && c.UID == port.Spec.Claim.UID {
-			return consumer.Name, nil
-		}
-	}
-	return "", nil
+	return &xpu, nil
 }
 
 // failure converts an error of the agent. A Port that the agent refuses is retried after lastRetry.
@@ -396,12 +294,16 @@ const soon = 2 * time.Second
 
 // remove has the agent delete the Port. Its errors are like those of ensure.
 func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
-	ahead, xpu, err := r.look(ctx, port)
+	before, err := r.first(ctx, port)
+	if err != nil {
+		return err
+	}
+	xpu, err := r.xpuOf(ctx, port)
 	switch {
 	case err != nil:
 		return err
-	case ahead != nil && ahead.Spec.XPU == port.Spec.XPU:
-		return r.leaveTo(ctx, port, ahead, xpu)
+	case before != nil && before.Spec.XPU == port.Spec.XPU:
+		return r.leaveTo(ctx, port, before, xpu)
 	case xpu == nil, xpu.Spec.Abandon && r.sessions.connection(xpu.Name).lost():
 		r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 			"XPU %s was abandoned or deleted, so nobody asks its OPI agent whether the Port is gone", port.Spec.XPU)

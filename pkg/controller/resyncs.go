@@ -85,7 +85,7 @@ func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl
 	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error", err.Error())
 	if errors.Is(err, opi.ErrUnsupported) {
 		onXPU := client.MatchingFields{portsByXPU: xpu.Name}
-		r.ports.wakeups.add(0, r.requests(ctx, &v1alpha1.XPUPortList{}, onXPU)...)
+		r.ports.wakeups.Add(0, r.requests(ctx, &v1alpha1.XPUPortList{}, onXPU)...)
 		return ctrl.Result{RequeueAfter: r.ResyncPeriod}, nil
 	}
 	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
@@ -113,7 +113,7 @@ func (r *resyncs) comparePorts(
 		got := has[want.ID]
 		served := err == nil && got.State == opi.StateUp && got.Equal(want) && up.HasAll(want.Networks...)
 		if isReady(port) && !served { // others are being worked at
-			r.ports.wakeups.add(0, requestFor(port))
+			r.ports.wakeups.Add(0, requestFor(port))
 		}
 	}
 	for _, port := range listed {
@@ -143,7 +143,7 @@ func (r *resyncs) compareNetworks(
 		id := r.Installation.NetworkID(b.network)
 		known.Insert(id)
 		if !up.Has(id) && r.bridges.isNeeded(b) {
-			r.bridges.wakeups.add(0, b)
+			r.bridges.wakeups.Add(0, b)
 		}
 	}
 	for _, network := range listed {
@@ -198,7 +198,7 @@ func (r *resyncs) collect(
 		deleted = true
 	}
 	if deleted {
-		r.ports.wakeups.add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
+		r.ports.wakeups.Add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
 		after = smaller(after, firstRetry)                        // had an object come for it in this very moment, it may have been the object's
 	}
 	return after

@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -21,13 +23,29 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/queue"
+)
+
+// Role is which part of the work a controller does.
+type Role string
+
+const (
+	// RoleAll is all of it: nodes and xPUs are of one cluster.
+	RoleAll Role = "all"
+	// RoleTenant has ResourceClaims, addresses and XPUPorts, and leaves what xPUs do to the broker of an infra cluster. It needs no
+	// credentials for OPI agents.
+	RoleTenant Role = "tenant"
+	// RoleInfra has OPI agents serve XPUPorts, which the broker makes.
+	RoleInfra Role = "infra"
 )
 
 // Options are what the reconcilers depend on. The zero value of a duration means its default.
 type Options struct {
+	// Role is which reconcilers there are. Default RoleAll.
+	Role Role
 	// Installation marks what is this cluster's at OPI agents. See [Installation].
 	Installation opi.Installation
-	// Namespace has the Secrets that XPUs name.
+	// Namespace has the Secrets that XPUs name, and in a tenant cluster the broker's Lease.
 	Namespace string
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
@@ -53,6 +71,8 @@ type Options struct {
 	ResyncPeriod time.Duration
 	// PoolPause is the least time between two writes of a DevicePool's status. Default 1 s.
 	PoolPause time.Duration
+	// BrokerGrace is how long the broker may not renew its Lease before a tenant cluster says that it is away. Default 40 s.
+	BrokerGrace time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
 	// CheckInterval is that of [opi.SessionOptions].
@@ -65,6 +85,7 @@ type Options struct {
 }
 
 func (o *Options) setDefaults() {
+	o.Role = cmp.Or(o.Role, RoleAll)
 	o.ProvisionTimeout = cmp.Or(o.ProvisionTimeout, 60*time.Second)
 	o.AgentTimeout = cmp.Or(o.AgentTimeout, 15*time.Second)
 	o.CollectGrace = cmp.Or(o.CollectGrace, 2*time.Second)
@@ -73,6 +94,7 @@ func (o *Options) setDefaults() {
 	o.Debounce = cmp.Or(o.Debounce, 500*time.Millisecond)
 	o.OrphanGrace = cmp.Or(o.OrphanGrace, 30*time.Second)
 	o.BridgeGrace = cmp.Or(o.BridgeGrace, 10*time.Second)
+	o.BrokerGrace = cmp.Or(o.BrokerGrace, 40*time.Second)
 	o.PoolPause = cmp.Or(o.PoolPause, time.Second)
 	o.ResyncPeriod = cmp.Or(o.ResyncPeriod, 3*time.Minute)
 	o.Concurrency = cmp.Or(o.Concurrency, 256)
@@ -101,7 +123,10 @@ func CacheOptions(namespace string) cache.Options {
 	return cache.Options{
 		DefaultTransform: strip,
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Secret{}:             {Namespaces: map[string]cache.Config{namespace: {}}},
+			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}},
+			&coordinationv1.Lease{}: {
+				Namespaces: map[string]cache.Config{namespace: {}}, Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.BrokerLease),
+			},
 			&v1alpha1.XPUPort{}:          {Transform: trimPort(strip)},
 			&resourceapi.ResourceClaim{}: {Transform: trimClaim(strip)},
 		},
@@ -132,41 +157,85 @@ func trimClaim(strip toolscache.TransformFunc) toolscache.TransformFunc {
 	}
 }
 
-// Setup adds the reconcilers to the manager. Its client must read from the cache.
+// Setup adds the reconcilers of the role to the manager. Its client must read from the cache.
 func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	o.setDefaults()
-	if err := addIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
+	if err := addIndexes(ctx, mgr.GetFieldIndexer(), o.Role); err != nil {
 		return err
 	}
 	m := newMetrics(o.Registerer, mgr.GetCache(), mgr.Elected())
-	sessions := &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"), byXPU: map[string]*session{}}
-	if err := mgr.Add(sessions); err != nil {
-		return fmt.Errorf("sessions with OPI agents: %w", err)
+	s := &setup{
+		manager: mgr, allocator: newAllocator(mgr.GetClient()),
+		base: base{
+			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("xpu-controller"), metrics: m,
+			sessions: &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"), byXPU: map[string]*session{}},
+		},
 	}
-	events := mgr.GetEventRecorder("xpu-controller")
-	newBase := func() base {
-		return base{
-			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: events,
-			sessions: sessions, metrics: m, retries: retryLimiter[reconcile.Request](),
+	parts := map[Role][]func() error{
+		RoleAll:    {s.cluster, s.xPUs},
+		RoleTenant: {s.cluster, s.tenant},
+		RoleInfra:  {s.xPUs},
+	}[o.Role]
+	if parts == nil {
+		return fmt.Errorf("role %q: must be %s, %s or %s", o.Role, RoleAll, RoleTenant, RoleInfra)
+	}
+	for _, part := range parts {
+		if err := part(); err != nil {
+			return fmt.Errorf("set up controllers: %w", err)
 		}
 	}
-	allocator := newAllocator(mgr.GetClient())
-	ports := &ports{base: newBase(), allocator: allocator, limiter: newPerXPULimiter(o.ConcurrencyPerXPU)}
-	bridges := &bridges{base: newBase()}
-	networks := &networks{base: newBase(), bridges: bridges}
-	bridges.changed = networks.changed
-	err := errors.Join(
-		(&claims{base: newBase(), allocator: allocator}).setup(mgr),
-		ports.setup(mgr),
-		bridges.setup(mgr),
-		networks.setup(mgr),
-		(&resyncs{base: newBase(), bridges: bridges, ports: ports}).setup(mgr),
-		(&xpus{base: newBase(), bridges: bridges}).setup(mgr),
-		(&cards{base: newBase()}).setup(mgr),
-		(&devicePools{newBase()}).setup(mgr),
-	)
-	if err != nil {
-		return fmt.Errorf("set up controllers: %w", err)
-	}
 	return nil
+}
+
+// setup adds groups of reconcilers.
+type setup struct {
+	base
+	manager   ctrl.Manager
+	allocator *allocator
+}
+
+// newBase is for one reconciler.
+func (s *setup) newBase() base {
+	b := s.base
+	b.retries = retryLimiter[reconcile.Request]()
+	return b
+}
+
+// cluster has the reconcilers of what Kubernetes allocates.
+func (s *setup) cluster() error {
+	return errors.Join(
+		(&claims{base: s.newBase(), allocator: s.allocator}).setup(s.manager),
+		(&devicePools{s.newBase()}).setup(s.manager),
+	)
+}
+
+// xPUs has those that OPI agents are asked by.
+func (s *setup) xPUs() error {
+	if err := s.manager.Add(s.sessions); err != nil {
+		return fmt.Errorf("sessions with OPI agents: %w", err)
+	}
+	ports := &ports{base: s.newBase(), turns: queue.NewTurns[reconcile.Request](s.ConcurrencyPerXPU)}
+	if s.Role == RoleAll {
+		ports.admission = &admission{base: s.newBase(), allocator: s.allocator}
+	}
+	bridges := &bridges{base: s.newBase()}
+	networks := &networks{base: s.newBase(), bridges: bridges}
+	bridges.changed = networks.changed
+	return errors.Join(
+		ports.setup(s.manager),
+		bridges.setup(s.manager),
+		networks.setup(s.manager),
+		(&resyncs{base: s.newBase(), bridges: bridges, ports: ports}).setup(s.manager),
+		(&xpus{base: s.newBase(), bridges: bridges}).setup(s.manager),
+		(&cards{base: s.newBase()}).setup(s.manager),
+	)
+}
+
+// tenant has those that a broker of an infra cluster is waited for by.
+func (s *setup) tenant() error {
+	ports := &tenantPorts{admission: admission{base: s.newBase(), allocator: s.allocator}}
+	return errors.Join(
+		ports.setup(s.manager),
+		(&brokerWatch{base: s.newBase(), ports: ports}).setup(s.manager),
+	)
 }

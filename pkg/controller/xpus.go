@@ -133,7 +133,7 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 	}
 	left := r.bridges.ofXPU(xpu.Name)
 	if len(left) > 0 && !xpu.Spec.Abandon && r.sessions.connection(xpu.Name).agent != nil {
-		r.bridges.wakeups.add(0, left...)
+		r.bridges.wakeups.Add(0, left...)
 		return fmt.Sprintf("it still has %d networks, which are being deleted", len(left)), nil
 	}
 	return "", nil
@@ -142,6 +142,9 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 // checkSameEndpoint returns a *problem if an older XPU has the same endpoint. Two XPUs at one agent would undo each other's work,
 // as their nodes have Functions of the same addresses.
 func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
+	if xpu.Spec.Endpoint == "" {
+		return nil
+	}
 	var same v1alpha1.XPUList
 	err := r.client.List(ctx, &same, client.MatchingFields{xpusByEndpoint: opi.NormalEndpoint(xpu.Spec.Endpoint)}, client.UnsafeDisableDeepCopy)
 	if err != nil {
@@ -180,6 +183,9 @@ func checkOlder(xpu, other *v1alpha1.XPU) error {
 
 // connect has a session with the XPU's configuration.
 func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
+	if xpu.Spec.Endpoint == "" {
+		return problemf(v1alpha1.ReasonInvalidConfig, "spec.endpoint is not set, and this is no tenant cluster: set the address of the OPI agent")
+	}
 	dialect, err := dialects.Named(string(xpu.Spec.Dialect))
 	if err != nil {
 		return problemf(v1alpha1.ReasonInvalidConfig, "spec.dialect: %s", err)

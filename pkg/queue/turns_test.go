@@ -1,4 +1,4 @@
-package controller
+package queue
 
 import (
 	"fmt"
@@ -11,11 +11,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-func TestPerXPULimiter(t *testing.T) {
-	queue := workqueue.NewTypedRateLimitingQueue(retryLimiter[reconcile.Request]())
+func TestTurns(t *testing.T) {
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
 	defer queue.ShutDown()
-	limiter := newPerXPULimiter(2)
-	if err := limiter.wakeups.source().Start(t.Context(), queue); err != nil {
+	turns := NewTurns[reconcile.Request](2)
+	if err := turns.Source().Start(t.Context(), queue); err != nil {
 		t.Fatal(err)
 	}
 	request := func(name string) reconcile.Request {
@@ -23,7 +23,7 @@ func TestPerXPULimiter(t *testing.T) {
 	}
 	take := func(name string, want bool) {
 		t.Helper()
-		if got := limiter.take("slow", request(name)); got != want {
+		if got := turns.Take("slow", request(name)); got != want {
 			t.Errorf("take %s: %t", name, got)
 		}
 	}
@@ -41,41 +41,41 @@ func TestPerXPULimiter(t *testing.T) {
 	take("c", false) // an event in between
 	take("gone", false)
 	take("d", false)
-	if !limiter.take("quick", request("e")) {
+	if !turns.Take("quick", request("e")) {
 		t.Error("one XPU holds up another")
 	}
-	limiter.done(request("e"))
-	limiter.done(request("a"))
+	turns.Done(request("e"))
+	turns.Done(request("a"))
 	next("c")
 	take("f", false) // the turn is c's
 	take("c", true)
-	limiter.done(request("b"))
+	turns.Done(request("b"))
 	next("gone") // c was parked twice, but is at work
-	limiter.done(request("gone"))
+	turns.Done(request("gone"))
 	next("d")
 	take("d", true)
-	limiter.done(request("d"))
+	turns.Done(request("d"))
 	next("f")
 	take("f", true)
-	limiter.done(request("f"))
-	if !limiter.take("quick", request("c")) || limiter.taken["slow"] != 0 {
-		t.Errorf("a Port at another XPU keeps its turn at the first: %v", limiter.taken)
+	turns.Done(request("f"))
+	if !turns.Take("quick", request("c")) || turns.taken["slow"] != 0 {
+		t.Errorf("a Port at another XPU keeps its turn at the first: %v", turns.taken)
 	}
-	limiter.done(request("c"))
-	limiter.done(request("unknown"))
-	if queue.Len() > 0 || len(limiter.taken)+len(limiter.parked)+len(limiter.holds) > 0 {
-		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), limiter.taken, limiter.parked, limiter.holds)
+	turns.Done(request("c"))
+	turns.Done(request("unknown"))
+	if queue.Len() > 0 || len(turns.taken)+len(turns.parked)+len(turns.holds) > 0 {
+		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), turns.taken, turns.parked, turns.holds)
 	}
 }
 
-// TestPerXPULimiterLosesNothing: whatever moves between XPUs, is deleted and is made again, in whatever order, each request that
+// TestTurnsLosesNothing: whatever moves between XPUs, is deleted and is made again, in whatever order, each request that
 // was woken runs after it was, and no turn is lost.
-func TestPerXPULimiterLosesNothing(t *testing.T) {
+func TestTurnsLosesNothing(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		queue := workqueue.NewTypedRateLimitingQueue(retryLimiter[reconcile.Request]())
-		limiter := newPerXPULimiter(1 + random.IntN(2))
-		if err := limiter.wakeups.source().Start(t.Context(), queue); err != nil {
+		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		turns := NewTurns[reconcile.Request](1 + random.IntN(2))
+		if err := turns.Source().Start(t.Context(), queue); err != nil {
 			t.Fatal(err)
 		}
 		requests := make([]reconcile.Request, 6)
@@ -89,8 +89,8 @@ func TestPerXPULimiterLosesNothing(t *testing.T) {
 			request, _ := queue.Get()
 			switch at := xpu[request]; {
 			case at == "":
-				limiter.done(request)
-			case limiter.take(at, request):
+				turns.Done(request)
+			case turns.Take(at, request):
 				woken[request] = false
 				running = append(running, request)
 				return
@@ -103,7 +103,7 @@ func TestPerXPULimiterLosesNothing(t *testing.T) {
 		}
 		end := func() {
 			i := random.IntN(len(running))
-			limiter.done(running[i])
+			turns.Done(running[i])
 			queue.Done(running[i])
 			running = slices.Delete(running, i, i+1)
 		}
@@ -133,8 +133,8 @@ func TestPerXPULimiterLosesNothing(t *testing.T) {
 				t.Errorf("seed %d: %s was woken and does not run", seed, request)
 			}
 		}
-		if len(limiter.taken)+len(limiter.holds) > 0 {
-			t.Fatalf("seed %d: turns that nobody has: %v, %v", seed, limiter.taken, limiter.holds)
+		if len(turns.taken)+len(turns.holds) > 0 {
+			t.Fatalf("seed %d: turns that nobody has: %v, %v", seed, turns.taken, turns.holds)
 		}
 	}
 }

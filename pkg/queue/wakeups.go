@@ -1,4 +1,4 @@
-package controller
+package queue
 
 import (
 	"context"
@@ -9,13 +9,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// wakeups puts requests into the queue of the controller that watches its source. Safe for concurrent use.
-type wakeups[R comparable] struct {
+// Wakeups puts requests into the queue of the controller that watches its source. The zero value is ready for use. Safe for
+// concurrent use.
+type Wakeups[R comparable] struct {
 	mu    sync.Mutex
 	queue workqueue.TypedRateLimitingInterface[R] // nil until the controller starts
 }
 
-func (w *wakeups[R]) source() source.TypedSource[R] {
+// Source is for the controller.
+func (w *Wakeups[R]) Source() source.TypedSource[R] {
 	return source.TypedFunc[R](func(_ context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -24,9 +26,9 @@ func (w *wakeups[R]) source() source.TypedSource[R] {
 	})
 }
 
-// add wakes the controller after the delay. Requests that come before the controller starts are dropped: its first look is at
+// Add wakes the controller after the delay. Requests that come before the controller starts are dropped: its first look is at
 // everything.
-func (w *wakeups[R]) add(delay time.Duration, requests ...R) {
+func (w *Wakeups[R]) Add(delay time.Duration, requests ...R) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.queue == nil {

@@ -1,0 +1,106 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// brokerWatch says in the status of XPUs of a tenant cluster that no broker of an infra cluster asks it. The broker renews a Lease. When
+// it is back it says itself how the XPUs are. The time since a renewal is measured here, so that the clocks of the two may differ.
+type brokerWatch struct {
+	base
+	ports *tenantPorts
+
+	mu   sync.Mutex
+	last string    // the renewal that was seen last
+	seen time.Time // when it was seen first; when the controller started, if there was none
+	away bool
+}
+
+func (r *brokerWatch) setup(mgr ctrl.Manager) error {
+	r.ports.brokerAway = r.isAway
+	lease := types.NamespacedName{Namespace: r.Namespace, Name: v1alpha1.BrokerLease}
+	onLease := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == lease.Name }))
+	begin := source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		queue.Add(reconcile.Request{NamespacedName: lease}) // there may be none
+		return nil
+	})
+	return newController(mgr, "broker", 1).
+		Watches(&coordinationv1.Lease{}, &handler.EnqueueRequestForObject{}, onLease).
+		WatchesRawSource(begin).
+		Complete(withConflicts(r))
+}
+
+func (r *brokerWatch) isAway() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.away
+}
+
+func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var lease coordinationv1.Lease // stays empty if there is none
+	if err := r.client.Get(ctx, req.NamespacedName, &lease); client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, fmt.Errorf("Lease %s: %w", req, err)
+	}
+	left, changed := r.observe(&lease)
+	if changed {
+		ctrl.LoggerFrom(ctx).Info("Whether a broker asks this cluster has changed", "away", left <= 0)
+		r.ports.wakeups.Add(0, r.requests(ctx, &v1alpha1.XPUPortList{})...)
+	}
+	if left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
+	}
+	return ctrl.Result{}, r.tellXPUs(ctx)
+}
+
+// observe returns how long the broker has to renew the Lease, 0 or less if it is away, and whether that is news.
+func (r *brokerWatch) observe(lease *coordinationv1.Lease) (left time.Duration, changed bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if renewal := fmt.Sprint(lease.UID, lease.Spec.RenewTime); renewal != r.last {
+		r.last, r.seen = renewal, time.Now()
+	}
+	left = r.BrokerGrace - time.Since(r.seen)
+	changed = r.away != (left <= 0)
+	r.away = left <= 0
+	return left, changed
+}
+
+// tellXPUs has the XPUs say that the broker is away.
+func (r *brokerWatch) tellXPUs(ctx context.Context) error {
+	var xpus v1alpha1.XPUList
+	if err := r.client.List(ctx, &xpus); err != nil {
+		return fmt.Errorf("list XPUs: %w", err)
+	}
+	for i := range xpus.Items {
+		xpu := &xpus.Items[i]
+		before := xpu.DeepCopy()
+		away := newCondition(v1alpha1.ConditionReady, xpu.Generation, v1alpha1.ReasonBrokerAway, brokerAwayMessage(r.Namespace))
+		meta.SetStatusCondition(&xpu.Status.Conditions, away)
+		if err := r.writeStatus(ctx, xpu, before); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func brokerAwayMessage(namespace string) string {
+	return fmt.Sprintf("no broker of an infra cluster renews Lease %s/%s; see whether it runs there and reaches this cluster",
+		namespace, v1alpha1.BrokerLease)
+}

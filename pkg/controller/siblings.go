@@ -1,0 +1,45 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// siblings are the other Ports of a Port's Function. A Function has two Ports only while the Port of a claim takes the place of one
+// that was made ahead, if a claim and a node's agent made theirs at the same time, or if a person made one.
+func (r *base) siblings(ctx context.Context, o client.Object) []reconcile.Request {
+	all := r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))})
+	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
+}
+
+// first returns the Port of the same Function that comes before this one, nil if there is none.
+func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPUPort, error) {
+	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByFunction: functionOf(port)})
+	if err != nil {
+		return nil, err
+	}
+	var first *v1alpha1.XPUPort
+	for i := range all {
+		if all[i].UID != port.UID && comesBefore(&all[i], cmp.Or(first, port)) {
+			first = &all[i]
+		}
+	}
+	return first, nil
+}
+
+// comesBefore prefers the Port that was not made ahead, then the one that was up, then the older one.
+func comesBefore(a, b *v1alpha1.XPUPort) bool {
+	if a.Spec.Ahead != b.Spec.Ahead {
+		return b.Spec.Ahead
+	}
+	if up := a.Status.BridgePort != ""; up != (b.Status.BridgePort != "") {
+		return up
+	}
+	return older(a, b)
+}
