@@ -37,7 +37,7 @@ require (
 	tags.cncf.io/container-device-interface/specs-go v1.1.0
 )
 
-require sigs.k8s.io/multicluster-runtime v0.24.1 // indirect
+require sigs.k8s.io/multicluster-runtime v0.24.1
 
 require (
 	cel.dev/expr v0.25.3 // indirect

@@ -11,6 +11,14 @@ import (
 // LabelTenant is on every object of an infra cluster that stands for one of a tenant cluster: the name of the XPUTenant.
 const LabelTenant = GroupName + "/tenant"
 
+// Annotations of objects of an infra cluster that stand for one of a tenant cluster.
+const (
+	// AnnotationOrigin is its name there, "namespace/name" or "name".
+	AnnotationOrigin = GroupName + "/origin"
+	// AnnotationOriginUID is its UID.
+	AnnotationOriginUID = GroupName + "/origin-uid"
+)
+
 // TenantMember says how the broker reaches the tenant's cluster.
 // +kubebuilder:validation:XValidation:rule="has(self.secretName) != has(self.clusterProfile)",message="set secretName or clusterProfile"
 type TenantMember struct {

@@ -1,0 +1,69 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+)
+
+// fieldOwner is the broker, in the managed fields of all that it writes.
+const fieldOwner = client.FieldOwner("xpu-broker")
+
+// configuration is what server-side apply is to set: what the object has, without these fields.
+func configuration(o client.Object, scheme *runtime.Scheme, without ...string) (*unstructured.Unstructured, error) {
+	gvk, err := apiutil.GVKForObject(o, scheme)
+	if err != nil {
+		return nil, err
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		return nil, err
+	}
+	u := &unstructured.Unstructured{Object: content}
+	u.SetGroupVersionKind(gvk)
+	unstructured.RemoveNestedField(content, "metadata", "creationTimestamp")
+	for _, field := range without {
+		delete(content, field)
+	}
+	return u, nil
+}
+
+// apply has the object be as it is given, but for its status.
+func apply(ctx context.Context, c client.Client, o client.Object) error {
+	u, err := configuration(o, c.Scheme(), "status")
+	if err == nil {
+		err = c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner, client.ForceOwnership)
+	}
+	if err != nil {
+		return fmt.Errorf("apply %T %s: %w", o, client.ObjectKeyFromObject(o), err)
+	}
+	return nil
+}
+
+// applyStatus has the status be as it is given. Of the object only the name counts.
+func applyStatus(ctx context.Context, c client.Client, o client.Object) error {
+	u, err := configuration(o, c.Scheme(), "spec")
+	if err == nil {
+		err = c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner, client.ForceOwnership)
+	}
+	if err != nil {
+		return fmt.Errorf("apply status of %T %s: %w", o, client.ObjectKeyFromObject(o), err)
+	}
+	return nil
+}
+
+// applyWhole has an object without a status subresource be as it is given.
+func applyWhole(ctx context.Context, c client.Client, o client.Object) error {
+	u, err := configuration(o, c.Scheme())
+	if err == nil {
+		err = c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner, client.ForceOwnership)
+	}
+	if err != nil {
+		return fmt.Errorf("apply %T %s: %w", o, client.ObjectKeyFromObject(o), err)
+	}
+	return nil
+}

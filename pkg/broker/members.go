@@ -1,0 +1,392 @@
+package broker
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/multicluster-runtime/pkg/clusters"
+	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
+	"sigs.k8s.io/multicluster-runtime/pkg/multicluster"
+	"sigs.k8s.io/multicluster-runtime/providers/kubeconfig"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Members are the clusters of XPUTenants, by the names of these. It is the provider of a multicluster manager: it joins a cluster once
+// all of its objects have been read, so that one that does not answer holds up nobody, and leaves it when its credentials change or
+// are gone. Safe for concurrent use.
+type Members struct {
+	*clusters.Registry[cluster.Cluster]
+	Options
+	log    logr.Logger
+	scheme *runtime.Scheme
+	infra  client.Client
+	aware  multicluster.Aware
+
+	// joined and changed are called after a cluster was joined, and after what is known of it has changed.
+	joined, changed func(tenant string)
+
+	started chan struct{} // closed once ctx and aware are set
+	ctx     context.Context
+
+	mu       sync.Mutex
+	byTenant map[string]*member
+	indexes  []clusters.Index
+}
+
+// member is one cluster, joined or not.
+type member struct {
+	fingerprint [sha256.Size]byte
+	stop        context.CancelFunc
+	running     sync.WaitGroup // its caches
+	stopped     chan struct{}  // closed when nothing of it runs any more
+	state       memberState
+}
+
+// memberState is the condition Connected of an XPUTenant. The reason is empty while nothing is known.
+type memberState struct {
+	reason, message string
+	joined          bool // since the broker started, or its credentials changed
+}
+
+// NewMembers returns no members. They come with [Setup].
+func NewMembers() *Members {
+	registry := clusters.NewRegistry[cluster.Cluster]()
+	registry.EqualClusters = func(a, b cluster.Cluster) bool { return a == b }
+	return &Members{Registry: registry, started: make(chan struct{}), byTenant: map[string]*member{}}
+}
+
+func (m *Members) setup(mgr mcmanager.Manager, o Options) error {
+	infra := mgr.GetLocalManager()
+	m.Options, m.infra, m.scheme, m.log = o, infra.GetClient(), infra.GetScheme(), infra.GetLogger().WithName("members")
+	ofSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
+		var tenants v1alpha1.XPUTenantList
+		if err := m.infra.List(ctx, &tenants, client.MatchingFields{tenantsBySecret: secret.GetName()}); err != nil {
+			return nil // the cache is not running
+		}
+		var requests []reconcile.Request
+		for i := range tenants.Items {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&tenants.Items[i])})
+		}
+		return requests
+	}
+	return ctrl.NewControllerManagedBy(infra).Named("member").
+		For(&v1alpha1.XPUTenant{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(ofSecret)).
+		Complete(m)
+}
+
+// Start makes it a [multicluster.ProviderRunnable].
+func (m *Members) Start(ctx context.Context, aware multicluster.Aware) error {
+	m.ctx, m.aware = ctx, aware
+	close(m.started)
+	<-ctx.Done()
+	m.mu.Lock()
+	all := make([]*member, 0, len(m.byTenant))
+	for _, known := range m.byTenant {
+		all = append(all, known)
+	}
+	m.mu.Unlock()
+	for _, known := range all {
+		<-known.stopped
+	}
+	return nil
+}
+
+// IndexField is of [multicluster.Provider].
+func (m *Members) IndexField(ctx context.Context, object client.Object, field string, extract client.IndexerFunc) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.indexes = append(m.indexes, clusters.Index{Object: object, Field: field, Extractor: extract})
+	return m.ForEach(func(_ multicluster.ClusterName, cl cluster.Cluster) error {
+		return cl.GetFieldIndexer().IndexField(ctx, object, field, extract)
+	})
+}
+
+// Reconcile has a tenant's cluster be a member with the credentials that there are.
+func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	select {
+	case <-m.started:
+	case <-ctx.Done():
+		return ctrl.Result{}, ctx.Err()
+	}
+	var tenant v1alpha1.XPUTenant
+	exists, err := found(ctx, m.infra, req.NamespacedName, &tenant)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if !exists {
+		m.leave(req.Name)
+		return ctrl.Result{}, nil
+	}
+	config, problem, err := m.credentials(ctx, &tenant)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	m.join(req.Name, config, problem)
+	return ctrl.Result{}, nil
+}
+
+// credentials returns the kubeconfig of a tenant's cluster, or says why there is none.
+func (m *Members) credentials(ctx context.Context, tenant *v1alpha1.XPUTenant) (config []byte, problem string, err error) {
+	key := client.ObjectKey{Namespace: m.Namespace, Name: tenant.Spec.Member.SecretName}
+	var secret corev1.Secret
+	exists, err := found(ctx, m.infra, key, &secret)
+	if err != nil {
+		return nil, "", err
+	}
+	config = secret.Data[kubeconfig.DefaultKubeconfigSecretKey]
+	if !exists || len(config) == 0 {
+		return nil, fmt.Sprintf("there is no Secret %s with a kubeconfig in its key %s and the label %s: \"true\"; create it",
+			key, kubeconfig.DefaultKubeconfigSecretKey, kubeconfig.DefaultKubeconfigSecretLabel), nil
+	}
+	return config, "", nil
+}
+
+// join has the cluster be a member with these credentials; without any, because of the problem, it is none.
+func (m *Members) join(tenant string, config []byte, problem string) {
+	fingerprint := sha256.Sum256(config)
+	m.mu.Lock()
+	before := m.byTenant[tenant]
+	if before != nil && before.fingerprint == fingerprint {
+		m.mu.Unlock()
+		return
+	}
+	ctx, stop := context.WithCancel(m.ctx)
+	next := &member{fingerprint: fingerprint, stop: stop, stopped: make(chan struct{})}
+	m.byTenant[tenant] = next
+	m.mu.Unlock()
+	go func() {
+		defer close(next.stopped)
+		defer next.running.Wait()
+		if before != nil {
+			before.stop()
+			<-before.stopped
+		}
+		if problem != "" {
+			m.note(tenant, next, memberState{reason: v1alpha1.ReasonMemberNotFound, message: problem})
+			return
+		}
+		m.run(ctx, tenant, next, config)
+	}()
+}
+
+// leave has the cluster be no member.
+func (m *Members) leave(tenant string) {
+	m.mu.Lock()
+	known := m.byTenant[tenant]
+	delete(m.byTenant, tenant)
+	m.mu.Unlock()
+	if known != nil {
+		known.stop()
+	}
+}
+
+// state is what is known of a tenant's cluster.
+func (m *Members) state(tenant string) memberState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if known := m.byTenant[tenant]; known != nil {
+		return known.state
+	}
+	return memberState{}
+}
+
+// note records what is known of a cluster.
+func (m *Members) note(tenant string, known *member, state memberState) {
+	m.mu.Lock()
+	news := known.state != state
+	known.state = state
+	m.mu.Unlock()
+	if news {
+		m.log.Info("What is known of a tenant's cluster has changed", "tenant", tenant, "reason", state.reason, "message", state.message)
+		m.changed(tenant)
+	}
+}
+
+// run asks the cluster again and again whether it is there, and joins it once it is.
+func (m *Members) run(ctx context.Context, tenant string, known *member, kubeconfig []byte) {
+	config, namespace, err := clientConfig(kubeconfig, m.MemberNamespace)
+	if err != nil {
+		m.note(tenant, known, memberState{
+			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("the kubeconfig cannot be used; correct it: %s", err),
+		})
+		return
+	}
+	lease, err := newLease(config, namespace, m.Options)
+	if err != nil {
+		m.note(tenant, known, memberState{reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("the kubeconfig cannot be used: %s", err)})
+		return
+	}
+	joined := false
+	for ctx.Err() == nil {
+		err := lease.renew(ctx)
+		if err == nil && !joined {
+			if err = m.engage(ctx, tenant, known, config); err == nil {
+				joined = true
+				m.joined(tenant)
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		state := stateOf(err, config.Host)
+		state.joined = joined
+		m.note(tenant, known, state)
+		pause := m.RenewPeriod - rand.N(m.RenewPeriod/10+1) // so that not all are asked at once
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// stateOf is what an error of the cluster means.
+func stateOf(err error, host string) memberState {
+	var taken *takenError
+	switch {
+	case err == nil:
+		return memberState{reason: v1alpha1.ReasonConnected, message: fmt.Sprintf("the cluster at %s answers", host)}
+	case errors.As(err, &taken):
+		return memberState{reason: v1alpha1.ReasonConflict, message: taken.Error()}
+	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
+		return memberState{reason: v1alpha1.ReasonUnauthorized, message: fmt.Sprintf("the cluster at %s refuses the credentials; renew them in "+
+			"the Secret, and see what the ServiceAccount may do there: %s", host, err)}
+	}
+	return memberState{reason: v1alpha1.ReasonUnreachable, message: fmt.Sprintf("the cluster at %s does not answer: %s", host, err)}
+}
+
+// clientConfig is what a client of the cluster needs, and the namespace of the kubeconfig's context.
+func clientConfig(kubeconfig []byte, otherwise string) (*rest.Config, string, error) {
+	loaded, err := clientcmd.NewClientConfigFromBytes(kubeconfig)
+	if err != nil {
+		return nil, "", err
+	}
+	raw, err := loaded.RawConfig()
+	if err != nil {
+		return nil, "", err
+	}
+	namespace := otherwise
+	if at := raw.Contexts[raw.CurrentContext]; at != nil && at.Namespace != "" {
+		namespace = at.Namespace
+	}
+	// What a Secret says must not have this process run programs or read its files.
+	for name, user := range raw.AuthInfos {
+		if user.Exec != nil || user.AuthProvider != nil || user.TokenFile != "" || user.ClientCertificate != "" || user.ClientKey != "" {
+			return nil, "", fmt.Errorf("user %q: only token, client-certificate-data and client-key-data may be used", name)
+		}
+	}
+	for name, server := range raw.Clusters {
+		if server.CertificateAuthority != "" {
+			return nil, "", fmt.Errorf("cluster %q: use certificate-authority-data in place of certificate-authority", name)
+		}
+	}
+	config, err := loaded.ClientConfig()
+	if err != nil {
+		return nil, "", err
+	}
+	config = rest.AddUserAgent(config, "xpu-broker")
+	config.QPS = -1 // how many requests there are at once is bounded, and the API server has its own limits
+	return config, namespace, nil
+}
+
+// memberKinds are all that is read of a tenant's cluster.
+func memberKinds() []client.Object {
+	return []client.Object{&v1alpha1.XPUPort{}, &v1alpha1.XPUNetwork{}, &v1alpha1.XPUNode{}, &v1alpha1.XPU{}}
+}
+
+// engage joins the cluster. It returns once all of its objects have been read and the reconcilers know of it; they go on until ctx ends.
+func (m *Members) engage(ctx context.Context, tenant string, known *member, config *rest.Config) error {
+	ctx, stop := context.WithCancel(ctx)
+	ok := false
+	defer func() {
+		if !ok {
+			stop()
+		}
+	}()
+	cl, err := cluster.New(config, func(o *cluster.Options) {
+		o.Scheme, o.Logger = m.scheme, m.log.WithValues("tenant", tenant)
+		o.MapperProvider = restMapper
+		o.Cache = cache.Options{DefaultTransform: trimOriginal, ReaderFailOnMissingInformer: true}
+	})
+	if err != nil {
+		return err
+	}
+	for _, kind := range memberKinds() {
+		if _, err := cl.GetCache().GetInformer(ctx, kind, cache.BlockUntilSynced(false)); err != nil {
+			return err
+		}
+	}
+	known.running.Go(func() {
+		if err := cl.Start(ctx); err != nil {
+			m.log.Error(err, "The caches of a tenant's cluster ended", "tenant", tenant)
+		}
+	})
+	waiting, done := context.WithTimeout(ctx, m.JoinTimeout)
+	defer done()
+	if !cl.GetCache().WaitForCacheSync(waiting) {
+		return fmt.Errorf("its objects could not be read within %s; see whether it has the CustomResourceDefinitions and lets the broker "+
+			"list them", m.JoinTimeout)
+	}
+	m.mu.Lock()
+	indexes := m.indexes
+	m.mu.Unlock()
+	for _, index := range indexes {
+		if err := cl.GetFieldIndexer().IndexField(ctx, index.Object, index.Field, index.Extractor); err != nil {
+			return err
+		}
+	}
+	name := multicluster.ClusterName(tenant)
+	if err := errors.Join(m.Engage(ctx, name, cl), m.aware.Engage(ctx, name, cl)); err != nil {
+		return err
+	}
+	ok = true
+	return nil
+}
+
+// trimOriginal leaves out what is not carried over.
+func trimOriginal(o any) (any, error) {
+	if node, ok := o.(*v1alpha1.XPUNode); ok {
+		node.Status.Pools = nil
+	}
+	if object, ok := o.(client.Object); ok {
+		object.SetOwnerReferences(nil)
+	}
+	return cache.TransformStripManagedFields()(o)
+}
+
+// restMapper has the kinds that are read and written in a tenant's cluster, so that it is not asked which there are.
+func restMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUPort"), meta.RESTScopeNamespace)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUNetwork"), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUNode"), meta.RESTScopeRoot)
+	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPU"), meta.RESTScopeRoot)
+	mapper.Add(leaseKind, meta.RESTScopeNamespace)
+	return mapper, nil
+}
+
+// now is the time as a Lease has it.
+func now() *metav1.MicroTime { return new(metav1.NowMicro()) }

@@ -1,0 +1,198 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
+	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// networks carries XPUNetworks to the infra cluster, each in a segment of the tenant's, and their status back. A tenant's XPUNetwork
+// keeps its finalizer until the infra cluster has none that stands for it, which is when no XPUPort is in it.
+type networks struct{ base }
+
+func (r *networks) setup(mgr mcmanager.Manager) error {
+	return newController(mgr, "network", r.Concurrency).
+		For(&v1alpha1.XPUNetwork{}).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, originals)).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
+		WatchesRawSource(r.wakeups.Source()).
+		Complete(retried(r))
+}
+
+func (r *networks) wake(ctx context.Context, tenant string) {
+	r.wakeAll(ctx, tenant, &v1alpha1.XPUNetworkList{})
+}
+
+// ofTenant are all XPUNetworks of a tenant, which may be given another segment, or are to go.
+func (r *networks) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
+	s, err := r.at(ctx, request(tenant.Name, "", ""))
+	if err != nil {
+		return nil // each is looked at once it is joined
+	}
+	var all v1alpha1.XPUNetworkList
+	if err := s.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		return nil
+	}
+	var requests []mcreconcile.Request
+	for i := range all.Items {
+		requests = append(requests, request(tenant.Name, "", all.Items[i].Name))
+	}
+	return requests
+}
+
+func (r *networks) Reconcile(ctx context.Context, req mcreconcile.Request) (ctrl.Result, error) {
+	s, err := r.at(ctx, req)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.RequestTimeout)
+	defer cancel()
+	var network, copied v1alpha1.XPUNetwork
+	exists, err := found(ctx, s.client, req.NamespacedName, &network)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	key := client.ObjectKey{Name: scopedNetwork(s.Name, req.Name)}
+	has, err := found(ctx, r.infra, key, &copied)
+	switch {
+	case err != nil:
+		return ctrl.Result{}, err
+	case !exists:
+		return r.orphan(ctx, s, req, &copied, has)
+	case !network.DeletionTimestamp.IsZero(), s.leaving():
+		return ctrl.Result{}, r.release(ctx, s, &network, &copied, key, has)
+	}
+	err = r.carry(ctx, s, &network, &copied, has)
+	if p, ok := errors.AsType[*problem](err); ok {
+		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, &network, p)
+	}
+	return ctrl.Result{}, err
+}
+
+// orphan deletes what stands for an XPUNetwork that the tenant's cluster, not only the cache of it, does not have.
+func (r *networks) orphan(ctx context.Context, s *site, req mcreconcile.Request, copied *v1alpha1.XPUNetwork, has bool) (ctrl.Result, error) {
+	if !has && segmentOf(s.XPUTenant, req.Name) == nil {
+		return ctrl.Result{}, nil
+	}
+	var network v1alpha1.XPUNetwork
+	exists, err := found(ctx, s.live, req.NamespacedName, &network)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if exists {
+		return ctrl.Result{RequeueAfter: firstRetry}, nil // the cache is behind
+	}
+	return ctrl.Result{}, r.retire(ctx, s, req.Name, copied, has)
+}
+
+// retire deletes what stands for a network, and gives its segment back once that is gone.
+func (r *networks) retire(ctx context.Context, s *site, name string, copied *v1alpha1.XPUNetwork, has bool) error {
+	if !has {
+		var err error
+		if has, err = found(ctx, r.live, client.ObjectKey{Name: scopedNetwork(s.Name, name)}, copied); err != nil {
+			return err
+		}
+	}
+	if has {
+		return remove(ctx, r.infra, copied)
+	}
+	return r.giveBack(ctx, s.XPUTenant, name)
+}
+
+func (r *networks) release(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, key client.ObjectKey, has bool) error {
+	if !controllerutil.ContainsFinalizer(network, v1alpha1.FinalizerNetwork) && !has {
+		return nil
+	}
+	if has && s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
+		return nil
+	}
+	if err := r.retire(ctx, s, network.Name, copied, has); err != nil {
+		return err
+	}
+	still, err := found(ctx, r.live, key, copied)
+	if err != nil {
+		return err
+	}
+	if still {
+		return r.report(ctx, s, network, copied)
+	}
+	if network.DeletionTimestamp.IsZero() {
+		if err := r.refuse(ctx, s, network, leavingProblem()); err != nil {
+			return err
+		}
+	}
+	return changeFinalizer(ctx, s.client, network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
+}
+
+// carry gives the network a segment, has what stands for it be as it is wanted, and says what became of that.
+func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool) error {
+	if err := changeFinalizer(ctx, s.client, network, controllerutil.AddFinalizer, v1alpha1.FinalizerNetwork); err != nil {
+		return err
+	}
+	segment := segmentOf(s.XPUTenant, network.Name)
+	if segment == nil {
+		var err error
+		if segment, err = r.allocate(ctx, s.XPUTenant, network.Name); err != nil {
+			return err
+		}
+	}
+	want := &v1alpha1.XPUNetwork{
+		ObjectMeta: copyMeta(s.Name, network, "", scopedNetwork(s.Name, network.Name)),
+		Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: segment.VLAN, VNI: segment.VNI, MTU: network.Spec.MTU,
+			AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromNone}, // of the infra cluster
+		},
+	}
+	same := has && equality.Semantic.DeepEqual(copied.Spec, want.Spec) && isCopyOf(copied, network)
+	if !same {
+		if err := apply(ctx, r.infra, want); err != nil {
+			return err
+		}
+	}
+	if !has {
+		return nil
+	}
+	return r.report(ctx, s, network, copied)
+}
+
+// refuse says in the tenant's XPUNetwork why it is not carried over.
+func (r *networks) refuse(ctx context.Context, s *site, network *v1alpha1.XPUNetwork, p *problem) error {
+	condition := dated(ready(network, p.reason, p.message), network.Status.Conditions)
+	if has(network.Status.Conditions, condition) {
+		return nil
+	}
+	return applyStatus(ctx, s.client, &v1alpha1.XPUNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: network.Name},
+		Status:     v1alpha1.XPUNetworkStatus{Conditions: []metav1.Condition{condition}},
+	})
+}
+
+// report says in the tenant's XPUNetwork what became of the one in the infra cluster.
+func (r *networks) report(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork) error {
+	condition := readyOf(s.Name, copied.Status.Conditions, network)
+	if condition == nil {
+		return nil
+	}
+	told := v1alpha1.XPUNetworkStatus{XPUs: copied.Status.XPUs, ReadyXPUs: copied.Status.ReadyXPUs}
+	for _, failure := range copied.Status.Failures {
+		told.Failures = append(told.Failures, v1alpha1.XPUNetworkFailure{XPU: failure.XPU, Message: localText(s.Name, failure.Message)})
+	}
+	there := network.Status
+	same := there.XPUs == told.XPUs && there.ReadyXPUs == told.ReadyXPUs && slices.Equal(there.Failures, told.Failures)
+	if same && has(there.Conditions, *condition) {
+		return nil
+	}
+	meta.SetStatusCondition(&told.Conditions, *condition)
+	return applyStatus(ctx, s.client, &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: network.Name}, Status: told})
+}

@@ -1,0 +1,280 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
+	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/queue"
+)
+
+// ports carries XPUPorts to the infra cluster and their status back. A tenant's XPUPort keeps its finalizer until the infra cluster has
+// none that stands for it, which is when its xPU has let go of the port.
+type ports struct {
+	base
+	turns *queue.Turns[mcreconcile.Request] // by tenant: one that makes many does not hold up others
+
+	mu      sync.Mutex
+	carried map[string]sets.Set[string] // by tenant: names of what was made and the cache may not have yet
+}
+
+func (r *ports) setup(mgr mcmanager.Manager) error {
+	r.carried = map[string]sets.Set[string]{}
+	ofTenant := func(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
+		return r.ofTenant(ctx, tenant.Name)
+	}
+	return newController(mgr, "port", r.Concurrency).
+		For(&v1alpha1.XPUPort{}).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUPort{}, originals)).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
+		WatchesRawSource(r.wakeups.Source()).
+		WatchesRawSource(r.turns.Source()).
+		Complete(retried(r))
+}
+
+func (r *ports) wake(ctx context.Context, tenant string) {
+	r.wakeAll(ctx, tenant, &v1alpha1.XPUPortList{})
+}
+
+// ofTenant are all XPUPorts of a tenant.
+func (r *ports) ofTenant(ctx context.Context, tenant string) []mcreconcile.Request {
+	s, err := r.at(ctx, request(tenant, "", ""))
+	if err != nil {
+		return nil // each is looked at once it is joined
+	}
+	var all v1alpha1.XPUPortList
+	if err := s.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		return nil
+	}
+	var requests []mcreconcile.Request
+	for i := range all.Items {
+		requests = append(requests, request(tenant, all.Items[i].Namespace, all.Items[i].Name))
+	}
+	return requests
+}
+
+func (r *ports) Reconcile(ctx context.Context, req mcreconcile.Request) (ctrl.Result, error) {
+	if !r.turns.Take(req.ClusterName.String(), req) {
+		return ctrl.Result{}, nil
+	}
+	defer r.turns.Done(req)
+	s, err := r.at(ctx, req)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.RequestTimeout)
+	defer cancel()
+	var port, copied v1alpha1.XPUPort
+	exists, err := found(ctx, s.client, req.NamespacedName, &port)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	key := types.NamespacedName{Namespace: r.Namespace, Name: scopedPort(s.Name, req.NamespacedName)}
+	has, err := found(ctx, r.infra, key, &copied)
+	switch {
+	case err != nil:
+		return ctrl.Result{}, err
+	case !exists && !has:
+		r.forget(s.Name, key.Name)
+		return ctrl.Result{}, nil
+	case !exists, has && !isCopyOf(&copied, &port):
+		return r.orphan(ctx, s, req, &copied)
+	case !port.DeletionTimestamp.IsZero(), s.leaving():
+		return ctrl.Result{}, r.release(ctx, s, &port, &copied, key, has)
+	case !has:
+		return r.carry(ctx, s, &port, key)
+	}
+	return ctrl.Result{}, r.report(ctx, s, &port, &copied)
+}
+
+// orphan deletes what stands for an XPUPort that the tenant's cluster, not only the cache of it, does not have.
+func (r *ports) orphan(ctx context.Context, s *site, req mcreconcile.Request, copied *v1alpha1.XPUPort) (ctrl.Result, error) {
+	var port v1alpha1.XPUPort
+	exists, err := found(ctx, s.live, req.NamespacedName, &port)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if exists && isCopyOf(copied, &port) {
+		return ctrl.Result{RequeueAfter: firstRetry}, nil // the cache is behind
+	}
+	ctrl.LoggerFrom(ctx).Info("deleting an XPUPort whose tenant has none", "port", client.ObjectKeyFromObject(copied))
+	return ctrl.Result{}, remove(ctx, r.infra, copied)
+}
+
+// release has the infra cluster let go of the port, and then the tenant's XPUPort go.
+func (r *ports) release(ctx context.Context, s *site, port, copied *v1alpha1.XPUPort, key types.NamespacedName, has bool) error {
+	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) && !has {
+		return nil
+	}
+	if !has { // it may have been made a moment ago
+		var err error
+		if has, err = found(ctx, r.live, key, copied); err != nil {
+			return err
+		}
+	}
+	if has {
+		if s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
+			return nil
+		}
+		if err := remove(ctx, r.infra, copied); err != nil {
+			return err
+		}
+		return r.report(ctx, s, port, copied)
+	}
+	if s.leaving() && port.DeletionTimestamp.IsZero() {
+		if err := r.refuse(ctx, s, port, leavingProblem()); err != nil {
+			return err
+		}
+	}
+	r.forget(s.Name, key.Name)
+	return changeFinalizer(ctx, s.client, port, controllerutil.RemoveFinalizer, v1alpha1.FinalizerPort)
+}
+
+// carry makes what stands for the XPUPort, if the tenant may have it.
+func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key types.NamespacedName) (ctrl.Result, error) {
+	if !v1alpha1.IsAdmitted(port) {
+		return ctrl.Result{}, nil
+	}
+	err := r.allow(ctx, s, port, key.Name)
+	if p, ok := errors.AsType[*problem](err); ok {
+		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, port, p)
+	}
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	copied := &v1alpha1.XPUPort{ObjectMeta: copyMeta(s.Name, port, key.Namespace, key.Name), Spec: *port.Spec.DeepCopy()}
+	copied.Spec.NodeName = scoped(s.Name, port.Spec.NodeName)
+	copied.Spec.Network = scopedNetwork(s.Name, port.Spec.Network)
+	copied.Labels[v1alpha1.LabelNetwork] = copied.Spec.Network
+	copied.Finalizers = []string{v1alpha1.FinalizerPort}
+	if err := apply(ctx, r.infra, copied); err != nil {
+		return ctrl.Result{}, err
+	}
+	if port.Status.BridgePort == "" && v1alpha1.ReadyOf(port.Status.Conditions).Reason != "" { // of a time when it could not be carried over
+		return ctrl.Result{}, r.refuse(ctx, s, port, problemf(v1alpha1.ReasonProvisioning, "the infra cluster has it now"))
+	}
+	return ctrl.Result{}, nil
+}
+
+// allow returns a *problem if the tenant may not have the XPUPort, and otherwise counts it.
+func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name string) error {
+	var xpu v1alpha1.XPU
+	exists, err := found(ctx, r.infra, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
+	if err != nil {
+		return err
+	}
+	mine := false
+	if exists {
+		if mine, err = r.isOf(ctx, s, &xpu); err != nil {
+			return err
+		}
+	}
+	if !mine {
+		return problemf(v1alpha1.ReasonForbidden, "XPU %s does not serve this cluster; ask the administrator of the infra cluster to add it "+
+			"to spec.xpus of XPUTenant %s", port.Spec.XPU, s.Name)
+	}
+	if xpu.Node() != scoped(s.Name, port.Spec.NodeName) {
+		return problemf(v1alpha1.ReasonNoXPU, "XPU %s is not known to be of node %s", port.Spec.XPU, port.Spec.NodeName)
+	}
+	return r.count(ctx, s, name)
+}
+
+// isOf says whether the XPU is the tenant's.
+func (b *base) isOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (bool, error) {
+	var tenants v1alpha1.XPUTenantList
+	if err := b.infra.List(ctx, &tenants, client.UnsafeDisableDeepCopy); err != nil {
+		return false, fmt.Errorf("list XPUTenants: %w", err)
+	}
+	owner := v1alpha1.TenantOf(xpu, tenants.Items)
+	return owner != nil && owner.UID == s.UID, nil
+}
+
+// count returns a *problem if the tenant has as many XPUPorts as it may have.
+func (r *ports) count(ctx context.Context, s *site, name string) error {
+	if s.Spec.MaxPorts == nil {
+		return nil
+	}
+	var cached v1alpha1.XPUPortList
+	if err := r.infra.List(ctx, &cached, client.MatchingFields{byTenant: s.Name}, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list XPUPorts of the tenant: %w", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	names := sets.New[string]()
+	for i := range cached.Items {
+		names.Insert(cached.Items[i].Name)
+	}
+	carried := r.carried[s.Name].Difference(names) // what the cache has does not need to be remembered
+	if total := names.Len() + carried.Len(); total >= int(*s.Spec.MaxPorts) && !carried.Has(name) {
+		r.carried[s.Name] = carried
+		return problemf(v1alpha1.ReasonQuotaExceeded, "this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
+			"administrator of the infra cluster for more", total)
+	}
+	r.carried[s.Name] = carried.Insert(name)
+	return nil
+}
+
+// forget ends the count of an XPUPort that is gone. One that waits for that comes next.
+func (r *ports) forget(tenant, name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.carried[tenant].Delete(name)
+}
+
+// refuse says in the tenant's XPUPort why it is not served.
+func (r *ports) refuse(ctx context.Context, s *site, port *v1alpha1.XPUPort, p *problem) error {
+	condition := dated(ready(port, p.reason, p.message), port.Status.Conditions)
+	if has(port.Status.Conditions, condition) {
+		return nil
+	}
+	if v1alpha1.ReadyOf(port.Status.Conditions).Reason != p.reason && p.reason != v1alpha1.ReasonProvisioning {
+		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning, p.reason, "Provision", "%s", p.message)
+	}
+	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name},
+		Status:     v1alpha1.XPUPortStatus{BridgePort: port.Status.BridgePort, Conditions: []metav1.Condition{condition}},
+	})
+}
+
+// report says in the tenant's XPUPort what became of the one in the infra cluster.
+func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUPort) error {
+	condition := readyOf(s.Name, copied.Status.Conditions, port)
+	if condition == nil {
+		return nil
+	}
+	told := v1alpha1.XPUPortStatus{BridgePort: copied.Status.BridgePort, Conditions: []metav1.Condition{*condition}}
+	if port.Spec.Claim.Name != "" { // others got theirs when they were admitted
+		told.Addresses, told.MTU, told.Pod = copied.Status.Addresses, copied.Status.MTU, copied.Status.Pod
+	}
+	want := port.Status.DeepCopy()
+	want.BridgePort = told.BridgePort
+	if port.Spec.Claim.Name != "" {
+		want.Addresses, want.MTU, want.Pod = told.Addresses, told.MTU, told.Pod
+	}
+	meta.RemoveStatusCondition(&want.Conditions, condition.Type)
+	others := port.Status.DeepCopy()
+	meta.RemoveStatusCondition(&others.Conditions, condition.Type)
+	if equality.Semantic.DeepEqual(want, others) && has(port.Status.Conditions, *condition) {
+		return nil
+	}
+	if p := v1alpha1.ReadyOf(port.Status.Conditions).Reason; p != condition.Reason && condition.Status == metav1.ConditionFalse {
+		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning, condition.Reason, "Provision", "%s", condition.Message)
+	}
+	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name}, Status: told,
+	})
+}

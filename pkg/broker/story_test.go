@@ -1,0 +1,59 @@
+package broker
+
+import (
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// TestStory covers two tenants that clash in every name and number and meet nobody.
+func TestStory(t *testing.T) {
+	w := newWorld(t)
+	agents := map[string]*opitest.Agent{}
+	for _, s := range []*site_{w.a, w.b} {
+		s.node("node1", "MT-"+s.name)
+		s.network("blue", 10, "10.1.0.0/24")
+		s.pool("fast", "blue")
+		_, agents[s.name] = w.xpu("card-"+s.name, s.name, "MT-"+s.name)
+		tenant := w.joins(s, nil)
+		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
+		w.infra.tenantIs(tenant, v1alpha1.ConditionSynced, v1alpha1.ReasonSynced)
+	}
+	for _, s := range []*site_{w.a, w.b} {
+		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-" + s.name}}
+		s.has(xpu, func() []metav1.Condition { return xpu.Status.Conditions }, v1alpha1.ConditionReady, v1alpha1.ReasonConnected)
+		if xpu.Spec.Endpoint != "" || xpu.Status.NodeName != "node1" {
+			t.Errorf("%s is told of XPU %+v %+v", s.name, xpu.Spec, xpu.Status)
+		}
+		o, port := s.claim("nic", "node1", "fast", vf(3))
+		s.portIs(port, v1alpha1.ReasonUp)
+		want := v1alpha1.XPUPortStatus{BridgePort: "c1pf0vf3", Addresses: []string{"10.1.0.2/24"}, Pod: "pod-nic"}
+		if got := port.Status; got.BridgePort != want.BridgePort || !slices.Equal(got.Addresses, want.Addresses) || got.Pod != want.Pod {
+			t.Errorf("%s: status %+v", s.name, got)
+		}
+		if got := agents[s.name].Ports(); len(got) != 1 {
+			t.Errorf("the agent of %s has the ports %v", s.name, got)
+		}
+		s.delete(o)
+		s.delete(port) // as the garbage collector does
+		s.gone(port)
+		if got := agents[s.name].Ports(); len(got) != 0 {
+			t.Errorf("%s: its XPUPort is gone, and the agent still has %v", s.name, got)
+		}
+	}
+	var networks v1alpha1.XPUNetworkList
+	if err := w.infra.List(t.Context(), &networks); err != nil {
+		t.Fatal(err)
+	}
+	var segments []int32
+	for _, network := range networks.Items {
+		segments = append(segments, network.Spec.VLAN, *network.Spec.VNI)
+	}
+	if want := []int32{1000, 10000, 2000, 20000}; !slices.Equal(segments, want) {
+		t.Errorf("VLANs and VNIs %v, want %v", segments, want)
+	}
+}

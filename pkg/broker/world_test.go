@@ -1,0 +1,494 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
+	"sigs.k8s.io/multicluster-runtime/providers/kubeconfig"
+
+	"github.com/go-logr/logr/testr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/controller"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// Namespaces of the manifests.
+const (
+	systemNamespace  = "xpu-system"
+	tenantsNamespace = "xpu-tenants"
+)
+
+// apiServers are those of the infra cluster and of two tenants' clusters, by name; nil without KUBEBUILDER_ASSETS.
+var apiServers map[string]*apiServer
+
+// apiServer is one, with the product's manifests.
+type apiServer struct {
+	*envtest.Environment
+	client client.Client // of an administrator, not cached
+}
+
+// manifests are what is installed in a cluster, below deploy.
+var manifests = map[string][]string{
+	"infra": {"namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml", "controller/policy.yaml"},
+	"a":     {"namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml", "member/policy.yaml", "controller/policy.yaml"},
+	"b":     {"namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml", "member/policy.yaml", "controller/policy.yaml"},
+}
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
+	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
+		return m.Run()
+	}
+	var mu sync.Mutex
+	var started sync.WaitGroup
+	var errs []error
+	apiServers = map[string]*apiServer{}
+	for name, files := range manifests {
+		started.Go(func() {
+			s, err := startAPIServer(files)
+			mu.Lock()
+			defer mu.Unlock()
+			apiServers[name], errs = s, append(errs, err)
+		})
+	}
+	started.Wait()
+	defer func() {
+		for name, s := range apiServers {
+			if err := s.Stop(); err != nil {
+				fmt.Fprintln(os.Stderr, "API server of", name, err)
+			}
+		}
+	}()
+	if err := errors.Join(errs...); err != nil {
+		fmt.Fprintln(os.Stderr, "API servers for tests:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+func startAPIServer(files []string) (*apiServer, error) {
+	s := &apiServer{Environment: &envtest.Environment{
+		CRDDirectoryPaths:        []string{filepath.Join("..", "..", "deploy", "crds")},
+		ErrorIfCRDPathMissing:    true,
+		ControlPlaneStartTimeout: 2 * time.Minute,
+	}}
+	started, err := s.Start()
+	if err != nil {
+		return s, err
+	}
+	started.QPS = -1
+	scheme, err := controller.Scheme()
+	if err != nil {
+		return s, err
+	}
+	if s.client, err = client.New(started, client.Options{Scheme: scheme}); err != nil {
+		return s, err
+	}
+	for _, file := range files {
+		if err := s.install(filepath.Join("..", "..", "deploy", file)); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// install creates the objects of a manifest.
+func (s *apiServer) install(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for decoder := yaml.NewYAMLOrJSONDecoder(file, 4096); ; {
+		var object unstructured.Unstructured
+		if err := decoder.Decode(&object); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if object.Object == nil {
+			continue
+		}
+		if err := s.client.Create(context.Background(), &object); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+	}
+}
+
+// as is a client's configuration with a token of a ServiceAccount.
+func (s *apiServer) as(ctx context.Context, namespace, name string) (*rest.Config, error) {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}}
+	if err := s.client.SubResource("token").Create(ctx, account, request); err != nil {
+		return nil, fmt.Errorf("token of ServiceAccount %s/%s: %w", namespace, name, err)
+	}
+	c := rest.AnonymousClientConfig(s.Config)
+	c.BearerToken, c.QPS = request.Status.Token, -1
+	return c, nil
+}
+
+// world is an infra cluster and two tenants, with a broker and a controller in each.
+type world struct {
+	*testing.T
+	infra, a, b *site_
+	stopBroker  func()
+}
+
+// site_ is a cluster as an administrator of it sees it.
+type site_ struct {
+	*testing.T
+	*apiServer
+	client.Client
+	name string
+	stop func() // ends its controller
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if apiServers == nil {
+		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, kube-apiserver and kubectl")
+	}
+	w := &world{T: t}
+	for name, at := range map[string]**site_{"infra": &w.infra, "a": &w.a, "b": &w.b} {
+		*at = &site_{T: t, apiServer: apiServers[name], Client: apiServers[name].client, name: name}
+		t.Cleanup((*at).sweep)
+	}
+	w.infra.startController(controller.RoleInfra)
+	w.a.startController(controller.RoleTenant)
+	w.b.startController(controller.RoleTenant)
+	w.startBroker()
+	return w
+}
+
+// startManager runs a manager until stop or the end of the test.
+func (s *site_) run(start func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- start(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			s.Errorf("%s: %v", s.name, err)
+		}
+	})
+	s.Cleanup(stop)
+	return stop
+}
+
+func (s *site_) startController(role controller.Role) {
+	s.Helper()
+	rights, err := s.as(s.Context(), systemNamespace, "xpu-controller")
+	if err != nil {
+		s.Fatal(err)
+	}
+	mgr, err := ctrl.NewManager(rights, ctrl.Options{
+		Scheme: s.Scheme(), Logger: testr.New(s.T).WithName(s.name), Cache: controller.CacheOptions(systemNamespace),
+		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	err = controller.Setup(context.Background(), mgr, controller.Options{
+		Role: role, Installation: opitest.Installation, Namespace: systemNamespace, Registerer: prometheus.NewRegistry(),
+		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond, Debounce: 50 * time.Millisecond,
+		FailedGrace: 50 * time.Millisecond, BrokerGrace: brokerGrace,
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.stop = s.run(mgr.Start)
+}
+
+// renewPeriod and brokerGrace are short, so that tests need not wait.
+const (
+	renewPeriod = 200 * time.Millisecond
+	brokerGrace = 2 * time.Second
+)
+
+func (w *world) startBroker() {
+	w.Helper()
+	w.stopBroker = w.infra.startBroker("infra-1")
+}
+
+func (s *site_) startBroker(identity string) (stop func()) {
+	s.Helper()
+	rights, err := s.as(s.Context(), tenantsNamespace, "xpu-broker")
+	if err != nil {
+		s.Fatal(err)
+	}
+	members := NewMembers()
+	mgr, err := mcmanager.New(rights, members, ctrl.Options{
+		Scheme: s.Scheme(), Logger: testr.New(s.T).WithName("broker"), Cache: CacheOptions(tenantsNamespace),
+		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	err = Setup(context.Background(), mgr, members, Options{
+		Namespace: tenantsNamespace, Identity: identity, Registerer: prometheus.NewRegistry(), RenewPeriod: renewPeriod,
+		JoinTimeout: 5 * time.Second, RequestTimeout: 5 * time.Second,
+	})
+	if err != nil {
+		s.Fatal(err)
+	}
+	return s.run(mgr.Start)
+}
+
+// sweep removes what would disturb the next test.
+func (s *site_) sweep() {
+	ctx := context.Background()
+	for _, all := range []client.ObjectList{
+		&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &v1alpha1.DevicePoolList{},
+		&v1alpha1.XPUNodeList{}, &v1alpha1.XPUTenantList{}, &coordinationv1.LeaseList{},
+	} {
+		if err := s.List(ctx, all); err != nil {
+			s.Errorf("sweep: %v", err)
+		}
+		_ = meta.EachListItem(all, func(item runtime.Object) error {
+			o := item.(client.Object)
+			if _, isLease := o.(*coordinationv1.Lease); isLease && o.GetNamespace() != systemNamespace {
+				return nil
+			}
+			if len(o.GetFinalizers()) > 0 {
+				before := o.DeepCopyObject().(client.Object)
+				o.SetFinalizers(nil)
+				if err := s.Patch(ctx, o, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+					s.Errorf("sweep: %v", err)
+				}
+			}
+			if err := s.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
+				s.Errorf("sweep: %v", err)
+			}
+			return nil
+		})
+	}
+	secrets := &corev1.Secret{}
+	if err := s.DeleteAllOf(ctx, secrets, client.InNamespace(tenantsNamespace)); err != nil {
+		s.Errorf("sweep: %v", err)
+	}
+}
+
+func (s *site_) eventually(what string, check func() error) {
+	s.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		s.Fatalf("%s: %s: %v", s.name, what, last)
+	}
+}
+
+func (s *site_) create(o client.Object) {
+	s.Helper()
+	if err := s.Create(context.Background(), o); err != nil {
+		s.Fatalf("%s: create %T %s: %v", s.name, o, o.GetName(), err)
+	}
+}
+
+func (s *site_) delete(o client.Object) {
+	s.Helper()
+	if err := s.Delete(context.Background(), o); client.IgnoreNotFound(err) != nil {
+		s.Fatalf("%s: delete %T %s: %v", s.name, o, o.GetName(), err)
+	}
+}
+
+func (s *site_) get(o client.Object) error {
+	return s.Get(context.Background(), client.ObjectKeyFromObject(o), o)
+}
+
+// gone waits until there is no such object, or another one of its name.
+func (s *site_) gone(o client.Object) {
+	s.Helper()
+	uid := o.GetUID()
+	s.eventually(fmt.Sprintf("%T %s is gone", o, o.GetName()), func() error {
+		if err := s.get(o); !apierrors.IsNotFound(err) && (err != nil || o.GetUID() == uid) {
+			return fmt.Errorf("it is still there: %w", err)
+		}
+		return nil
+	})
+}
+
+// has waits until a condition of the object has the reason.
+func (s *site_) has(o client.Object, conditions func() []metav1.Condition, kind, reason string) {
+	s.Helper()
+	s.eventually(fmt.Sprintf("%T %s is %s", o, o.GetName(), reason), func() error {
+		if err := s.get(o); err != nil {
+			return err
+		}
+		if found := meta.FindStatusCondition(conditions(), kind); found == nil || found.Reason != reason {
+			return fmt.Errorf("condition %s: %+v", kind, found)
+		}
+		return nil
+	})
+}
+
+func (s *site_) portIs(port *v1alpha1.XPUPort, reason string) {
+	s.Helper()
+	s.has(port, func() []metav1.Condition { return port.Status.Conditions }, v1alpha1.ConditionReady, reason)
+}
+
+func (s *site_) networkIs(network *v1alpha1.XPUNetwork, reason string) {
+	s.Helper()
+	s.has(network, func() []metav1.Condition { return network.Status.Conditions }, v1alpha1.ConditionReady, reason)
+}
+
+func (s *site_) tenantIs(tenant *v1alpha1.XPUTenant, kind, reason string) {
+	s.Helper()
+	s.has(tenant, func() []metav1.Condition { return tenant.Status.Conditions }, kind, reason)
+}
+
+// joins creates the XPUTenant of a cluster, and the Secret with a token of its ServiceAccount.
+func (w *world) joins(s *site_, change func(*v1alpha1.XPUTenantSpec)) *v1alpha1.XPUTenant {
+	w.Helper()
+	rights, err := s.as(w.Context(), systemNamespace, "xpu-broker")
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.infra.create(memberSecret(w.T, s.name, rights))
+	first := map[string]int32{"a": 1000, "b": 2000}[s.name]
+	tenant := &v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: s.name}, Spec: v1alpha1.XPUTenantSpec{
+		Member: v1alpha1.TenantMember{SecretName: s.name}, DeletionPolicy: v1alpha1.DeletionDelete,
+		XPUs:  v1alpha1.TenantXPUs{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"rack": s.name}}},
+		VLANs: v1alpha1.VLANRange{First: first, Last: first + 9}, VNIs: &v1alpha1.VNIRange{First: 10 * first, Last: 10*first + 9},
+	}}
+	if change != nil {
+		change(&tenant.Spec)
+	}
+	w.infra.create(tenant)
+	return tenant
+}
+
+// memberSecret has a kubeconfig.
+func memberSecret(t testing.TB, name string, rights *rest.Config) *corev1.Secret {
+	t.Helper()
+	c := clientcmdapi.NewConfig()
+	c.Clusters["member"] = &clientcmdapi.Cluster{Server: rights.Host, CertificateAuthorityData: rights.CAData}
+	c.AuthInfos["broker"] = &clientcmdapi.AuthInfo{Token: rights.BearerToken}
+	c.Contexts["member"] = &clientcmdapi.Context{Cluster: "member", AuthInfo: "broker", Namespace: systemNamespace}
+	c.CurrentContext = "member"
+	data, err := clientcmd.Write(*c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: tenantsNamespace, Name: name, Labels: map[string]string{kubeconfig.DefaultKubeconfigSecretLabel: "true"},
+		},
+		Data: map[string][]byte{kubeconfig.DefaultKubeconfigSecretKey: data},
+	}
+}
+
+const testPF = pci.Address("0000:3b:00.0")
+
+// vf is the n-th VF of the PF.
+func vf(n int) function.ID {
+	return function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 2+n/8, n%8))}
+}
+
+// node says what an agent found: a card.
+func (s *site_) node(name, serial string) *v1alpha1.XPUNode {
+	s.Helper()
+	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.XPUNodeStatus{PFs: []v1alpha1.XPUNodePF{
+		{Address: string(testPF), Serial: serial, VFOffset: 16, VFStride: 1, TotalVFs: 64},
+	}}}
+	s.create(n)
+	return n
+}
+
+// xpu creates an XPU of a tenant's rack in the infra cluster, whose agent tells the serial number of its card and nothing more.
+func (w *world) xpu(name, rack, serial string) (*v1alpha1.XPU, *opitest.Agent) {
+	w.Helper()
+	agent := opitest.Start(w.T)
+	agent.Set(func(b *opitest.Behaviour) { b.HostPFs = []string{"host-pf c1pf0 serial " + serial} })
+	x := &v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"rack": rack}},
+		Spec:       v1alpha1.XPUSpec{Endpoint: agent.Config().Endpoint, Insecure: true},
+	}
+	w.infra.create(x)
+	return x, agent
+}
+
+// network creates an XPUNetwork as a tenant's administrator does.
+func (s *site_) network(name string, vlan int32, subnets ...string) *v1alpha1.XPUNetwork {
+	s.Helper()
+	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{
+		VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: subnets,
+	}}
+	s.create(n)
+	return n
+}
+
+// pool creates a DevicePool whose interfaces join the network.
+func (s *site_) pool(name, network string) {
+	s.Helper()
+	s.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: network,
+	}})
+}
+
+// claim creates a claim in namespace default and allocates it as the scheduler would. It returns its XPUPort, which may not be there yet.
+func (s *site_) claim(name, node, pool string, f function.ID) (*resourceapi.ResourceClaim, *v1alpha1.XPUPort) {
+	s.Helper()
+	o := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+			{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic"}},
+		}}},
+	}
+	s.create(o)
+	o.Status.Allocation = &resourceapi.AllocationResult{
+		AllocationTimestamp: ptr.To(metav1.Now()),
+		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
+			Request: "nic", Driver: v1alpha1.GroupName, Device: f.DeviceName(),
+			Pool: claim.PoolID{Node: node, PF: testPF, DevicePool: pool}.String(),
+		}}},
+	}
+	o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod-" + name, UID: "pod-" + o.UID}}
+	if err := s.Status().Update(context.Background(), o); err != nil {
+		s.Fatal(err)
+	}
+	return o, &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f)}}
+}
+
+// copied is what stands for a tenant's XPUPort.
+func (w *world) copied(tenant string, port *v1alpha1.XPUPort) *v1alpha1.XPUPort {
+	return &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{
+		Namespace: tenantsNamespace, Name: scopedPort(tenant, client.ObjectKeyFromObject(port)),
+	}}
+}
