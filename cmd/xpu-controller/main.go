@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,7 +18,9 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/broker"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
@@ -31,6 +35,7 @@ func main() {
 
 // options are the command line's. Those of the manager are bound to flags as far as they can be chosen.
 type options struct {
+	role       string
 	kubeconfig string
 	apiQPS     float32
 	apiBurst   int
@@ -54,9 +59,16 @@ func command() *cobra.Command {
 		Short: "Have xPUs ready for the Functions that Kubernetes allocates",
 		Long: `xpu-controller watches ResourceClaims. For every Function of an xPU that is allocated to one it makes an
 XPUPort and has the xPU's OPI agent serve it, and takes it back when the claim no longer has the Function.
-It also has the xPUs serve the XPUNetworks that XPUPorts need, and is the only part of the system that has credentials for OPI agents.`,
+It also has the xPUs serve the XPUNetworks that XPUPorts need, and is the only part of the system that has credentials for OPI agents.
+
+Where hosts and xPUs are of different clusters, each does a part of this: in a tenant cluster, which has the hosts, role tenant makes
+XPUPorts; in the infra cluster, which has the xPUs, role infra has OPI agents serve them; and role broker, in the infra cluster too,
+carries them from one to the other.`,
 		Example: `  # In a cluster, one of several replicas:
   xpu-controller --leader-elect
+
+  # In an infra cluster, where the XPUTenants' kubeconfigs are in namespace xpu-tenants:
+  xpu-controller --role broker --namespace xpu-tenants --leader-elect
 
   # On a developer's machine, against the cluster of a kubeconfig, with Secrets of namespace xpu-system:
   xpu-controller --kubeconfig ~/.kube/config --namespace xpu-system --metrics-bind-address 127.0.0.1:8080 --log-verbosity 1`,
@@ -66,11 +78,13 @@ It also has the xPUs serve the XPUNetworks that XPUPorts need, and is the only p
 		RunE:         func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
 	}
 	f := c.Flags()
+	f.StringVar(&o.role, "role", string(controller.RoleAll), "which part of the work it does: all, tenant, infra or broker")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty means the ServiceAccount of the pod")
 	f.StringVar(&o.controller.Namespace, "namespace", os.Getenv("POD_NAMESPACE"),
-		"namespace of the TLS Secrets that XPUs name, and of the leader election's Lease; the default is $POD_NAMESPACE")
+		"namespace of the leader election's Lease, and of Secrets: those with TLS keys that XPUs name, or for role broker those with "+
+			"kubeconfigs that XPUTenants name; the default is $POD_NAMESPACE")
 	f.BoolVar(&o.manager.LeaderElection, "leader-elect", false,
-		"work only while holding the Lease xpu-controller; needed for more than one replica")
+		"work only while holding the Lease xpu-controller, or xpu-broker; needed for more than one replica")
 	f.StringVar(&o.manager.Metrics.BindAddress, "metrics-bind-address", ":8080",
 		"host:port for Prometheus metrics at /metrics; 0 serves none")
 	f.StringVar(&o.manager.HealthProbeBindAddress, "health-probe-bind-address", ":8081",
@@ -90,7 +104,14 @@ It also has the xPUs serve the XPUNetworks that XPUPorts need, and is the only p
 	return c
 }
 
+// roleBroker is that of package broker; the others are of package controller.
+const roleBroker = "broker"
+
 func (o *options) validate() error {
+	roles := []string{string(controller.RoleAll), string(controller.RoleTenant), string(controller.RoleInfra), roleBroker}
+	if !slices.Contains(roles, o.role) {
+		return fmt.Errorf("--role: %q is none of %s", o.role, strings.Join(roles, ", "))
+	}
 	if o.controller.Namespace == "" {
 		return errors.New("--namespace: set it, or $POD_NAMESPACE")
 	}
@@ -115,7 +136,11 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	config = rest.AddUserAgent(config, "xpu-controller")
+	name, cacheOptions := "xpu-controller", controller.CacheOptions
+	if o.role == roleBroker {
+		name, cacheOptions = "xpu-broker", broker.CacheOptions
+	}
+	config = rest.AddUserAgent(config, name)
 	config.QPS, config.Burst = o.apiQPS, o.apiBurst
 
 	o.manager.Scheme, err = controller.Scheme()
@@ -123,8 +148,8 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	o.manager.Logger = log
-	o.manager.Cache = controller.CacheOptions(o.controller.Namespace)
-	o.manager.LeaderElectionID = "xpu-controller"
+	o.manager.Cache = cacheOptions(o.controller.Namespace)
+	o.manager.LeaderElectionID = name
 	o.manager.LeaderElectionNamespace = o.controller.Namespace
 	o.manager.LeaderElectionReleaseOnCancel = true // the process ends right after
 	o.manager.LeaseDuration, o.manager.RenewDeadline, o.manager.RetryPeriod = new(leaseDuration), new(renewDeadline), new(retryPeriod)
@@ -135,16 +160,34 @@ func run(ctx context.Context, o options) error {
 	if err := addChecks(mgr); err != nil {
 		return err
 	}
-	if o.controller.Installation, err = controller.Installation(ctx, mgr.GetAPIReader()); err != nil {
+	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
+	log.Info("starting", "version", version.String(), "role", o.role, "namespace", o.controller.Namespace)
+	installation, err := controller.Installation(ctx, mgr.GetAPIReader())
+	if err != nil {
 		return err
 	}
-	o.controller.Registerer = metrics.Registry
-	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
+	if o.role == roleBroker {
+		return runBroker(ctx, mgr, broker.Options{
+			Namespace: o.controller.Namespace, Identity: string(installation), Registerer: metrics.Registry,
+		})
+	}
+	o.controller.Role, o.controller.Installation, o.controller.Registerer = controller.Role(o.role), installation, metrics.Registry
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err
 	}
-	log.Info("starting", "version", version.String(), "namespace", o.controller.Namespace)
 	return mgr.Start(ctx)
+}
+
+func runBroker(ctx context.Context, mgr ctrl.Manager, o broker.Options) error {
+	members := broker.NewMembers()
+	all, err := mcmanager.WithMultiCluster(mgr, members)
+	if err != nil {
+		return fmt.Errorf("manager: %w", err)
+	}
+	if err := broker.Setup(ctx, all, members, o); err != nil {
+		return err
+	}
+	return all.Start(ctx)
 }
 
 func addChecks(mgr ctrl.Manager) error {

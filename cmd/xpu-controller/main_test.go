@@ -1,14 +1,17 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,7 +23,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 )
 
-// The command starts, is elected, is ready, serves its metrics, and ends when it is told to.
+// asProgram has the test's binary be the command.
+const asProgram = "RUN_XPU_CONTROLLER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// TestRun: in each role the command starts, is elected, is ready, serves its metrics, and ends when it is told to.
 func TestRun(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, kube-apiserver and kubectl")
@@ -43,53 +57,60 @@ func TestRun(t *testing.T) {
 	if err := os.WriteFile(kubeconfig, environment.KubeConfig, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	metricsAddr, probeAddr := freeAddress(t), freeAddress(t)
-
-	ctx, cancel := context.WithCancel(t.Context())
-	c := command()
-	c.SetArgs([]string{"--kubeconfig", kubeconfig, "--namespace", "default", "--leader-elect",
-		"--metrics-bind-address", metricsAddr, "--health-probe-bind-address", probeAddr, "--log-format", "json"})
-	done := make(chan error, 1)
-	go func() { done <- c.ExecuteContext(ctx) }()
-
-	eventually(t, func() error { _, err := fetch("http://" + probeAddr + "/readyz"); return err })
-	eventually(t, func() error { _, err := fetch("http://" + probeAddr + "/healthz"); return err })
-	eventually(t, func() error {
-		text, err := fetch("http://" + metricsAddr + "/metrics")
-		if err == nil && !strings.Contains(text, "xpu_port_provisioning_seconds_count 0") {
-			err = fmt.Errorf("no metrics of the controller")
-		}
-		return err
-	})
 	direct, err := client.New(config, client.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() error {
-		var lease coordinationv1.Lease
-		err := direct.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "xpu-controller"}, &lease)
-		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "") {
-			err = fmt.Errorf("the Lease has no holder")
-		}
-		return err
-	})
-	cancel()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(time.Minute):
-		t.Error("it does not end")
+	for role, want := range map[string]struct{ lease, metric string }{
+		"all":    {"xpu-controller", "xpu_port_provisioning_seconds_count 0"},
+		"tenant": {"xpu-controller", `controller="broker"`},
+		"infra":  {"xpu-controller", `controller="bridge"`},
+		"broker": {"xpu-broker", `controller="xputenant"`},
+	} {
+		t.Run(role, func(t *testing.T) {
+			metricsAddr, probeAddr := freeAddress(t), freeAddress(t)
+			c := exec.CommandContext(t.Context(), os.Args[0], "--role", role, "--kubeconfig", kubeconfig, "--namespace", "default",
+				"--leader-elect", "--metrics-bind-address", metricsAddr, "--health-probe-bind-address", probeAddr, "--log-format", "json")
+			c.Env = append(os.Environ(), asProgram+"=1")
+			var logs bytes.Buffer
+			c.Stdout, c.Stderr = &logs, &logs
+			if err := c.Start(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, func() error { _, err := fetch("http://" + probeAddr + "/readyz"); return err })
+			eventually(t, func() error { _, err := fetch("http://" + probeAddr + "/healthz"); return err })
+			eventually(t, func() error {
+				text, err := fetch("http://" + metricsAddr + "/metrics")
+				if err == nil && !strings.Contains(text, want.metric) {
+					err = fmt.Errorf("no metric with %s", want.metric)
+				}
+				return err
+			})
+			eventually(t, func() error {
+				var lease coordinationv1.Lease
+				err := direct.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: want.lease}, &lease)
+				if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "") {
+					err = fmt.Errorf("the Lease has no holder")
+				}
+				return err
+			})
+			if err := c.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.Wait(); err != nil {
+				t.Errorf("%v\n%s", err, &logs)
+			}
+		})
 	}
 }
 
 func TestValidate(t *testing.T) {
-	good := options{controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second, ResyncPeriod: time.Minute}}
+	good := options{role: "all", controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second, ResyncPeriod: time.Minute}}
 	if err := good.validate(); err != nil {
 		t.Error(err)
 	}
 	for flag, spoil := range map[string]func(*options){
+		"--role":              func(o *options) { o.role = "both" },
 		"--namespace":         func(o *options) { o.controller.Namespace = "" },
 		"--provision-timeout": func(o *options) { o.controller.ProvisionTimeout = 0 },
 		"--agent-timeout":     func(o *options) { o.controller.AgentTimeout = -1 },

@@ -40,10 +40,13 @@ import (
 type Members struct {
 	*clusters.Registry[cluster.Cluster]
 	Options
-	log    logr.Logger
-	scheme *runtime.Scheme
-	infra  client.Client
-	aware  multicluster.Aware
+	log     logr.Logger
+	scheme  *runtime.Scheme
+	infra   client.Client
+	metrics *metrics
+	aware   multicluster.Aware
+
+	wrap func(*rest.Config) // of tests; may be nil
 
 	// joined and changed are called after a cluster was joined, and after what is known of it has changed.
 	joined, changed func(tenant string)
@@ -80,6 +83,7 @@ func NewMembers() *Members {
 
 func (m *Members) setup(mgr mcmanager.Manager, o Options) error {
 	infra := mgr.GetLocalManager()
+	m.metrics = newMetrics(o.Registerer)
 	m.Options, m.infra, m.scheme, m.log = o, infra.GetClient(), infra.GetScheme(), infra.GetLogger().WithName("members")
 	ofSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
 		var tenants v1alpha1.XPUTenantList
@@ -201,6 +205,7 @@ func (m *Members) leave(tenant string) {
 	m.mu.Unlock()
 	if known != nil {
 		known.stop()
+		m.metrics.forget(tenant)
 	}
 }
 
@@ -221,6 +226,11 @@ func (m *Members) note(tenant string, known *member, state memberState) {
 	known.state = state
 	m.mu.Unlock()
 	if news {
+		connected := 0.0
+		if state.reason == v1alpha1.ReasonConnected {
+			connected = 1
+		}
+		m.metrics.connected.WithLabelValues(tenant).Set(connected)
 		m.log.Info("What is known of a tenant's cluster has changed", "tenant", tenant, "reason", state.reason, "message", state.message)
 		m.changed(tenant)
 	}
@@ -235,6 +245,9 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, kubecon
 		})
 		return
 	}
+	if m.wrap != nil {
+		m.wrap(config)
+	}
 	lease, err := newLease(config, namespace, m.Options)
 	if err != nil {
 		m.note(tenant, known, memberState{reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("the kubeconfig cannot be used: %s", err)})
@@ -242,7 +255,9 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, kubecon
 	}
 	joined := false
 	for ctx.Err() == nil {
+		began := time.Now()
 		err := lease.renew(ctx)
+		m.metrics.renewal.WithLabelValues(tenant).Observe(time.Since(began).Seconds())
 		if err == nil && !joined {
 			if err = m.engage(ctx, tenant, known, config); err == nil {
 				joined = true

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
@@ -29,16 +32,35 @@ type ports struct {
 	turns *queue.Turns[mcreconcile.Request] // by tenant: one that makes many does not hold up others
 
 	mu      sync.Mutex
-	carried map[string]sets.Set[string] // by tenant: names of what was made and the cache may not have yet
+	carried map[string]sets.Set[string]              // by tenant: names of what was made and the cache may not have yet
+	waiting map[string]sets.Set[mcreconcile.Request] // by tenant: those that it may have no more of
 }
 
-func (r *ports) setup(mgr mcmanager.Manager) error {
-	r.carried = map[string]sets.Set[string]{}
+// wokenForQuota is how many XPUPorts that wait hear that a tenant may have one more: some may be about to go.
+const wokenForQuota = 4
+
+func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
+	r.carried, r.waiting = map[string]sets.Set[string]{}, map[string]sets.Set[mcreconcile.Request]{}
 	ofTenant := func(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
-		return r.ofTenant(ctx, tenant.Name)
+		return r.list(ctx, tenant.Name)
+	}
+	inNetwork := func(ctx context.Context, network *v1alpha1.XPUNetwork) []mcreconcile.Request { // which they may have waited for
+		of, ok := original(network)
+		if !ok {
+			return nil
+		}
+		return r.list(ctx, of.ClusterName.String(), client.MatchingFields{portsByNetwork: of.Name})
+	}
+	network := func(o client.Object) []string { return []string{o.(*v1alpha1.XPUPort).Spec.Network} }
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.XPUPort{}, portsByNetwork, network); err != nil {
+		return fmt.Errorf("index %s of XPUPorts: %w", portsByNetwork, err)
 	}
 	return newController(mgr, "port", r.Concurrency).
 		For(&v1alpha1.XPUPort{}).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, inNetwork, predicate.TypedFuncs[*v1alpha1.XPUNetwork]{
+			UpdateFunc: func(event.TypedUpdateEvent[*v1alpha1.XPUNetwork]) bool { return false },
+			DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPUNetwork]) bool { return false },
+		})).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUPort{}, originals)).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
@@ -50,15 +72,15 @@ func (r *ports) wake(ctx context.Context, tenant string) {
 	r.wakeAll(ctx, tenant, &v1alpha1.XPUPortList{})
 }
 
-// ofTenant are all XPUPorts of a tenant.
-func (r *ports) ofTenant(ctx context.Context, tenant string) []mcreconcile.Request {
+// list are XPUPorts of a tenant.
+func (r *ports) list(ctx context.Context, tenant string, options ...client.ListOption) []mcreconcile.Request {
 	s, err := r.at(ctx, request(tenant, "", ""))
 	if err != nil {
 		return nil // each is looked at once it is joined
 	}
 	var all v1alpha1.XPUPortList
-	if err := s.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
-		return nil
+	if err := s.client.List(ctx, &all, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+		return nil // the cache is not running
 	}
 	var requests []mcreconcile.Request
 	for i := range all.Items {
@@ -190,7 +212,27 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 	if xpu.Node() != scoped(s.Name, port.Spec.NodeName) {
 		return problemf(v1alpha1.ReasonNoXPU, "XPU %s is not known to be of node %s", port.Spec.XPU, port.Spec.NodeName)
 	}
-	return r.count(ctx, s, name)
+	if err := r.checkNetwork(ctx, s, port.Spec.Network); err != nil {
+		return err
+	}
+	return r.count(ctx, s, request(s.Name, port.Namespace, port.Name), name)
+}
+
+// checkNetwork returns a *problem if the infra cluster does not have the network yet.
+func (r *ports) checkNetwork(ctx context.Context, s *site, name string) error {
+	var copied, network v1alpha1.XPUNetwork
+	if has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, name)}, &copied); err != nil || has {
+		return err
+	}
+	exists, err := found(ctx, s.client, client.ObjectKey{Name: name}, &network)
+	if err != nil {
+		return err
+	}
+	if !exists {
+		return problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist", name)
+	}
+	return problemf(v1alpha1.ReasonNetworkNotReady, "the infra cluster does not have XPUNetwork %s yet: %s", name,
+		cmp.Or(v1alpha1.ReadyOf(network.Status.Conditions).Message, "it is being carried over"))
 }
 
 // isOf says whether the XPU is the tenant's.
@@ -204,7 +246,7 @@ func (b *base) isOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (bool, erro
 }
 
 // count returns a *problem if the tenant has as many XPUPorts as it may have.
-func (r *ports) count(ctx context.Context, s *site, name string) error {
+func (r *ports) count(ctx context.Context, s *site, req mcreconcile.Request, name string) error {
 	if s.Spec.MaxPorts == nil {
 		return nil
 	}
@@ -221,6 +263,10 @@ func (r *ports) count(ctx context.Context, s *site, name string) error {
 	carried := r.carried[s.Name].Difference(names) // what the cache has does not need to be remembered
 	if total := names.Len() + carried.Len(); total >= int(*s.Spec.MaxPorts) && !carried.Has(name) {
 		r.carried[s.Name] = carried
+		if r.waiting[s.Name] == nil {
+			r.waiting[s.Name] = sets.New[mcreconcile.Request]()
+		}
+		r.waiting[s.Name].Insert(req)
 		return problemf(v1alpha1.ReasonQuotaExceeded, "this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
 			"administrator of the infra cluster for more", total)
 	}
@@ -228,11 +274,16 @@ func (r *ports) count(ctx context.Context, s *site, name string) error {
 	return nil
 }
 
-// forget ends the count of an XPUPort that is gone. One that waits for that comes next.
+// forget ends the count of an XPUPort that is gone, and wakes some that wait for that.
 func (r *ports) forget(tenant, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.carried[tenant].Delete(name)
+	for range wokenForQuota {
+		if next, ok := r.waiting[tenant].PopAny(); ok {
+			r.wakeups.Add(0, next)
+		}
+	}
 }
 
 // refuse says in the tenant's XPUPort why it is not served.

@@ -85,9 +85,9 @@ func CacheOptions(namespace string) cache.Options {
 
 // Indexes of the caches.
 const (
-	tenantsBySecret = "secret" // name of the Secret with the kubeconfig
-	byTenant        = "tenant" // the label LabelTenant, of the infra cluster's XPUPorts, XPUNetworks and XPUNodes
-	networksByVLAN  = "vlan"   // of the infra cluster
+	tenantsBySecret = "secret"  // name of the Secret with the kubeconfig
+	byTenant        = "tenant"  // the label LabelTenant, of the infra cluster's XPUPorts, XPUNetworks and XPUNodes
+	portsByNetwork  = "network" // name of the XPUNetwork, of the tenants' XPUPorts
 )
 
 // Setup adds the reconcilers to the manager, whose provider must be the tenants. The local client must read from the cache.
@@ -113,7 +113,7 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 	tenants.changed = leaving.wake
 	err := errors.Join(
 		tenants.setup(mgr, o),
-		ports.setup(mgr),
+		ports.setup(ctx, mgr),
 		networks.setup(mgr),
 		nodes.setup(mgr),
 		xpus.setup(mgr),
@@ -128,13 +128,11 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	tenant := func(o client.Object) []string { return nonEmpty(o.GetLabels()[v1alpha1.LabelTenant]) }
 	secret := func(o client.Object) []string { return nonEmpty(o.(*v1alpha1.XPUTenant).Spec.Member.SecretName) }
-	vlan := func(o client.Object) []string { return []string{fmt.Sprint(o.(*v1alpha1.XPUNetwork).Spec.VLAN)} }
 	return errors.Join(
 		indexer.IndexField(ctx, &v1alpha1.XPUTenant{}, tenantsBySecret, secret),
 		indexer.IndexField(ctx, &v1alpha1.XPUPort{}, byTenant, tenant),
 		indexer.IndexField(ctx, &v1alpha1.XPUNetwork{}, byTenant, tenant),
 		indexer.IndexField(ctx, &v1alpha1.XPUNode{}, byTenant, tenant),
-		indexer.IndexField(ctx, &v1alpha1.XPUNetwork{}, networksByVLAN, vlan),
 	)
 }
 
@@ -155,6 +153,7 @@ const (
 func newController(mgr mcmanager.Manager, name string, concurrency int) *mcbuilder.Builder {
 	return mcbuilder.ControllerManagedBy(mgr).Named(name).WithOptions(controller.TypedOptions[mcreconcile.Request]{
 		MaxConcurrentReconciles: concurrency,
+		SkipNameValidation:      mgr.GetControllerOptions().SkipNameValidation, // which it does not take over by itself
 		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[mcreconcile.Request](firstRetry, lastRetry),
 	})
 }

@@ -155,13 +155,15 @@ func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (stri
 		return "", nil
 	}
 	for _, kind := range []struct {
-		list client.ObjectList
-		name string
+		list      client.ObjectList
+		name      string
+		namespace string
 	}{
-		{&v1alpha1.XPUPortList{}, "XPUPorts"}, {&v1alpha1.XPUNetworkList{}, "XPUNetworks"}, {&v1alpha1.XPUNodeList{}, "XPUNodes"},
+		{&v1alpha1.XPUPortList{}, "XPUPorts", r.Namespace}, {&v1alpha1.XPUNetworkList{}, "XPUNetworks", ""}, {&v1alpha1.XPUNodeList{}, "XPUNodes", ""},
 	} {
 		// From the API server: the cache may not have what was made a moment ago.
-		if err := r.live.List(ctx, kind.list, client.MatchingLabels{v1alpha1.LabelTenant: tenant.Name}); err != nil {
+		err := r.live.List(ctx, kind.list, client.InNamespace(kind.namespace), client.MatchingLabels{v1alpha1.LabelTenant: tenant.Name})
+		if err != nil {
 			return "", fmt.Errorf("list %s of the tenant: %w", kind.name, err)
 		}
 		items, err := objects(kind.list)

@@ -1,12 +1,14 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -26,6 +28,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/transport"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -62,9 +65,9 @@ type apiServer struct {
 
 // manifests are what is installed in a cluster, below deploy.
 var manifests = map[string][]string{
-	"infra": {"namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml", "controller/policy.yaml"},
-	"a":     {"namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml", "member/policy.yaml", "controller/policy.yaml"},
-	"b":     {"namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml", "member/policy.yaml", "controller/policy.yaml"},
+	"infra": {"namespace/namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml", "controller/policy.yaml"},
+	"a":     {"namespace/namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml", "member/policy.yaml", "controller/policy.yaml"},
+	"b":     {"namespace/namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml", "member/policy.yaml", "controller/policy.yaml"},
 }
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
@@ -175,6 +178,7 @@ type site_ struct {
 	client.Client
 	name string
 	stop func() // ends its controller
+	link *link  // by which the broker reaches it, nil for directly
 }
 
 func newWorld(t *testing.T) *world {
@@ -183,9 +187,13 @@ func newWorld(t *testing.T) *world {
 		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, kube-apiserver and kubectl")
 	}
 	w := &world{T: t}
+	t.Cleanup(func() { // last, when nothing runs any more
+		w.infra.sweep()
+		w.a.sweep()
+		w.b.sweep()
+	})
 	for name, at := range map[string]**site_{"infra": &w.infra, "a": &w.a, "b": &w.b} {
 		*at = &site_{T: t, apiServer: apiServers[name], Client: apiServers[name].client, name: name}
-		t.Cleanup((*at).sweep)
 	}
 	w.infra.startController(controller.RoleInfra)
 	w.a.startController(controller.RoleTenant)
@@ -225,7 +233,7 @@ func (s *site_) startController(role controller.Role) {
 	err = controller.Setup(context.Background(), mgr, controller.Options{
 		Role: role, Installation: opitest.Installation, Namespace: systemNamespace, Registerer: prometheus.NewRegistry(),
 		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond, Debounce: 50 * time.Millisecond,
-		FailedGrace: 50 * time.Millisecond, BrokerGrace: brokerGrace,
+		FailedGrace: 50 * time.Millisecond, BrokerGrace: brokerGrace, BridgeGrace: 100 * time.Millisecond,
 	})
 	if err != nil {
 		s.Fatal(err)
@@ -241,16 +249,21 @@ const (
 
 func (w *world) startBroker() {
 	w.Helper()
-	w.stopBroker = w.infra.startBroker("infra-1")
+	w.stopBroker = w.infra.startBroker("infra-1", nil)
 }
 
-func (s *site_) startBroker(identity string) (stop func()) {
+// startBroker runs a broker whose requests pass through the transport that wrap returns, if there is one.
+func (s *site_) startBroker(identity string, wrap transport.WrapperFunc) (stop func()) {
 	s.Helper()
 	rights, err := s.as(s.Context(), tenantsNamespace, "xpu-broker")
 	if err != nil {
 		s.Fatal(err)
 	}
 	members := NewMembers()
+	if wrap != nil {
+		rights.Wrap(wrap)
+		members.wrap = func(c *rest.Config) { c.Wrap(wrap) }
+	}
 	mgr, err := mcmanager.New(rights, members, ctrl.Options{
 		Scheme: s.Scheme(), Logger: testr.New(s.T).WithName("broker"), Cache: CacheOptions(tenantsNamespace),
 		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
@@ -338,7 +351,7 @@ func (s *site_) gone(o client.Object) {
 	uid := o.GetUID()
 	s.eventually(fmt.Sprintf("%T %s is gone", o, o.GetName()), func() error {
 		if err := s.get(o); !apierrors.IsNotFound(err) && (err != nil || o.GetUID() == uid) {
-			return fmt.Errorf("it is still there: %w", err)
+			return cmp.Or(err, fmt.Errorf("it is still there: %+v", o))
 		}
 		return nil
 	})
@@ -352,7 +365,7 @@ func (s *site_) has(o client.Object, conditions func() []metav1.Condition, kind,
 			return err
 		}
 		if found := meta.FindStatusCondition(conditions(), kind); found == nil || found.Reason != reason {
-			return fmt.Errorf("condition %s: %+v", kind, found)
+			return fmt.Errorf("condition %s: %+v of %+v", kind, found, o)
 		}
 		return nil
 	})
@@ -379,6 +392,9 @@ func (w *world) joins(s *site_, change func(*v1alpha1.XPUTenantSpec)) *v1alpha1.
 	rights, err := s.as(w.Context(), systemNamespace, "xpu-broker")
 	if err != nil {
 		w.Fatal(err)
+	}
+	if s.link != nil {
+		rights.Host = "https://" + s.link.address()
 	}
 	w.infra.create(memberSecret(w.T, s.name, rights))
 	first := map[string]int32{"a": 1000, "b": 2000}[s.name]
@@ -491,4 +507,34 @@ func (w *world) copied(tenant string, port *v1alpha1.XPUPort) *v1alpha1.XPUPort 
 	return &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{
 		Namespace: tenantsNamespace, Name: scopedPort(tenant, client.ObjectKeyFromObject(port)),
 	}}
+}
+
+// scene has a tenant with a node, a card, a network and a pool, once it has joined.
+func (w *world) scene(s *site_, change func(*v1alpha1.XPUTenantSpec)) (*v1alpha1.XPUTenant, *opitest.Agent) {
+	w.Helper()
+	s.node("node1", "MT-"+s.name)
+	s.network("blue", 10, "10.1.0.0/24")
+	s.pool("fast", "blue")
+	_, agent := w.xpu("card-"+s.name, s.name, "MT-"+s.name)
+	tenant := w.joins(s, change)
+	s.xpuIs("card-"+s.name, v1alpha1.ReasonConnected)
+	return tenant, agent
+}
+
+// xpuIs waits until an XPU is there and ready, or says why not.
+func (s *site_) xpuIs(name, reason string) {
+	s.Helper()
+	xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	s.has(xpu, func() []metav1.Condition { return xpu.Status.Conditions }, v1alpha1.ConditionReady, reason)
+}
+
+// serves waits until an agent has these ports.
+func (w *world) serves(agent *opitest.Agent, want ...string) {
+	w.Helper()
+	w.infra.eventually(fmt.Sprintf("the agent has the ports %v", want), func() error {
+		if got := agent.Ports(); !slices.Equal(got, want) {
+			return fmt.Errorf("it has %v", got)
+		}
+		return nil
+	})
 }

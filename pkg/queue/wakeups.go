@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
@@ -14,6 +15,7 @@ import (
 type Wakeups[R comparable] struct {
 	mu    sync.Mutex
 	queue workqueue.TypedRateLimitingInterface[R] // nil until the controller starts
+	early sets.Set[R]                             // requests that came before
 }
 
 // Source is for the controller.
@@ -22,16 +24,23 @@ func (w *Wakeups[R]) Source() source.TypedSource[R] {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.queue = queue
+		for request := range w.early {
+			queue.Add(request)
+		}
+		w.early = nil
 		return nil
 	})
 }
 
-// Add wakes the controller after the delay. Requests that come before the controller starts are dropped: its first look is at
-// everything.
+// Add wakes the controller after the delay. Requests that come before the controller starts wait for that.
 func (w *Wakeups[R]) Add(delay time.Duration, requests ...R) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.queue == nil {
+		if w.early == nil {
+			w.early = sets.New[R]()
+		}
+		w.early.Insert(requests...)
 		return
 	}
 	for _, request := range requests {

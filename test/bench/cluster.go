@@ -126,7 +126,7 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	if c.client, err = client.New(c.config, client.Options{Scheme: scheme}); err != nil {
 		return err
 	}
-	for _, file := range []string{"namespace.yaml", "agent/rbac.yaml", "agent/policy.yaml", "controller/rbac.yaml"} {
+	for _, file := range []string{"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml", "controller/rbac.yaml"} {
 		if err := c.apply(ctx, filepath.Join(source, "deploy", file)); err != nil {
 			return err
 		}

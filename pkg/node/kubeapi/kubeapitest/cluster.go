@@ -139,7 +139,7 @@ func (c *Cluster) setUp(deploy string) error {
 		return err
 	}
 	for _, file := range []string{
-		"namespace.yaml", "agent/rbac.yaml", "agent/policy.yaml", "controller/rbac.yaml", "controller/policy.yaml",
+		"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml", "controller/rbac.yaml", "controller/policy.yaml",
 	} {
 		if err := apply(ctx, admin, filepath.Join(deploy, file)); err != nil {
 			return err

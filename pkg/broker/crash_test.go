@@ -1,0 +1,179 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// crash ends a broker's way to all API servers at its nth write: before it, or after it was done and before the answer came. Safe for
+// concurrent use.
+type crash struct {
+	nth   int
+	after bool
+
+	mu     sync.Mutex
+	writes int
+	dead   chan struct{} // closed when it happens
+}
+
+type crashing struct {
+	*crash
+	next http.RoundTripper
+}
+
+var errCrashed = errors.New("the broker is dead")
+
+func (c *crash) wrap(next http.RoundTripper) http.RoundTripper { return crashing{c, next} }
+
+func (c crashing) RoundTrip(request *http.Request) (*http.Response, error) {
+	now, already := c.note(request)
+	if already || now && !c.after {
+		return nil, errCrashed
+	}
+	response, err := c.next.RoundTrip(request)
+	if now && err == nil {
+		_ = response.Body.Close()
+		return nil, errCrashed
+	}
+	return response, err
+}
+
+// note counts writes other than renewals of Leases, whose number depends on time.
+func (c *crash) note(request *http.Request) (now, already bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.dead:
+		return false, true
+	default:
+	}
+	if request.Method == http.MethodGet || isLease(request) {
+		return false, false
+	}
+	if c.writes++; c.writes == c.nth {
+		close(c.dead)
+		return true, false
+	}
+	return false, false
+}
+
+func isLease(request *http.Request) bool {
+	return len(request.URL.Path) > 20 && request.URL.Path[:20] == "/apis/coordination.k8"
+}
+
+// TestKilledAtEachWrite: whenever a broker dies, the next one ends with the same.
+func TestKilledAtEachWrite(t *testing.T) {
+	w := newWorld(t)
+	tenant, agent := w.scene(w.a, nil)
+	w.stopBroker()
+	for _, after := range []bool{false, true} {
+		for nth := 1; ; nth++ {
+			c := &crash{nth: nth, after: after, dead: make(chan struct{})}
+			stop := w.infra.startBroker("infra-1", c.wrap)
+			name := fmt.Sprintf("nic-%t-%d", after, nth)
+			network := w.a.network(name, 0, "10.9.0.0/24")
+			w.a.pool(name, name)
+			o, port := w.a.claim(name, "node1", name, vf(0))
+			died := w.untilDeadOr(c, func() bool { return w.a.get(port) == nil && port.Status.BridgePort != "" })
+			if !died {
+				w.a.delete(o)
+				w.a.delete(port)
+				w.a.delete(network)
+				died = w.untilDeadOr(c, func() bool { return w.a.get(network) != nil })
+			}
+			stop()
+			w.startBroker()
+			if died {
+				w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
+				if w.a.get(o) == nil {
+					w.a.portIs(port, v1alpha1.ReasonUp)
+					w.a.delete(o)
+					w.a.delete(port)
+					w.a.delete(network)
+				}
+			}
+			w.a.gone(port)
+			w.a.gone(network)
+			w.serves(agent)
+			w.stopBroker()
+			if !died {
+				t.Logf("a life takes %d writes", nth-1)
+				break
+			}
+		}
+	}
+	var left v1alpha1.XPUNetworkList
+	if err := w.infra.List(t.Context(), &left); err != nil || len(left.Items) != 1 {
+		t.Errorf("the infra cluster has %d networks, want that of the scene: %v", len(left.Items), err)
+	}
+	if err := w.infra.get(tenant); err != nil || len(tenant.Status.Networks) != 1 {
+		t.Errorf("segments %+v: %v", tenant.Status.Networks, err)
+	}
+}
+
+// untilDeadOr waits until the broker is dead or something is done. It says whether the broker died.
+func (w *world) untilDeadOr(c *crash, done func() bool) (died bool) {
+	w.Helper()
+	w.a.eventually("the broker dies or is done", func() error {
+		select {
+		case <-c.dead:
+			died = true
+			return nil
+		default:
+		}
+		if !done() {
+			return errors.New("neither")
+		}
+		return nil
+	})
+	return died
+}
+
+// TestTwoBrokers: two of one infra cluster do the same things once; one of another infra cluster does nothing.
+func TestTwoBrokers(t *testing.T) {
+	w := newWorld(t)
+	w.infra.startBroker("infra-1", nil)
+	tenant, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.VLANs.Last, spec.VNIs = 1099, nil })
+	for n := range 10 {
+		name := fmt.Sprint("net-", n)
+		w.a.network(name, 10)
+		w.a.pool(name, name)
+	}
+	var ports []*v1alpha1.XPUPort
+	for n := range 10 {
+		name := fmt.Sprint("net-", n)
+		o, port := w.a.claim(name, "node1", name, vf(n))
+		ports = append(ports, port)
+		defer func() {
+			w.a.delete(o)
+			w.a.delete(port)
+			w.a.gone(port)
+		}()
+	}
+	for _, port := range ports {
+		w.a.portIs(port, v1alpha1.ReasonUp)
+	}
+	if got := agent.Calls("CreateBridgePort"); got != 10 {
+		t.Errorf("the agent was asked for %d ports", got)
+	}
+	if err := w.infra.get(tenant); err != nil {
+		t.Fatal(err)
+	}
+	given := map[int32]string{}
+	for _, segment := range tenant.Status.Networks {
+		if other := given[segment.VLAN]; other != "" {
+			t.Errorf("VLAN %d was given to %s and %s", segment.VLAN, other, segment.Name)
+		}
+		given[segment.VLAN] = segment.Name
+	}
+	w.stopBroker() // one of the two
+	t.Run("of another infra cluster", func(t *testing.T) {
+		w.infra.startBroker("infra-2", nil)
+		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConflict)
+	})
+}

@@ -1,0 +1,278 @@
+package broker
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+)
+
+// TestMaxPorts: what is more than a tenant may have waits, and comes when there is room.
+func TestMaxPorts(t *testing.T) {
+	w := newWorld(t)
+	_, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.MaxPorts = ptr.To[int32](2) })
+	ports := map[string]*v1alpha1.XPUPort{}
+	claims := map[string]*resourceapi.ResourceClaim{}
+	for n := range 4 {
+		name := fmt.Sprint("nic-", n)
+		claims[name], ports[name] = w.a.claim(name, "node1", "fast", vf(n))
+	}
+	var served, waiting []string
+	w.a.eventually("two are served and two wait", func() error {
+		served, waiting = nil, nil
+		for name, port := range ports {
+			if err := w.a.get(port); err != nil {
+				return err
+			}
+			switch v1alpha1.ReadyOf(port.Status.Conditions).Reason {
+			case v1alpha1.ReasonUp:
+				served = append(served, name)
+			case v1alpha1.ReasonQuotaExceeded:
+				waiting = append(waiting, name)
+			}
+		}
+		if len(served) != 2 || len(waiting) != 2 {
+			return fmt.Errorf("%v are served, %v wait", served, waiting)
+		}
+		return nil
+	})
+	if got := len(agent.Ports()); got != 2 {
+		t.Errorf("the agent has %d ports", got)
+	}
+	w.a.delete(claims[served[0]])
+	w.a.delete(ports[served[0]])
+	w.a.eventually("one of those that wait is served", func() error {
+		for _, name := range waiting {
+			if err := w.a.get(ports[name]); err != nil {
+				return err
+			}
+			if v1alpha1.ReadyOf(ports[name].Status.Conditions).Reason == v1alpha1.ReasonUp {
+				return nil
+			}
+		}
+		return errors.New("none is")
+	})
+}
+
+// TestForeignXPU: a tenant has no XPU that is not its own, whatever its objects say.
+func TestForeignXPU(t *testing.T) {
+	w := newWorld(t)
+	_, agent := w.scene(w.a, nil)
+	w.scene(w.b, nil)
+	t.Run("named in an XPUPort", func(t *testing.T) {
+		port := w.b.agentPort("node1", vf(7), "card-a", "blue")
+		w.b.portIs(port, v1alpha1.ReasonForbidden)
+	})
+	t.Run("card of another tenant", func(t *testing.T) {
+		w.b.node("thief", "MT-a") // it says that it has a's card
+		w.infra.eventually("the infra cluster hears of it", func() error {
+			return w.infra.get(&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "b.thief"}})
+		})
+		_, port := w.a.claim("nic", "node1", "fast", vf(0))
+		w.a.portIs(port, v1alpha1.ReasonUp)
+		w.serves(agent, "c1pf0vf0")
+		if err := w.b.get(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}); !apierrors.IsNotFound(err) {
+			t.Errorf("the thief has the XPU: %v", err)
+		}
+	})
+	t.Run("taken away", func(t *testing.T) {
+		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}
+		w.infra.eventually("relabel", func() error {
+			if err := w.infra.get(xpu); err != nil {
+				return err
+			}
+			xpu.Labels["rack"] = "nobody"
+			return w.infra.Update(t.Context(), xpu)
+		})
+		w.a.eventually("the tenant has it no more", func() error {
+			if err := w.a.get(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}); !apierrors.IsNotFound(err) {
+				return fmt.Errorf("it has: %w", err)
+			}
+			return nil
+		})
+	})
+}
+
+// agentPort creates an XPUPort as an agent does for a pod of namespace default that the device plugin gave a Function.
+func (s *site_) agentPort(node string, f function.ID, xpu, network string) *v1alpha1.XPUPort {
+	s.Helper()
+	port := claim.NewPort(systemNamespace, f, "fast", v1alpha1.XPUPortSpec{
+		NodeName: node, XPU: xpu, Network: network, MAC: string(claim.DerivedMAC("", node, f)), AssignAddresses: true,
+		Pod: &v1alpha1.PodRef{Namespace: "default", Name: "p"},
+	})
+	s.create(port)
+	return port
+}
+
+// TestAgentPorts covers XPUPorts without a claim: the tenant's cluster admits them.
+func TestAgentPorts(t *testing.T) {
+	w := newWorld(t)
+	_, agent := w.scene(w.a, nil)
+	port := w.a.agentPort("node1", vf(0), "card-a", "blue")
+	w.a.portIs(port, v1alpha1.ReasonUp)
+	if got := port.Status; !slices.Equal(got.Addresses, []string{"10.1.0.2/24"}) || got.BridgePort != "c1pf0vf0" {
+		t.Errorf("status %+v", got)
+	}
+	closed := w.a.network("closed", 11)
+	closed.Spec.AllowedNamespaces.From = v1alpha1.NamespacesFromNone
+	if err := w.a.Update(t.Context(), closed); err != nil && !apierrors.IsConflict(err) {
+		t.Fatal(err)
+	}
+	w.a.eventually("the network is closed", func() error {
+		if err := w.a.get(closed); err != nil {
+			return err
+		}
+		closed.Spec.AllowedNamespaces.From = v1alpha1.NamespacesFromNone
+		return w.a.Update(t.Context(), closed)
+	})
+	refused := w.a.agentPort("node1", vf(1), "card-a", "closed")
+	w.a.portIs(refused, v1alpha1.ReasonForbidden)
+	w.serves(agent, "c1pf0vf0")
+	w.a.delete(refused)
+	w.a.gone(refused)
+	w.a.delete(port)
+	w.a.gone(port)
+	w.serves(agent)
+}
+
+// TestSegments covers ranges that are used up, and those of two tenants that overlap.
+func TestSegments(t *testing.T) {
+	w := newWorld(t)
+	own := w.infra.network("infra-own", 100)
+	w.infra.networkIs(own, v1alpha1.ReasonUp)
+	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.VLANs = v1alpha1.VLANRange{First: 99, Last: 101} }) // 99 is blue's
+	first := w.a.network("first", 0)
+	w.a.networkIs(first, v1alpha1.ReasonUp)
+	made := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a.first"}}
+	if err := w.infra.get(made); err != nil || made.Spec.VLAN != 101 {
+		t.Errorf("VLAN %d, want the one that the infra cluster does not use: %v", made.Spec.VLAN, err)
+	}
+	second := w.a.network("second", 0, "10.2.0.0/24")
+	w.a.networkIs(second, v1alpha1.ReasonQuotaExceeded)
+	waits := w.a.agentPort("node1", vf(0), "card-a", "second")
+	w.a.portIs(waits, v1alpha1.ReasonNetworkNotReady)
+	w.a.delete(first)
+	w.a.gone(first)
+	w.infra.eventually("a larger range", func() error {
+		if err := w.infra.get(tenant); err != nil {
+			return err
+		}
+		tenant.Spec.VLANs.Last = 110
+		return w.infra.Update(t.Context(), tenant)
+	})
+	w.a.networkIs(second, v1alpha1.ReasonUp)
+	w.a.portIs(waits, v1alpha1.ReasonUp)
+
+	younger := w.joins(w.b, func(spec *v1alpha1.XPUTenantSpec) { spec.VLANs = v1alpha1.VLANRange{First: 105, Last: 120} })
+	w.infra.tenantIs(younger, v1alpha1.ConditionSynced, v1alpha1.ReasonConflict)
+	theirs := w.b.network("blue", 0)
+	w.b.networkIs(theirs, v1alpha1.ReasonConflict)
+}
+
+// TestRights covers that the broker's token reads and writes in a tenant's cluster what it must, and nothing else.
+func TestRights(t *testing.T) {
+	w := newWorld(t)
+	w.scene(w.a, nil)
+	w.stopBroker()
+	rights, err := w.a.as(t.Context(), systemNamespace, "xpu-broker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker, err := client.New(rights, client.Options{Scheme: w.a.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("roles", func(t *testing.T) {
+		w.a.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "nobody"}})
+		everyone := w.a.rules(t, systemNamespace, "nobody")
+		for _, rule := range w.a.rules(t, systemNamespace, "xpu-broker") {
+			if !slices.Contains(everyone, rule) && !strings.HasPrefix(rule, v1alpha1.GroupName+" ") && rule != "events.k8s.io events create patch" {
+				t.Errorf("it may %s", rule)
+			}
+		}
+	})
+	// Policies take effect a moment after they were made.
+	refused := func(what string, try func() error) {
+		t.Helper()
+		w.a.eventually(what+" is refused", func() error {
+			if err := try(); !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+				return cmp.Or(err, errors.New("it was done"))
+			}
+			return nil
+		})
+	}
+	patch := func(o client.Object, body string) func() error {
+		return func() error {
+			return broker.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), client.DryRunAll)
+		}
+	}
+	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
+	port := w.a.agentPort("node1", vf(0), "card-a", "blue")
+	own := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "own"}}
+	w.a.create(own)
+	refused("the spec of a network", patch(network, `{"spec":{"mtu":1400}}`))
+	refused("a label of a network", patch(network, `{"metadata":{"labels":{"a":"b"}}}`))
+	refused("another finalizer", patch(network, `{"metadata":{"finalizers":["somebody.else/x"]}}`))
+	refused("an annotation of a port", patch(port, `{"metadata":{"annotations":{"a":"b"}}}`))
+	refused("an XPU that somebody else made", patch(own, `{"spec":{"nodeName":"x"}}`))
+	refused("deleting a port", func() error { return broker.Delete(t.Context(), port, client.DryRunAll) })
+	refused("deleting an XPU that somebody else made", func() error { return broker.Delete(t.Context(), own, client.DryRunAll) })
+	refused("reading Secrets", func() error { return broker.List(t.Context(), &corev1.SecretList{}) })
+	refused("reading pods", func() error { return broker.List(t.Context(), &corev1.PodList{}) })
+	refused("reading claims", func() error { return broker.List(t.Context(), &resourceapi.ResourceClaimList{}) })
+	refused("making a port", func() error {
+		made := claim.NewPort(systemNamespace, vf(1), "fast", *port.Spec.DeepCopy())
+		return broker.Create(t.Context(), made, client.DryRunAll)
+	})
+	for what, try := range map[string]func() error{
+		"the status of a port":       func() error { return patchStatus(t, broker, port, `{"status":{"bridgePort":"x"}}`) },
+		"the finalizer of a network": patch(network, `{"metadata":{"finalizers":["xpu.opiproject.org/network"]}}`),
+		"an XPU that it made":        patch(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}, `{"spec":{"nodeName":"x"}}`),
+	} {
+		if err := try(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// rules are what a ServiceAccount may do in namespace default: "group resources verbs".
+func (s *site_) rules(t *testing.T, namespace, name string) (rules []string) {
+	t.Helper()
+	rights, err := s.as(t.Context(), namespace, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.New(rights, client.Options{Scheme: s.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "default"}}
+	if err := c.Create(t.Context(), review); err != nil {
+		t.Fatal(err)
+	}
+	for _, rule := range review.Status.ResourceRules {
+		rules = append(rules, strings.Join(slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs), " "))
+	}
+	return rules
+}
+
+func patchStatus(t *testing.T, c client.Client, o client.Object, body string) error {
+	return c.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), &client.SubResourcePatchOptions{
+		PatchOptions: client.PatchOptions{DryRun: []string{metav1.DryRunAll}},
+	})
+}
