@@ -35,7 +35,7 @@ tools: ## Build what the tests and the demo need beside the product
 .PHONY: images
 images: build tools ## Make the container images, as archives in bin/images
 	@mkdir -p $(BIN)/images
-	@for image in xpu-agent xpu-controller; do \
+	@for image in xpu-agent xpu-controller opi-bridge; do \
 		$(BIN)/devcluster image $(BIN)/images/$$image.tar --name docker.io/library/$$image:dev --file images/$$image/Containerfile $(BIN) || exit 1; \
 	done
 

@@ -14,6 +14,20 @@ type Dialect string
 // DialectEVPNGW is spoken by opi-evpn-bridge and by opi-bridge.
 const DialectEVPNGW Dialect = "evpn-gw"
 
+// LabelAgents is on Services whose endpoints are OPI agents, one on each node that is an xPU: xpu-controller makes an XPU of the name of
+// the node for each. Its value there counts for nothing; on these XPUs it is the name of the Service.
+const LabelAgents = GroupName + "/opi-agents"
+
+// Annotations of such a Service, which say how the agents are reached.
+const (
+	// AnnotationTLSSecret is spec.tls.secretName of the XPUs; opi-client if it is absent.
+	AnnotationTLSSecret = GroupName + "/tls-secret"
+	// AnnotationServerName is spec.tls.serverName: the name in the certificate that all the agents have.
+	AnnotationServerName = GroupName + "/server-name"
+	// AnnotationInsecure is "true" for agents without TLS.
+	AnnotationInsecure = GroupName + "/insecure"
+)
+
 // XPUTLS says where the controller finds its credentials for an OPI agent.
 type XPUTLS struct {
 	// SecretName names a Secret of type kubernetes.io/tls in the controller's namespace with tls.crt, tls.key

@@ -31,6 +31,7 @@ type options struct {
 	agent         bridge.Config
 	listen        string
 	metricsListen string
+	hostPFFile    string
 	tls           bridge.TLSFiles
 	insecure      bool
 	logs          logging.Options
@@ -94,6 +95,8 @@ the agent stops.`,
 		o.agent.HostPFs = append(o.agent.HostPFs, pf)
 		return err
 	})
+	f.StringVar(&o.hostPFFile, "host-pf-file", "",
+		"`file` that has in each line what --host-pf takes, so that all xPUs can have the same flags; # begins a comment; none if missing")
 	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto),
 		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; "+
 			"auto is vlan-aware where the kernel can")
@@ -108,6 +111,13 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	serverOptions, err := o.credentials()
 	if err != nil {
 		return err
+	}
+	if o.hostPFFile != "" {
+		told, err := bridge.ReadHostPFs(o.hostPFFile)
+		if err != nil {
+			return fmt.Errorf("--host-pf-file: %w", err)
+		}
+		o.agent.HostPFs = append(o.agent.HostPFs, told...)
 	}
 	agent, err := bridge.New(o.agent, log)
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"strconv"
 	"strings"
 
@@ -78,6 +80,29 @@ func ParseHostPF(s string) (p HostPF, err error) {
 		return p, errors.New("offset and stride need the PF's address")
 	}
 	return p, nil
+}
+
+// ReadHostPFs reads a file with a host PF in each line. It returns none if there is no such file.
+func ReadHostPFs(path string) (all []HostPF, err error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for n, line := range strings.Split(string(text), "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		pf, err := ParseHostPF(line)
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, n+1, err)
+		}
+		all = append(all, pf)
+	}
+	return all, nil
 }
 
 // parseDistance reads an offset or stride, which have 16 bits (PCI Express 6.0, sections 9.3.3.9 and 9.3.3.10).

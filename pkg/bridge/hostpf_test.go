@@ -2,6 +2,8 @@ package bridge
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -122,4 +124,34 @@ func FuzzParseHostPF(f *testing.F) {
 			t.Errorf("%q is %s, which is: %v (-want +got):\n%s", s, textOf(p), err, diff)
 		}
 	})
+}
+
+func TestReadHostPFs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "host-pfs")
+	if all, err := ReadHostPFs(path); err != nil || len(all) > 0 {
+		t.Errorf("without a file: %v, %v", all, err)
+	}
+	for text, want := range map[string]string{
+		"# none\n\n": "[]",
+		"c1pf0,serial=MT1 # the first\n c1pf1,serial=MT1\n": "c1pf0 MT1 c1pf1 MT1",
+		"c1pf0\nnonsense=": "host-pfs:2",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		all, err := ReadHostPFs(path)
+		got := fmt.Sprint(err)
+		if err == nil {
+			var words []string
+			for _, pf := range all {
+				words = append(words, pf.name, pf.Serial)
+			}
+			if got = strings.Join(words, " "); len(all) == 0 {
+				got = "[]"
+			}
+		}
+		if !strings.Contains(got, want) {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
 }

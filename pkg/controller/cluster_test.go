@@ -57,6 +57,7 @@ var rules = []rbacv1.PolicyRule{
 	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports"}, Verbs: []string{"get", "list", "watch", "create", "delete", "patch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus", "xpunetworks"}, Verbs: []string{"get", "list", "watch", "patch"}},
+	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus"}, Verbs: []string{"create"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"devicepools", "xpunodes"}, Verbs: []string{"get", "list", "watch"}},
 	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports/status", "xpunetworks/status", "xpus/status", "devicepools/status"}, Verbs: []string{"patch"}},
 	{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "list", "watch"}},
@@ -65,7 +66,8 @@ var rules = []rbacv1.PolicyRule{
 
 // namespaceRules are what it needs in its own namespace.
 var namespaceRules = []rbacv1.PolicyRule{
-	{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"}},
+	{APIGroups: []string{""}, Resources: []string{"secrets", "services"}, Verbs: []string{"get", "list", "watch"}},
+	{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get", "list", "watch"}},
 }
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }

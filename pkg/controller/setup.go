@@ -10,10 +10,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -120,10 +123,13 @@ func Installation(ctx context.Context, r client.Reader) (opi.Installation, error
 // of the kinds of which there are many.
 func CacheOptions(namespace string) cache.Options {
 	strip := cache.TransformStripManagedFields()
+	agents := labels.NewSelector().Add(hasLabel(v1alpha1.LabelAgents))
 	return cache.Options{
 		DefaultTransform: strip,
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}},
+			&corev1.Secret{}:             {Namespaces: map[string]cache.Config{namespace: {}}},
+			&corev1.Service{}:            {Namespaces: map[string]cache.Config{namespace: {LabelSelector: agents}}},
+			&discoveryv1.EndpointSlice{}: {Namespaces: map[string]cache.Config{namespace: {LabelSelector: agents}}},
 			&coordinationv1.Lease{}: {
 				Namespaces: map[string]cache.Config{namespace: {}}, Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.BrokerLease),
 			},
@@ -131,6 +137,15 @@ func CacheOptions(namespace string) cache.Options {
 			&resourceapi.ResourceClaim{}: {Transform: trimClaim(strip)},
 		},
 	}
+}
+
+// hasLabel matches objects with the label, whatever its value.
+func hasLabel(label string) labels.Requirement {
+	requirement, err := labels.NewRequirement(label, selection.Exists, nil)
+	if err != nil {
+		panic(err) // labels are constants
+	}
+	return *requirement
 }
 
 // trimPort leaves out what only people and the garbage collector read. XPUPorts are written by patches, which leave it as it is.
@@ -228,6 +243,7 @@ func (s *setup) xPUs() error {
 		(&resyncs{base: s.newBase(), bridges: bridges, ports: ports}).setup(s.manager),
 		(&xpus{base: s.newBase(), bridges: bridges}).setup(s.manager),
 		(&cards{base: s.newBase()}).setup(s.manager),
+		(&registrations{s.newBase()}).setup(s.manager),
 	)
 }
 

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"regexp"
@@ -29,6 +30,10 @@ type Card struct {
 	Driver string
 	// NUMANode is the node of the slot, -1 if the kernel does not know.
 	NUMANode int
+	// Serial is the serial number in the card's Vital Product Data, at most 255 characters; none if it is empty.
+	Serial string
+	// Controller is the number by which the xPU knows the host, as in c1pf0vf3; 0 if its eswitch does not name controllers.
+	Controller int
 }
 
 const (
@@ -70,6 +75,9 @@ func (c Card) complete() (Card, error) {
 		if !fourHex.MatchString(id) {
 			errs = append(errs, fmt.Errorf("PCI id %q: must be four hex digits", id))
 		}
+	}
+	if len(c.Serial) > 255 || c.Controller < 0 {
+		errs = append(errs, fmt.Errorf("serial number %q, controller %d: must be at most 255 characters, and 0 or more", c.Serial, c.Controller))
 	}
 	if !driver.MatchString(c.Driver) {
 		errs = append(errs, fmt.Errorf("driver %q: must be a module's name such as mlx5_core", c.Driver))
@@ -157,4 +165,26 @@ func (c Card) netdev(pf int) string {
 		return fmt.Sprintf("enp%ds0f%d", c.bus(), pf)
 	}
 	return fmt.Sprintf("enP%dp%ds0f%d", domain, c.bus(), pf)
+}
+
+// vitalProductData has the serial number and nothing else (PCI Local Bus Specification 3.0, appendix I): a read-only resource with
+// the keywords SN and RV, of which the latter makes the sum of all bytes up to it 0, and the end.
+func (c Card) vitalProductData() string {
+	data := []byte{0x90, 0, 0, 'S', 'N', byte(len(c.Serial))}
+	data = append(data, c.Serial...)
+	data = append(data, 'R', 'V', 1)
+	binary.LittleEndian.PutUint16(data[1:], uint16(len(data)+1-3))
+	var sum byte
+	for _, b := range data {
+		sum += b
+	}
+	return string(append(data, -sum, 0x78))
+}
+
+// eswitchName is how the xPU calls a VF of the PF, "c1pf0vf3"; "" if it names no controllers.
+func (c Card) eswitchName(pf, vf int) string {
+	if c.Controller == 0 {
+		return ""
+	}
+	return fmt.Sprintf("c%dpf%dvf%d", c.Controller, pf, vf)
 }

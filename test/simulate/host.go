@@ -58,8 +58,10 @@ type Function struct {
 	Index int
 	// Netdev is the name that the netdev got when it was made.
 	Netdev string
-	// Representor is the name of the netdev in the xPU's namespace. [Function.PortID] is another.
+	// Representor is the name of the netdev in the xPU's namespace. [Function.PortID] and EswitchName are others.
 	Representor string
+	// EswitchName is how the xPU calls a VF, "c1pf0vf3"; "" if its eswitch names no controllers.
+	EswitchName string
 }
 
 // PortID is the alternative name of a VF's representor, "vf-0000-3b-02-1": the id of the VF's OPI BridgePort.
@@ -250,6 +252,9 @@ func (h *Host) addPF(card Card, pf, number int) error {
 		"sriov_numvfs": "0", "sriov_totalvfs": strconv.Itoa(card.TotalVFs), "sriov_offset": strconv.Itoa(card.offset(pf)),
 		"sriov_stride": strconv.Itoa(stride), "sriov_vf_device": card.VFDevice, "sriov_drivers_autoprobe": "1",
 	})
+	if card.Serial != "" {
+		attributes["vpd"] = card.vitalProductData()
+	}
 	f := &function{
 		Function: Function{Address: address, PF: address, Index: -1, Netdev: card.netdev(pf), Representor: fmt.Sprintf("pf%dhpf", number)},
 		device:   &device{address: address, parent: filepath.Join(port.parent, string(port.address)), driver: card.Driver, attributes: attributes},
@@ -285,6 +290,7 @@ func (h *Host) addVFs(pf *function, n int) error {
 			Function: Function{
 				Address: address, PF: pf.Address, Index: index, Netdev: fmt.Sprintf("%sv%d", pf.Netdev, index),
 				Representor: fmt.Sprintf("%svf%d", strings.TrimSuffix(pf.Representor, "hpf"), index),
+				EswitchName: pf.card.eswitchName(pf.pf, index),
 			},
 			device: &device{
 				address: address, parent: pf.device.parent, driver: pf.card.Driver, physfn: pf.device, index: index,
@@ -316,7 +322,10 @@ func (h *Host) add(f *function) error {
 func (h *Host) makeNetdev(f *function, name string) (err error) {
 	want := wanted{name: name, representor: f.Representor, mac: h.mac(f.Address), up: f.Index < 0}
 	if f.Index >= 0 {
-		want.altName = f.PortID()
+		want.altNames = append(want.altNames, f.PortID())
+	}
+	if f.EswitchName != "" {
+		want.altNames = append(want.altNames, f.EswitchName)
 	}
 	if f.pair, err = h.pairs.add(f.pair, want); err != nil {
 		return fmt.Errorf("netdev %s of %s: %w", name, f.Address, err)

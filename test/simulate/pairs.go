@@ -44,7 +44,7 @@ type pair struct {
 type wanted struct {
 	name        string // on the host
 	representor string
-	altName     string // of the representor
+	altNames    []string // of the representor
 	mac         net.HardwareAddr
 	up          bool
 }
@@ -136,9 +136,9 @@ func (p *pairs) add(old pair, w wanted) (pair, error) {
 	if old.representor != 0 {
 		now.up, now.master = old.up, old.master
 	}
-	if w.altName != "" {
-		if err := p.xpu.LinkAddAltName(veth, w.altName); err != nil {
-			return now, fmt.Errorf("representor %s: altname %s: %w", w.representor, w.altName, err)
+	for _, name := range w.altNames {
+		if err := p.xpu.LinkAddAltName(veth, name); err != nil {
+			return now, fmt.Errorf("representor %s: altname %s: %w", w.representor, name, err)
 		}
 	}
 	if now.master != 0 {

@@ -79,6 +79,8 @@ A PF has a link while its representor, pf0hpf for the first one, is up.`,
 	flags.IntVar(&o.card.VFs, "vfs", 8, "VFs of each PF")
 	flags.IntVar(&o.card.TotalVFs, "total-vfs", 0, "VFs that each PF can have; --vfs, but at least 8, by default")
 	flags.IntVar(&o.card.NUMANode, "numa-node", 0, "NUMA node of the cards, -1 for none")
+	flags.StringVar(&o.card.Serial, "serial", "", "serial number in the card's Vital Product Data; none by default")
+	flags.IntVar(&o.card.Controller, "controller", 0, "number by which the xPU knows the host, as in c1pf0vf3; 0 for none")
 	flags.StringVar(&o.uplink.NetNS, "uplink-netns", "", "path of the network namespace with the bridge that the xPU is connected to")
 	flags.StringVar(&o.uplink.Bridge, "uplink-bridge", "", "name of that bridge, made if it is missing")
 	flags.StringVar(&o.uplink.Name, "uplink-name", "p0", "name of the uplink in the xPU's network namespace")
