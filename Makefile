@@ -43,6 +43,10 @@ images: build tools ## Make the container images, as archives in bin/images
 demo: preflight images ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act)
 	@$(BIN)/demo $(if $(KEEP),--keep --acts 2)
 
+.PHONY: demo-multicluster
+demo-multicluster: preflight images ## Tell the story of hosts in clusters of tenants, whose xPUs are in a cluster of infra
+	@$(BIN)/demo multicluster
+
 .PHONY: demo-down
 demo-down: ## End what make demo KEEP=1 left up
 	@$(BIN)/demo down

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -39,11 +40,22 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 	if b.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	if b.devlink, err = devlink.Dial("/proc/thread-self/ns/net"); err != nil {
+	if b.devlink, err = devlink.Dial(threadNamespace()); err != nil {
 		return nil, err
 	}
 	b.representors = &representorCache{resolver: resolver, ports: b.devlink.Ports, physPorts: b.physPorts, known: map[int]bool{}}
 	return b, nil
+}
+
+// threadNamespace is the path of the calling thread's network namespace, "" if it is the process's own: to enter that one again, as a
+// path would have it, needs CAP_SYS_ADMIN.
+func threadNamespace() string {
+	const path = "/proc/thread-self/ns/net"
+	own, err := os.Readlink("/proc/self/ns/net")
+	if now, errNow := os.Readlink(path); err == nil && errNow == nil && now == own {
+		return ""
+	}
+	return path
 }
 
 func (b *bridgePlane) close() {

@@ -14,6 +14,14 @@ import (
 // TestStory is the story as it is told, on a cluster of its own, and after each act what goes wrong in it.
 func TestStory(t *testing.T) {
 	world := newWorld(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(world.Diagnose(context.Background()))
+		}
+		if err := world.End(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
 	for _, act := range world.Acts() {
 		t.Run(act.Title, func(t *testing.T) {
 			for _, step := range slices.Concat(act.Steps, act.Trouble) {
@@ -26,6 +34,33 @@ func TestStory(t *testing.T) {
 				if t.Failed() {
 					t.FailNow() // the next step has nothing to stand on
 				}
+			}
+		})
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+}
+
+// TestFederation is the story of several clusters.
+func TestFederation(t *testing.T) {
+	found := newWorld(t)
+	federation := story.NewFederation(*found)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(federation.Diagnose(context.Background()))
+		}
+		if err := federation.End(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, step := range federation.Steps() {
+		t.Run(step.Title, func(t *testing.T) {
+			for _, w := range []*story.World{federation.Infra, federation.A, federation.B} {
+				w.Detail = t.Logf
+			}
+			if err := step.Run(t.Context()); err != nil {
+				t.Fatal(err)
 			}
 		})
 		if t.Failed() {
@@ -48,19 +83,10 @@ func newWorld(t *testing.T) *story.World {
 	if _, err := os.Stat(filepath.Join(bin, "images", "xpu-agent.tar")); err != nil {
 		t.Skip("needs the programs and images that make images builds in bin/")
 	}
-	world := &story.World{
+	return &story.World{
 		Cluster:  story.Devcluster{Program: filepath.Join(bin, "devcluster"), Name: "e2e"},
 		Source:   source,
 		Bin:      bin,
 		StateDir: t.TempDir(),
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(world.Diagnose(context.Background()))
-		}
-		if err := world.End(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	return world
 }

@@ -34,6 +34,15 @@ var pods = []podSpec{
 	{"blue-3", "node2", "blue-careful", "blue"},
 }
 
+// tries of the story.
+var tries = []try{
+	{"blue-1", "blue-2", true},
+	{"blue-2", "blue-1", true},
+	{"blue-1", "blue-3", true},
+	{"red-1", "blue-2", false},
+	{"red-1", "blue-3", false},
+}
+
 // declare applies what an administrator writes, and waits until it has come true.
 func (w *World) declare(ctx context.Context) error {
 	for i, x := range w.xpus {
@@ -48,11 +57,16 @@ func (w *World) declare(ctx context.Context) error {
 			return err
 		}
 	}
+	return w.declarePools(ctx, 32)
+}
+
+// declarePools applies what an administrator writes beside XPUs, and waits until so many devices are offered.
+func (w *World) declarePools(ctx context.Context, devices int) error {
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", filepath.Join(w.Source, "test/e2e/manifests/pools.yaml")); err != nil {
 		return err
 	}
 	err := poll(ctx, 30*time.Second, "the VFs are in ResourceSlices, and the networks are up", func(ctx context.Context) error {
-		return errors.Join(w.devicesPublished(ctx, 32), w.networksReady(ctx))
+		return errors.Join(w.devicesPublished(ctx, devices), w.networksReady(ctx))
 	})
 	if err != nil {
 		return err
@@ -115,7 +129,7 @@ func (w *World) runPods(ctx context.Context) error {
 		return err
 	}
 	defer watcher.stop()
-	for _, p := range pods {
+	for _, p := range w.pods {
 		created := time.Now()
 		if err := w.client.Create(ctx, p.pod()); err != nil {
 			return err
@@ -202,22 +216,15 @@ func (w *World) claimOf(ctx context.Context, pod string) (*resourceapi.ResourceC
 // its own network, and only the xPUs keep them apart.
 func (w *World) exchange(ctx context.Context) error {
 	addresses := map[string]string{}
-	for _, p := range pods {
+	for _, p := range w.pods {
 		_, device, err := w.claimOf(ctx, p.name)
 		if err != nil {
 			return err
 		}
 		addresses[p.name], _, _ = strings.Cut(device.NetworkData.IPs[0], "/")
 	}
-	tries := []try{
-		{"blue-1", "blue-2", true},
-		{"blue-2", "blue-1", true},
-		{"blue-1", "blue-3", true},
-		{"red-1", "blue-2", false},
-		{"red-1", "blue-3", false},
-	}
 	group, ctx := errgroup.WithContext(ctx)
-	for _, t := range tries {
+	for _, t := range w.tries {
 		group.Go(func() error { return w.try(ctx, t, addresses[t.to]) })
 	}
 	return group.Wait()
@@ -257,7 +264,7 @@ func (w *World) get(ctx context.Context, pod, address string) (string, error) {
 
 // deletePods ends the pods and compares the world with what it was before them.
 func (w *World) deletePods(ctx context.Context) error {
-	for _, p := range pods {
+	for _, p := range w.pods {
 		if err := w.client.Delete(ctx, p.pod()); err != nil {
 			return err
 		}

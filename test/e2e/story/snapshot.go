@@ -204,6 +204,9 @@ func (s Snapshot) addNode(node Node) error {
 // under another name is missed.
 const cardName = "enp59s0f"
 
+// podBridge has the pods of an xPU that is a node itself.
+const podBridge = "cni0"
+
 func (s Snapshot) addXPU(x *xpu) error {
 	links, err := x.links.LinkList()
 	if err != nil {
@@ -214,8 +217,8 @@ func (s Snapshot) addXPU(x *xpu) error {
 		names[l.Attrs().Index] = l.Attrs().Name
 	}
 	for _, l := range links {
-		if l.Type() == "veth" {
-			s.Representors[x.node.Name+"/"+l.Attrs().Name] = names[l.Attrs().MasterIndex]
+		if master := names[l.Attrs().MasterIndex]; l.Type() == "veth" && master != podBridge {
+			s.Representors[x.node.Name+"/"+l.Attrs().Name] = master
 		}
 	}
 	return nil

@@ -44,7 +44,9 @@ type World struct {
 	xpus      []*xpu
 	authority *authority
 	before    Snapshot
-	direct    bool // whether the product runs in direct mode
+	pods      []podSpec // of the story
+	tries     []try     // of these to reach each other
+	direct    bool      // whether the product runs in direct mode
 	processes []process
 	running   []*exec.Cmd
 }
@@ -106,13 +108,18 @@ func poll(ctx context.Context, patience time.Duration, what string, check func(c
 
 func (w *World) log(name string) string { return filepath.Join(w.dir, name+".log") }
 
-// bringUp starts the cluster and connects to it.
+// bringUp starts the cluster with two nodes and connects to it.
 func (w *World) bringUp(ctx context.Context) error {
+	w.pods, w.tries = pods, tries
+	return w.bringUpNodes(ctx, 2)
+}
+
+func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	w.dir = filepath.Join(w.StateDir, w.Cluster.Name)
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return err
 	}
-	out, err := w.Cluster.Run(ctx, "up", "--nodes", "2", "--multus")
+	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus")
 	if err != nil {
 		return err
 	}
@@ -184,9 +191,14 @@ func (w *World) giveIdentity(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	return w.client.Create(ctx, id.secret("opi-client"))
+}
+
+// secret has the identity where the product looks for it.
+func (id identity) secret(name string) *corev1.Secret {
 	secret := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": id.cert, "tls.key": id.key, "ca.crt": id.ca}}
-	secret.Namespace, secret.Name = "xpu-system", "opi-client"
-	return w.client.Create(ctx, secret)
+	secret.Namespace, secret.Name = "xpu-system", name
+	return secret
 }
 
 // controllers is how many replicas deploy/ has.
@@ -198,9 +210,13 @@ func (w *World) waitForProduct(ctx context.Context) error {
 	if !w.direct {
 		want += controllers
 	}
+	return w.waitForPods(ctx, "xpu-system", want)
+}
+
+func (w *World) waitForPods(ctx context.Context, namespace string, want int) error {
 	return poll(ctx, 60*time.Second, "the product is ready", func(ctx context.Context) error {
 		var pods corev1.PodList
-		if err := w.client.List(ctx, &pods, client.InNamespace("xpu-system")); err != nil {
+		if err := w.client.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
 			return err
 		}
 		ready := 0
@@ -210,7 +226,7 @@ func (w *World) waitForProduct(ctx context.Context) error {
 			}
 		}
 		if ready != want || len(pods.Items) != want {
-			return fmt.Errorf("%d of %d pods in xpu-system are ready; kubectl -n xpu-system get pods", ready, want)
+			return fmt.Errorf("%d of %d pods in %[3]s are ready; kubectl -n %[3]s get pods", ready, want, namespace)
 		}
 		return nil
 	})

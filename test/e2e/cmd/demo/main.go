@@ -63,7 +63,48 @@ func command() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return world.End(cmd.Context()) },
 	})
+	several := &cobra.Command{
+		Use:   "multicluster",
+		Short: "Tell the story of several clusters: hosts in those of tenants, their xPUs in that of infra",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return tellFederation(cmd.Context(), story.NewFederation(*world))
+		},
+	}
+	cmd.AddCommand(several)
 	return cmd
+}
+
+// tellFederation tells the story of several clusters.
+func tellFederation(ctx context.Context, federation *story.Federation) (err error) {
+	if err := federation.End(ctx); err != nil {
+		return fmt.Errorf("what an earlier demo left: %w", err)
+	}
+	defer func() {
+		if endErr := federation.End(context.WithoutCancel(ctx)); err == nil {
+			err = endErr
+		}
+	}()
+	begin := time.Now()
+	if err := run(ctx, federation.Steps(), 0); err != nil {
+		return err
+	}
+	fmt.Printf("\nThe story holds: %.1fs\n", time.Since(begin).Seconds())
+	return nil
+}
+
+// run runs steps, whose numbers follow the one given.
+func run(ctx context.Context, steps []story.Step, number int) error {
+	for _, step := range steps {
+		number++
+		begin := time.Now()
+		fmt.Printf("%d. %s\n", number, step.Title)
+		if err := step.Run(ctx); err != nil {
+			return fmt.Errorf("step %d does not hold: %w", number, err)
+		}
+		fmt.Printf("   %6.2fs\n", time.Since(begin).Seconds())
+	}
+	return nil
 }
 
 func tell(ctx context.Context, world *story.World, acts int, keep bool) (err error) {
@@ -83,15 +124,10 @@ func tell(ctx context.Context, world *story.World, acts int, keep bool) (err err
 	begin, number := time.Now(), 0
 	for n, act := range world.Acts()[:acts] {
 		fmt.Printf("\nAct %d. %s\n\n", n+1, act.Title)
-		for _, step := range act.Steps {
-			number++
-			stepBegin := time.Now()
-			fmt.Printf("%d. %s\n", number, step.Title)
-			if err := step.Run(ctx); err != nil {
-				return fmt.Errorf("step %d does not hold: %w", number, err)
-			}
-			fmt.Printf("   %6.2fs\n", time.Since(stepBegin).Seconds())
+		if err := run(ctx, act.Steps, number); err != nil {
+			return err
 		}
+		number += len(act.Steps)
 	}
 	fmt.Printf("\nThe story holds: %.1fs\n", time.Since(begin).Seconds())
 	return nil
