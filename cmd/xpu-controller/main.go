@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/cluster-inventory-api/pkg/access"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -36,6 +37,7 @@ func main() {
 // options are the command line's. Those of the manager are bound to flags as far as they can be chosen.
 type options struct {
 	role       string
+	profiles   string
 	kubeconfig string
 	apiQPS     float32
 	apiBurst   int
@@ -80,6 +82,8 @@ carries them from one to the other.`,
 	f := c.Flags()
 	f.StringVar(&o.role, "role", string(controller.RoleAll), "which part of the work it does: all, tenant, infra or broker")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty means the ServiceAccount of the pod")
+	f.StringVar(&o.profiles, "clusterprofile-provider-file", "",
+		"role broker: JSON `file` with the programs that give credentials for ClusterProfiles (KEP-5339); empty uses no ClusterProfiles")
 	f.StringVar(&o.controller.Namespace, "namespace", os.Getenv("POD_NAMESPACE"),
 		"namespace of the leader election's Lease, and of Secrets: those with TLS keys that XPUs name, or for role broker those with "+
 			"kubeconfigs that XPUTenants name; the default is $POD_NAMESPACE")
@@ -136,19 +140,23 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}
-	name, cacheOptions := "xpu-controller", controller.CacheOptions
+	name := "xpu-controller"
+	o.manager.Cache = controller.CacheOptions(o.controller.Namespace)
 	if o.role == roleBroker {
-		name, cacheOptions = "xpu-broker", broker.CacheOptions
+		name = "xpu-broker"
+		o.manager.Cache = broker.CacheOptions(o.controller.Namespace, o.profiles != "")
 	}
 	config = rest.AddUserAgent(config, name)
 	config.QPS, config.Burst = o.apiQPS, o.apiBurst
 
-	o.manager.Scheme, err = controller.Scheme()
-	if err != nil {
+	scheme := controller.Scheme
+	if o.role == roleBroker {
+		scheme = broker.Scheme
+	}
+	if o.manager.Scheme, err = scheme(); err != nil {
 		return err
 	}
 	o.manager.Logger = log
-	o.manager.Cache = cacheOptions(o.controller.Namespace)
 	o.manager.LeaderElectionID = name
 	o.manager.LeaderElectionNamespace = o.controller.Namespace
 	o.manager.LeaderElectionReleaseOnCancel = true // the process ends right after
@@ -167,9 +175,13 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	if o.role == roleBroker {
-		return runBroker(ctx, mgr, broker.Options{
-			Namespace: o.controller.Namespace, Identity: string(installation), Registerer: metrics.Registry,
-		})
+		options := broker.Options{Namespace: o.controller.Namespace, Identity: string(installation), Registerer: metrics.Registry}
+		if o.profiles != "" {
+			if options.ProfileAccess, err = access.NewFromFile(o.profiles); err != nil {
+				return fmt.Errorf("--clusterprofile-provider-file: %w", err)
+			}
+		}
+		return runBroker(ctx, mgr, options)
 	}
 	o.controller.Role, o.controller.Installation, o.controller.Registerer = controller.Role(o.role), installation, metrics.Registry
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -17,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
+	inventory "sigs.k8s.io/cluster-inventory-api/apis/v1alpha1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -29,7 +30,6 @@ import (
 	"sigs.k8s.io/multicluster-runtime/pkg/clusters"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 	"sigs.k8s.io/multicluster-runtime/pkg/multicluster"
-	"sigs.k8s.io/multicluster-runtime/providers/kubeconfig"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
@@ -86,20 +86,30 @@ func (m *Members) setup(mgr mcmanager.Manager, o Options) error {
 	m.metrics = newMetrics(o.Registerer)
 	m.Options, m.infra, m.scheme, m.log = o, infra.GetClient(), infra.GetScheme(), infra.GetLogger().WithName("members")
 	ofSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
-		var tenants v1alpha1.XPUTenantList
-		if err := m.infra.List(ctx, &tenants, client.MatchingFields{tenantsBySecret: secret.GetName()}); err != nil {
-			return nil // the cache is not running
-		}
-		var requests []reconcile.Request
-		for i := range tenants.Items {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&tenants.Items[i])})
-		}
-		return requests
+		return m.requests(ctx, client.MatchingFields{tenantsBySecret: secret.GetName()})
 	}
-	return ctrl.NewControllerManagedBy(infra).Named("member").
+	ofProfile := func(ctx context.Context, profile client.Object) []reconcile.Request {
+		return m.requests(ctx, client.MatchingFields{tenantsByProfile: profile.GetName()})
+	}
+	c := ctrl.NewControllerManagedBy(infra).Named("member").
 		For(&v1alpha1.XPUTenant{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
-		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(ofSecret)).
-		Complete(m)
+		Watches(&corev1.Secret{}, handler.EnqueueRequestsFromMapFunc(ofSecret))
+	if o.ProfileAccess != nil {
+		c.Watches(&inventory.ClusterProfile{}, handler.EnqueueRequestsFromMapFunc(ofProfile))
+	}
+	return c.Complete(m)
+}
+
+// requests are for the tenants that are listed.
+func (m *Members) requests(ctx context.Context, options ...client.ListOption) (requests []reconcile.Request) {
+	var tenants v1alpha1.XPUTenantList
+	if err := m.infra.List(ctx, &tenants, options...); err != nil {
+		return nil // the cache is not running
+	}
+	for i := range tenants.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&tenants.Items[i])})
+	}
+	return requests
 }
 
 // Start makes it a [multicluster.ProviderRunnable].
@@ -145,33 +155,17 @@ func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 		m.leave(req.Name)
 		return ctrl.Result{}, nil
 	}
-	config, problem, err := m.credentials(ctx, &tenant)
+	found, problem, err := m.credentials(ctx, &tenant)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	m.join(req.Name, config, problem)
+	m.join(req.Name, found, problem)
 	return ctrl.Result{}, nil
 }
 
-// credentials returns the kubeconfig of a tenant's cluster, or says why there is none.
-func (m *Members) credentials(ctx context.Context, tenant *v1alpha1.XPUTenant) (config []byte, problem string, err error) {
-	key := client.ObjectKey{Namespace: m.Namespace, Name: tenant.Spec.Member.SecretName}
-	var secret corev1.Secret
-	exists, err := found(ctx, m.infra, key, &secret)
-	if err != nil {
-		return nil, "", err
-	}
-	config = secret.Data[kubeconfig.DefaultKubeconfigSecretKey]
-	if !exists || len(config) == 0 {
-		return nil, fmt.Sprintf("there is no Secret %s with a kubeconfig in its key %s and the label %s: \"true\"; create it",
-			key, kubeconfig.DefaultKubeconfigSecretKey, kubeconfig.DefaultKubeconfigSecretLabel), nil
-	}
-	return config, "", nil
-}
-
 // join has the cluster be a member with these credentials; without any, because of the problem, it is none.
-func (m *Members) join(tenant string, config []byte, problem string) {
-	fingerprint := sha256.Sum256(config)
+func (m *Members) join(tenant string, found credentials, problem string) {
+	fingerprint := sha256.Sum256(fmt.Appendf(found.content, "%s", problem))
 	m.mu.Lock()
 	before := m.byTenant[tenant]
 	if before != nil && before.fingerprint == fingerprint {
@@ -193,7 +187,7 @@ func (m *Members) join(tenant string, config []byte, problem string) {
 			m.note(tenant, next, memberState{reason: v1alpha1.ReasonMemberNotFound, message: problem})
 			return
 		}
-		m.run(ctx, tenant, next, config)
+		m.run(ctx, tenant, next, found)
 	}()
 }
 
@@ -237,20 +231,24 @@ func (m *Members) note(tenant string, known *member, state memberState) {
 }
 
 // run asks the cluster again and again whether it is there, and joins it once it is.
-func (m *Members) run(ctx context.Context, tenant string, known *member, kubeconfig []byte) {
-	config, namespace, err := clientConfig(kubeconfig, m.MemberNamespace)
+func (m *Members) run(ctx context.Context, tenant string, known *member, found credentials) {
+	config, namespace, err := found.config()
 	if err != nil {
 		m.note(tenant, known, memberState{
-			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("the kubeconfig cannot be used; correct it: %s", err),
+			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used; correct it: %s", found.origin, err),
 		})
 		return
 	}
+	config = rest.AddUserAgent(config, "xpu-broker")
+	config.QPS = -1 // how many requests there are at once is bounded, and the API server has its own limits
 	if m.wrap != nil {
 		m.wrap(config)
 	}
-	lease, err := newLease(config, namespace, m.Options)
+	lease, err := newLease(config, cmp.Or(namespace, m.MemberNamespace), m.Options)
 	if err != nil {
-		m.note(tenant, known, memberState{reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("the kubeconfig cannot be used: %s", err)})
+		m.note(tenant, known, memberState{
+			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used: %s", found.origin, err),
+		})
 		return
 	}
 	joined := false
@@ -291,40 +289,6 @@ func stateOf(err error, host string) memberState {
 			"the Secret, and see what the ServiceAccount may do there: %s", host, err)}
 	}
 	return memberState{reason: v1alpha1.ReasonUnreachable, message: fmt.Sprintf("the cluster at %s does not answer: %s", host, err)}
-}
-
-// clientConfig is what a client of the cluster needs, and the namespace of the kubeconfig's context.
-func clientConfig(kubeconfig []byte, otherwise string) (*rest.Config, string, error) {
-	loaded, err := clientcmd.NewClientConfigFromBytes(kubeconfig)
-	if err != nil {
-		return nil, "", err
-	}
-	raw, err := loaded.RawConfig()
-	if err != nil {
-		return nil, "", err
-	}
-	namespace := otherwise
-	if at := raw.Contexts[raw.CurrentContext]; at != nil && at.Namespace != "" {
-		namespace = at.Namespace
-	}
-	// What a Secret says must not have this process run programs or read its files.
-	for name, user := range raw.AuthInfos {
-		if user.Exec != nil || user.AuthProvider != nil || user.TokenFile != "" || user.ClientCertificate != "" || user.ClientKey != "" {
-			return nil, "", fmt.Errorf("user %q: only token, client-certificate-data and client-key-data may be used", name)
-		}
-	}
-	for name, server := range raw.Clusters {
-		if server.CertificateAuthority != "" {
-			return nil, "", fmt.Errorf("cluster %q: use certificate-authority-data in place of certificate-authority", name)
-		}
-	}
-	config, err := loaded.ClientConfig()
-	if err != nil {
-		return nil, "", err
-	}
-	config = rest.AddUserAgent(config, "xpu-broker")
-	config.QPS = -1 // how many requests there are at once is bounded, and the API server has its own limits
-	return config, namespace, nil
 }
 
 // memberKinds are all that is read of a tenant's cluster.

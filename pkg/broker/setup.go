@@ -8,11 +8,16 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/client-go/util/workqueue"
+	inventory "sigs.k8s.io/cluster-inventory-api/apis/v1alpha1"
+	"sigs.k8s.io/cluster-inventory-api/pkg/access"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,6 +43,8 @@ type Options struct {
 	MemberNamespace string
 	// Identity tells this infra cluster from others: two of them do not have the same tenant.
 	Identity string
+	// ProfileAccess knows the programs that give credentials for ClusterProfiles; nil if these are not used.
+	ProfileAccess *access.Config
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 
@@ -64,14 +71,14 @@ func (o *Options) setDefaults() {
 }
 
 // CacheOptions keep the cache of the infra cluster to what the broker reads: Secrets with kubeconfigs in the namespace, and what stands
-// for objects of tenants.
-func CacheOptions(namespace string) cache.Options {
+// for objects of tenants; and ClusterProfiles there if they are used, whose kind the cluster must have.
+func CacheOptions(namespace string, profiles bool) cache.Options {
 	ofTenants, err := labels.NewRequirement(v1alpha1.LabelTenant, selection.Exists, nil)
 	if err != nil {
 		panic(err) // the label is a constant
 	}
 	selector := labels.NewSelector().Add(*ofTenants)
-	return cache.Options{
+	options := cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {
@@ -81,14 +88,28 @@ func CacheOptions(namespace string) cache.Options {
 			&v1alpha1.XPUNode{}: {Label: selector},
 		},
 	}
+	if profiles {
+		options.ByObject[&inventory.ClusterProfile{}] = cache.ByObject{Namespaces: map[string]cache.Config{namespace: {}}}
+	}
+	return options
 }
 
 // Indexes of the caches.
 const (
-	tenantsBySecret = "secret"  // name of the Secret with the kubeconfig
-	byTenant        = "tenant"  // the label LabelTenant, of the infra cluster's XPUPorts, XPUNetworks and XPUNodes
-	portsByNetwork  = "network" // name of the XPUNetwork, of the tenants' XPUPorts
+	tenantsBySecret  = "secret"  // name of the Secret with the kubeconfig
+	tenantsByProfile = "profile" // name of the ClusterProfile
+	byTenant         = "tenant"  // the label LabelTenant, of the infra cluster's XPUPorts, XPUNetworks and XPUNodes
+	portsByNetwork   = "network" // name of the XPUNetwork, of the tenants' XPUPorts
 )
+
+// Scheme has every kind that the broker works on.
+func Scheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	return scheme, errors.Join(
+		corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme),
+		inventory.AddToScheme(scheme),
+	)
+}
 
 // Setup adds the reconcilers to the manager, whose provider must be the tenants. The local client must read from the cache.
 func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Options) error {
@@ -128,8 +149,10 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
 	tenant := func(o client.Object) []string { return nonEmpty(o.GetLabels()[v1alpha1.LabelTenant]) }
 	secret := func(o client.Object) []string { return nonEmpty(o.(*v1alpha1.XPUTenant).Spec.Member.SecretName) }
+	profile := func(o client.Object) []string { return nonEmpty(o.(*v1alpha1.XPUTenant).Spec.Member.ClusterProfile) }
 	return errors.Join(
 		indexer.IndexField(ctx, &v1alpha1.XPUTenant{}, tenantsBySecret, secret),
+		indexer.IndexField(ctx, &v1alpha1.XPUTenant{}, tenantsByProfile, profile),
 		indexer.IndexField(ctx, &v1alpha1.XPUPort{}, byTenant, tenant),
 		indexer.IndexField(ctx, &v1alpha1.XPUNetwork{}, byTenant, tenant),
 		indexer.IndexField(ctx, &v1alpha1.XPUNode{}, byTenant, tenant),

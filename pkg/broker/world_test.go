@@ -252,8 +252,23 @@ func (w *world) startBroker() {
 	w.stopBroker = w.infra.startBroker("infra-1", nil)
 }
 
+// brokerScheme is that of the program.
+func brokerScheme(t testing.TB) *runtime.Scheme {
+	t.Helper()
+	scheme, err := Scheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return scheme
+}
+
 // startBroker runs a broker whose requests pass through the transport that wrap returns, if there is one.
 func (s *site_) startBroker(identity string, wrap transport.WrapperFunc) (stop func()) {
+	s.Helper()
+	return s.startBrokerWith(Options{Identity: identity}, wrap)
+}
+
+func (s *site_) startBrokerWith(o Options, wrap transport.WrapperFunc) (stop func()) {
 	s.Helper()
 	rights, err := s.as(s.Context(), tenantsNamespace, "xpu-broker")
 	if err != nil {
@@ -265,16 +280,15 @@ func (s *site_) startBroker(identity string, wrap transport.WrapperFunc) (stop f
 		members.wrap = func(c *rest.Config) { c.Wrap(wrap) }
 	}
 	mgr, err := mcmanager.New(rights, members, ctrl.Options{
-		Scheme: s.Scheme(), Logger: testr.New(s.T).WithName("broker"), Cache: CacheOptions(tenantsNamespace),
+		Scheme: brokerScheme(s.T), Logger: testr.New(s.T).WithName("broker"), Cache: CacheOptions(tenantsNamespace, o.ProfileAccess != nil),
 		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	})
 	if err != nil {
 		s.Fatal(err)
 	}
-	err = Setup(context.Background(), mgr, members, Options{
-		Namespace: tenantsNamespace, Identity: identity, Registerer: prometheus.NewRegistry(), RenewPeriod: renewPeriod,
-		JoinTimeout: 5 * time.Second, RequestTimeout: 5 * time.Second,
-	})
+	o.Namespace, o.Registerer, o.RenewPeriod = tenantsNamespace, prometheus.NewRegistry(), renewPeriod
+	o.JoinTimeout, o.RequestTimeout = 5*time.Second, 5*time.Second
+	err = Setup(context.Background(), mgr, members, o)
 	if err != nil {
 		s.Fatal(err)
 	}
