@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
@@ -271,6 +272,17 @@ func TestLeaving(t *testing.T) {
 		return nil
 	})
 
+	w.infra.delete(tenant)
+	w.infra.gone(tenant)
+	w.serves(agent)
+	w.a.portIs(port, v1alpha1.ReasonLeaving)
+	w.infra.delete(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"}})
+	tenant = w.joins(w.a, nil) // it comes back, with the pods that it had
+	w.a.portIs(port, v1alpha1.ReasonUp)
+	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) {
+		t.Error("the XPUPort of a tenant that came back has no finalizer")
+	}
+	w.serves(agent, "c1pf0vf0")
 	w.infra.delete(tenant)
 	w.infra.gone(tenant)
 	w.serves(agent)

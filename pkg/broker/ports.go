@@ -178,6 +178,10 @@ func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key 
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	// It is made with the finalizer, and lost it if the tenant left and comes back.
+	if err := changeFinalizer(ctx, s.client, port, controllerutil.AddFinalizer, v1alpha1.FinalizerPort); err != nil {
+		return ctrl.Result{}, err
+	}
 	copied := &v1alpha1.XPUPort{ObjectMeta: copyMeta(s.Name, port, key.Namespace, key.Name), Spec: *port.Spec.DeepCopy()}
 	copied.Spec.NodeName = scoped(s.Name, port.Spec.NodeName)
 	copied.Spec.Network = scopedNetwork(s.Name, port.Spec.Network)
