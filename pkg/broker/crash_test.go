@@ -100,6 +100,12 @@ func TestKilledAtEachWrite(t *testing.T) {
 			w.a.gone(port)
 			w.a.gone(network)
 			w.serves(agent)
+			w.infra.eventually("no segment is left", func() error {
+				if err := w.infra.get(tenant); err != nil || len(tenant.Status.Networks) != 1 {
+					return fmt.Errorf("%+v: %w", tenant.Status.Networks, err)
+				}
+				return nil
+			})
 			w.stopBroker()
 			if !died {
 				t.Logf("a life takes %d writes", nth-1)
@@ -110,9 +116,6 @@ func TestKilledAtEachWrite(t *testing.T) {
 	var left v1alpha1.XPUNetworkList
 	if err := w.infra.List(t.Context(), &left); err != nil || len(left.Items) != 1 {
 		t.Errorf("the infra cluster has %d networks, want that of the scene: %v", len(left.Items), err)
-	}
-	if err := w.infra.get(tenant); err != nil || len(tenant.Status.Networks) != 1 {
-		t.Errorf("segments %+v: %v", tenant.Status.Networks, err)
 	}
 }
 

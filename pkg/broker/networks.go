@@ -8,9 +8,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
@@ -26,8 +30,21 @@ func (r *networks) setup(mgr mcmanager.Manager) error {
 		For(&v1alpha1.XPUNetwork{}).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, originals)).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
+		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUTenant{},
+			handler.TypedFuncs[*v1alpha1.XPUTenant, mcreconcile.Request]{UpdateFunc: segmentsGiven})).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(retried(r))
+}
+
+// segmentsGiven has networks looked at that were given a segment: one may have gone while the cache did not know of its segment yet.
+func segmentsGiven(
+	_ context.Context, e event.TypedUpdateEvent[*v1alpha1.XPUTenant], queue workqueue.TypedRateLimitingInterface[mcreconcile.Request],
+) {
+	for _, segment := range e.ObjectNew.Status.Networks {
+		if segmentOf(e.ObjectOld, segment.Name) == nil {
+			queue.Add(request(e.ObjectNew.Name, "", segment.Name))
+		}
+	}
 }
 
 func (r *networks) wake(ctx context.Context, tenant string) {
