@@ -186,6 +186,37 @@ func TestTenantAway(t *testing.T) {
 	w.serves(other, "c1pf0vf1", "c1pf0vf2")
 }
 
+// TestInfraAway: what tenants want waits while the infra cluster's API server is away at any step, and nothing is lost.
+func TestInfraAway(t *testing.T) {
+	w := newWorld(t)
+	w.stopBroker()
+	w.infra.link = newLink(t, w.infra.Config.Host)
+	w.startBroker()
+	_, agent := w.scene(w.a, nil)
+	stays, port := w.a.claim("stays", "node1", "fast", vf(0))
+	w.a.portIs(port, v1alpha1.ReasonUp)
+	for n, mode := range []linkMode{linkDown, linkHangs} {
+		w.infra.link.set(mode)
+		o, comes := w.a.claim(fmt.Sprint("comes-", n), "node1", "fast", vf(1+n)) // while it is away
+		w.a.eventually("its XPUPort is made", func() error { return w.a.get(comes) })
+		w.infra.link.set(linkUp)
+		w.a.portIs(comes, v1alpha1.ReasonUp)
+		w.infra.link.set(mode)
+		w.a.delete(o)
+		w.a.delete(comes)
+		if err := w.a.get(comes); err != nil {
+			t.Errorf("the XPUPort is gone while nobody can say that the xPU has let go: %v", err)
+		}
+		w.infra.link.set(linkUp)
+		w.a.gone(comes)
+		w.serves(agent, "c1pf0vf0")
+	}
+	w.a.delete(stays)
+	w.a.delete(port)
+	w.a.gone(port)
+	w.serves(agent)
+}
+
 // TestCredentials covers those that are revoked, rotated, unusable and missing.
 func TestCredentials(t *testing.T) {
 	w := newWorld(t)

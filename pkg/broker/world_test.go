@@ -178,7 +178,7 @@ type site_ struct {
 	client.Client
 	name string
 	stop func() // ends its controller
-	link *link  // by which the broker reaches it, nil for directly
+	link *link  // by which a broker reaches it, nil for directly
 }
 
 func newWorld(t *testing.T) *world {
@@ -273,6 +273,9 @@ func (s *site_) startBrokerWith(o Options, wrap transport.WrapperFunc) (stop fun
 	rights, err := s.as(s.Context(), tenantsNamespace, "xpu-broker")
 	if err != nil {
 		s.Fatal(err)
+	}
+	if s.link != nil {
+		rights.Host = "https://" + s.link.address()
 	}
 	members := NewMembers()
 	if wrap != nil {
