@@ -15,7 +15,7 @@ import (
 )
 
 // force removes an object, finalizers and all.
-func (s *site_) force(o client.Object) {
+func (s *testCluster) force(o client.Object) {
 	s.Helper()
 	s.eventually(fmt.Sprintf("remove %T %s by force", o, o.GetName()), func() error {
 		if err := s.get(o); err != nil {

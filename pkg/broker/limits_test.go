@@ -109,7 +109,7 @@ func TestForeignXPU(t *testing.T) {
 }
 
 // agentPort creates an XPUPort as an agent does for a pod of namespace default that the device plugin gave a Function.
-func (s *site_) agentPort(node string, f function.ID, xpu, network string) *v1alpha1.XPUPort {
+func (s *testCluster) agentPort(node string, f function.ID, xpu, network string) *v1alpha1.XPUPort {
 	s.Helper()
 	port := claim.NewPort(systemNamespace, f, "fast", v1alpha1.XPUPortSpec{
 		NodeName: node, XPU: xpu, Network: network, MAC: string(claim.DerivedMAC("", node, f)), AssignAddresses: true,
@@ -251,7 +251,7 @@ func TestRights(t *testing.T) {
 }
 
 // rules are what a ServiceAccount may do in namespace default: "group resources verbs".
-func (s *site_) rules(t *testing.T, namespace, name string) (rules []string) {
+func (s *testCluster) rules(t *testing.T, namespace, name string) (rules []string) {
 	t.Helper()
 	rights, err := s.as(t.Context(), namespace, name)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 func TestStory(t *testing.T) {
 	w := newWorld(t)
 	agents := map[string]*opitest.Agent{}
-	for _, s := range []*site_{w.a, w.b} {
+	for _, s := range []*testCluster{w.a, w.b} {
 		s.node("node1", "MT-"+s.name)
 		s.network("blue", 10, "10.1.0.0/24")
 		s.pool("fast", "blue")
@@ -23,7 +23,7 @@ func TestStory(t *testing.T) {
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
 		w.infra.tenantIs(tenant, v1alpha1.ConditionSynced, v1alpha1.ReasonSynced)
 	}
-	for _, s := range []*site_{w.a, w.b} {
+	for _, s := range []*testCluster{w.a, w.b} {
 		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-" + s.name}}
 		s.has(xpu, func() []metav1.Condition { return xpu.Status.Conditions }, v1alpha1.ConditionReady, v1alpha1.ReasonConnected)
 		if xpu.Spec.Endpoint != "" || xpu.Status.NodeName != "node1" {

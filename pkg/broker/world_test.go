@@ -167,12 +167,12 @@ func (s *apiServer) as(ctx context.Context, namespace, name string) (*rest.Confi
 // world is an infra cluster and two tenants, with a broker and a controller in each.
 type world struct {
 	*testing.T
-	infra, a, b *site_
+	infra, a, b *testCluster
 	stopBroker  func()
 }
 
-// site_ is a cluster as an administrator of it sees it.
-type site_ struct {
+// testCluster is one of them, as an administrator of it sees it.
+type testCluster struct {
 	*testing.T
 	*apiServer
 	client.Client
@@ -192,8 +192,8 @@ func newWorld(t *testing.T) *world {
 		w.a.sweep()
 		w.b.sweep()
 	})
-	for name, at := range map[string]**site_{"infra": &w.infra, "a": &w.a, "b": &w.b} {
-		*at = &site_{T: t, apiServer: apiServers[name], Client: apiServers[name].client, name: name}
+	for name, at := range map[string]**testCluster{"infra": &w.infra, "a": &w.a, "b": &w.b} {
+		*at = &testCluster{T: t, apiServer: apiServers[name], Client: apiServers[name].client, name: name}
 	}
 	w.infra.startController(controller.RoleInfra)
 	w.a.startController(controller.RoleTenant)
@@ -202,8 +202,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// startManager runs a manager until stop or the end of the test.
-func (s *site_) run(start func(context.Context) error) (stop func()) {
+// run runs a manager until stop or the end of the test.
+func (s *testCluster) run(start func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- start(ctx) }()
@@ -217,7 +217,7 @@ func (s *site_) run(start func(context.Context) error) (stop func()) {
 	return stop
 }
 
-func (s *site_) startController(role controller.Role) {
+func (s *testCluster) startController(role controller.Role) {
 	s.Helper()
 	rights, err := s.as(s.Context(), systemNamespace, "xpu-controller")
 	if err != nil {
@@ -263,12 +263,12 @@ func brokerScheme(t testing.TB) *runtime.Scheme {
 }
 
 // startBroker runs a broker whose requests pass through the transport that wrap returns, if there is one.
-func (s *site_) startBroker(identity string, wrap transport.WrapperFunc) (stop func()) {
+func (s *testCluster) startBroker(identity string, wrap transport.WrapperFunc) (stop func()) {
 	s.Helper()
 	return s.startBrokerWith(Options{Identity: identity}, wrap)
 }
 
-func (s *site_) startBrokerWith(o Options, wrap transport.WrapperFunc) (stop func()) {
+func (s *testCluster) startBrokerWith(o Options, wrap transport.WrapperFunc) (stop func()) {
 	s.Helper()
 	rights, err := s.as(s.Context(), tenantsNamespace, "xpu-broker")
 	if err != nil {
@@ -299,7 +299,7 @@ func (s *site_) startBrokerWith(o Options, wrap transport.WrapperFunc) (stop fun
 }
 
 // sweep removes what would disturb the next test.
-func (s *site_) sweep() {
+func (s *testCluster) sweep() {
 	ctx := context.Background()
 	for _, all := range []client.ObjectList{
 		&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &v1alpha1.DevicePoolList{},
@@ -332,7 +332,7 @@ func (s *site_) sweep() {
 	}
 }
 
-func (s *site_) eventually(what string, check func() error) {
+func (s *testCluster) eventually(what string, check func() error) {
 	s.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
@@ -344,26 +344,26 @@ func (s *site_) eventually(what string, check func() error) {
 	}
 }
 
-func (s *site_) create(o client.Object) {
+func (s *testCluster) create(o client.Object) {
 	s.Helper()
 	if err := s.Create(context.Background(), o); err != nil {
 		s.Fatalf("%s: create %T %s: %v", s.name, o, o.GetName(), err)
 	}
 }
 
-func (s *site_) delete(o client.Object) {
+func (s *testCluster) delete(o client.Object) {
 	s.Helper()
 	if err := s.Delete(context.Background(), o); client.IgnoreNotFound(err) != nil {
 		s.Fatalf("%s: delete %T %s: %v", s.name, o, o.GetName(), err)
 	}
 }
 
-func (s *site_) get(o client.Object) error {
+func (s *testCluster) get(o client.Object) error {
 	return s.Get(context.Background(), client.ObjectKeyFromObject(o), o)
 }
 
 // gone waits until there is no such object, or another one of its name.
-func (s *site_) gone(o client.Object) {
+func (s *testCluster) gone(o client.Object) {
 	s.Helper()
 	uid := o.GetUID()
 	s.eventually(fmt.Sprintf("%T %s is gone", o, o.GetName()), func() error {
@@ -375,7 +375,7 @@ func (s *site_) gone(o client.Object) {
 }
 
 // has waits until a condition of the object has the reason.
-func (s *site_) has(o client.Object, conditions func() []metav1.Condition, kind, reason string) {
+func (s *testCluster) has(o client.Object, conditions func() []metav1.Condition, kind, reason string) {
 	s.Helper()
 	s.eventually(fmt.Sprintf("%T %s is %s", o, o.GetName(), reason), func() error {
 		if err := s.get(o); err != nil {
@@ -388,23 +388,23 @@ func (s *site_) has(o client.Object, conditions func() []metav1.Condition, kind,
 	})
 }
 
-func (s *site_) portIs(port *v1alpha1.XPUPort, reason string) {
+func (s *testCluster) portIs(port *v1alpha1.XPUPort, reason string) {
 	s.Helper()
 	s.has(port, func() []metav1.Condition { return port.Status.Conditions }, v1alpha1.ConditionReady, reason)
 }
 
-func (s *site_) networkIs(network *v1alpha1.XPUNetwork, reason string) {
+func (s *testCluster) networkIs(network *v1alpha1.XPUNetwork, reason string) {
 	s.Helper()
 	s.has(network, func() []metav1.Condition { return network.Status.Conditions }, v1alpha1.ConditionReady, reason)
 }
 
-func (s *site_) tenantIs(tenant *v1alpha1.XPUTenant, kind, reason string) {
+func (s *testCluster) tenantIs(tenant *v1alpha1.XPUTenant, kind, reason string) {
 	s.Helper()
 	s.has(tenant, func() []metav1.Condition { return tenant.Status.Conditions }, kind, reason)
 }
 
 // joins creates the XPUTenant of a cluster, and the Secret with a token of its ServiceAccount.
-func (w *world) joins(s *site_, change func(*v1alpha1.XPUTenantSpec)) *v1alpha1.XPUTenant {
+func (w *world) joins(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) *v1alpha1.XPUTenant {
 	w.Helper()
 	rights, err := s.as(w.Context(), systemNamespace, "xpu-broker")
 	if err != nil {
@@ -455,7 +455,7 @@ func vf(n int) function.ID {
 }
 
 // node says what an agent found: a card.
-func (s *site_) node(name, serial string) *v1alpha1.XPUNode {
+func (s *testCluster) node(name, serial string) *v1alpha1.XPUNode {
 	s.Helper()
 	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.XPUNodeStatus{PFs: []v1alpha1.XPUNodePF{
 		{Address: string(testPF), Serial: serial, VFOffset: 16, VFStride: 1, TotalVFs: 64},
@@ -478,7 +478,7 @@ func (w *world) xpu(name, rack, serial string) (*v1alpha1.XPU, *opitest.Agent) {
 }
 
 // network creates an XPUNetwork as a tenant's administrator does.
-func (s *site_) network(name string, vlan int32, subnets ...string) *v1alpha1.XPUNetwork {
+func (s *testCluster) network(name string, vlan int32, subnets ...string) *v1alpha1.XPUNetwork {
 	s.Helper()
 	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{
 		VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: subnets,
@@ -488,7 +488,7 @@ func (s *site_) network(name string, vlan int32, subnets ...string) *v1alpha1.XP
 }
 
 // pool creates a DevicePool whose interfaces join the network.
-func (s *site_) pool(name, network string) {
+func (s *testCluster) pool(name, network string) {
 	s.Helper()
 	s.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
 		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: network,
@@ -496,7 +496,7 @@ func (s *site_) pool(name, network string) {
 }
 
 // claim creates a claim in namespace default and allocates it as the scheduler would. It returns its XPUPort, which may not be there yet.
-func (s *site_) claim(name, node, pool string, f function.ID) (*resourceapi.ResourceClaim, *v1alpha1.XPUPort) {
+func (s *testCluster) claim(name, node, pool string, f function.ID) (*resourceapi.ResourceClaim, *v1alpha1.XPUPort) {
 	s.Helper()
 	o := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -527,7 +527,7 @@ func (w *world) copied(tenant string, port *v1alpha1.XPUPort) *v1alpha1.XPUPort 
 }
 
 // scene has a tenant with a node, a card, a network and a pool, once it has joined.
-func (w *world) scene(s *site_, change func(*v1alpha1.XPUTenantSpec)) (*v1alpha1.XPUTenant, *opitest.Agent) {
+func (w *world) scene(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) (*v1alpha1.XPUTenant, *opitest.Agent) {
 	w.Helper()
 	s.node("node1", "MT-"+s.name)
 	s.network("blue", 10, "10.1.0.0/24")
@@ -539,7 +539,7 @@ func (w *world) scene(s *site_, change func(*v1alpha1.XPUTenantSpec)) (*v1alpha1
 }
 
 // xpuIs waits until an XPU is there and ready, or says why not.
-func (s *site_) xpuIs(name, reason string) {
+func (s *testCluster) xpuIs(name, reason string) {
 	s.Helper()
 	xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	s.has(xpu, func() []metav1.Condition { return xpu.Status.Conditions }, v1alpha1.ConditionReady, reason)

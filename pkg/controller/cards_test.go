@@ -9,6 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
@@ -114,6 +116,62 @@ func TestCardMoves(t *testing.T) {
 	c.card(replaced, c.node, v1alpha1.ReasonFound)
 	c.host(c.node+"-2", "MT1")
 	c.card(xpu, c.node+"-2", v1alpha1.ReasonFound)
+}
+
+// TestTwoCards covers two cards in a node: each Function's port is at the card that has it.
+func TestTwoCards(t *testing.T) {
+	c := newCluster(t, nil)
+	c.network("blue", 100, "10.1.0.0/24")
+	c.pool("fast", "blue")
+	host := c.host(c.node, "MT1")
+	c.change(host, func() {
+		second := host.Status.PFs[0]
+		second.Address, second.Serial = "0000:5e:00.0", "MT2"
+		host.Status.PFs = append(host.Status.PFs, second)
+	})
+	first, second := c.dpu("MT1"), c.dpu("MT2")
+	c.card(c.registered("second", second), c.node, v1alpha1.ReasonFound)
+	c.card(c.registered("first", first), c.node, v1alpha1.ReasonFound)
+	c.up(c.claim(want{name: "a", pool: "fast", function: vf(0)}), vf(0))
+	other := function.ID{Address: "0000:5e:02.0"}
+	c.up(c.claim(want{name: "b", pool: "fast", function: other, pf: "0000:5e:00.0"}), other)
+	c.has(first, "c1pf0vf0")
+	c.has(second, "c1pf0vf0")
+}
+
+// TestMovedCardHasPorts covers a card that is put into another node while the first still has XPUPorts there: Functions of the two
+// nodes have ports of the same id.
+func TestMovedCardHasPorts(t *testing.T) {
+	c := newCluster(t, nil)
+	c.network("blue", 100, "10.1.0.0/24")
+	c.pool("fast", "blue")
+	agent := c.dpu("MT1")
+	xpu := c.registered("card", agent)
+	host := c.host(c.node, "MT1")
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+	before := c.claim(want{name: "before", pool: "fast", function: vf(3)})
+	left := c.up(before, vf(3))
+	c.change(host, func() { host.Status.PFs[0].Serial = "none" })
+	next := c.node + "-2"
+	c.host(next, "MT1")
+	c.card(xpu, next, v1alpha1.ReasonFound)
+
+	after := c.claim(want{name: "after", pool: "fast", node: next, function: vf(3)})
+	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(next, vf(3))}}
+	c.portReason(port, v1alpha1.ReasonUp, "")
+	c.has(agent, "c1pf0vf3")
+	deleted := agent.Calls("DeleteBridgePort")
+	c.delete(before)
+	c.delete(left)
+	c.gone(left)
+	if n := agent.Calls("DeleteBridgePort") - deleted; n != 0 {
+		t.Errorf("the agent was asked %d times to delete the port that the other node's Function has now", n)
+	}
+	c.has(agent, "c1pf0vf3")
+	c.delete(after)
+	c.delete(port)
+	c.gone(port)
+	c.has(agent)
 }
 
 // TestCardByHand covers an XPU that an administrator wrote: what contradicts the cards is said.

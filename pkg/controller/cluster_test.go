@@ -405,8 +405,9 @@ type want struct {
 	node       string // empty is the cluster's
 	pool       string // DevicePool
 	function   function.ID
-	config     string // JSON of the InterfaceConfig without its kind, empty for none
-	ofClass    bool   // config is the DeviceClass's
+	pf         pci.Address // empty is testPF
+	config     string      // JSON of the InterfaceConfig without its kind, empty for none
+	ofClass    bool        // config is the DeviceClass's
 	beforeBind bool
 	pod        string // empty for none
 	on         string // the node that the scheduler chose; empty is not said
@@ -429,7 +430,7 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 	c.Helper()
 	result := resourceapi.DeviceRequestAllocationResult{
 		Request: "nic", Driver: v1alpha1.GroupName,
-		Pool:   claim.PoolID{Node: cmp.Or(w.node, c.node), PF: testPF, DevicePool: w.pool}.String(),
+		Pool:   claim.PoolID{Node: cmp.Or(w.node, c.node), PF: cmp.Or(w.pf, testPF), DevicePool: w.pool}.String(),
 		Device: w.function.DeviceName(),
 	}
 	if w.beforeBind {

@@ -329,12 +329,27 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := agent.DeletePort(bounded, id); err != nil {
+	if err := r.deletePort(bounded, agent, port, xpu, id); err != nil {
 		p := problemf(v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))
 		p.retry = r.retries.When(requestFor(port))
 		return p
 	}
 	return nil
+}
+
+// deletePort has the agent delete the Port. If the card is in another node by now, the port of this id may be that of a Function there.
+func (r *ports) deletePort(ctx context.Context, agent *opi.Session, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU, id string) error {
+	if xpu != nil && foreign(port, xpu) {
+		has, invalid := r.portOf(port, xpu)
+		got, err := agent.GetPort(ctx, id)
+		if errors.Is(err, opi.ErrNotFound) || err == nil && (invalid != nil || !got.Equal(has)) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, opi.ErrUnsupported) {
+			return err
+		}
+	}
+	return agent.DeletePort(ctx, id)
 }
 
 // leaveTo leaves what the agent has to another Port of the Function, but not a port that only this one asked for: the Function would
