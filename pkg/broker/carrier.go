@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 	"sigs.k8s.io/multicluster-runtime/pkg/multicluster"
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
@@ -39,9 +40,9 @@ type site struct {
 	member              cluster.Cluster
 }
 
-// at returns the tenant of a request and its cluster. An error that is [multicluster.ErrClusterNotFound] means that there is none, or
+// site returns the tenant of a request and its cluster. An error that is [multicluster.ErrClusterNotFound] means that there is none, or
 // that it has not answered yet: all stays as it is, and once it is joined each of its objects is looked at.
-func (b *base) at(ctx context.Context, req mcreconcile.Request) (*site, error) {
+func (b *base) site(ctx context.Context, req mcreconcile.Request) (*site, error) {
 	member, err := b.manager.GetCluster(ctx, req.ClusterName)
 	if err != nil {
 		return nil, err
@@ -55,6 +56,24 @@ func (b *base) at(ctx context.Context, req mcreconcile.Request) (*site, error) {
 		return nil, fmt.Errorf("XPUTenant %s: %w", req.ClusterName, err)
 	}
 	return &site{XPUTenant: &tenant, client: member.GetClient(), live: member.GetAPIReader(), member: member}, nil
+}
+
+// at is a reconciler that has look see to a request where its tenant is, within RequestTimeout. It tries again soon after a write
+// conflict, which only means that a cache was old.
+func (b *base) at(look func(context.Context, *site, mcreconcile.Request) (reconcile.Result, error)) reconcile.TypedReconciler[mcreconcile.Request] {
+	return reconcile.TypedFunc[mcreconcile.Request](func(ctx context.Context, req mcreconcile.Request) (reconcile.Result, error) {
+		s, err := b.site(ctx, req)
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, b.RequestTimeout)
+		defer cancel()
+		result, err := look(ctx, s, req)
+		if apierrors.IsConflict(err) {
+			return reconcile.Result{RequeueAfter: firstRetry}, nil
+		}
+		return result, err
+	})
 }
 
 // leaving says whether what the tenant has in the infra cluster is to go.

@@ -33,7 +33,7 @@ func (r *networks) setup(mgr mcmanager.Manager) error {
 		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUTenant{},
 			handler.TypedFuncs[*v1alpha1.XPUTenant, mcreconcile.Request]{UpdateFunc: segmentsGiven})).
 		WatchesRawSource(r.wakeups.Source()).
-		Complete(retried(r))
+		Complete(r.at(r.look))
 }
 
 // segmentsGiven has networks looked at that were given a segment: one may have gone while the cache did not know of its segment yet.
@@ -53,7 +53,7 @@ func (r *networks) wake(ctx context.Context, tenant string) {
 
 // ofTenant are all XPUNetworks of a tenant, which may be given another segment, or are to go.
 func (r *networks) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
-	s, err := r.at(ctx, request(tenant.Name, "", ""))
+	s, err := r.site(ctx, request(tenant.Name, "", ""))
 	if err != nil {
 		return nil // each is looked at once it is joined
 	}
@@ -68,13 +68,8 @@ func (r *networks) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) []m
 	return requests
 }
 
-func (r *networks) Reconcile(ctx context.Context, req mcreconcile.Request) (ctrl.Result, error) {
-	s, err := r.at(ctx, req)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.RequestTimeout)
-	defer cancel()
+// look is for an XPUNetwork of a tenant's cluster, by its name there.
+func (r *networks) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl.Result, error) {
 	var network, copied v1alpha1.XPUNetwork
 	exists, err := found(ctx, s.client, req.NamespacedName, &network)
 	if err != nil {

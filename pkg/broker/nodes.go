@@ -20,20 +20,15 @@ func (r *nodes) setup(mgr mcmanager.Manager) error {
 		For(&v1alpha1.XPUNode{}).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNode{}, originals)).
 		WatchesRawSource(r.wakeups.Source()).
-		Complete(retried(r))
+		Complete(r.at(r.look))
 }
 
 func (r *nodes) wake(ctx context.Context, tenant string) {
 	r.wakeAll(ctx, tenant, &v1alpha1.XPUNodeList{})
 }
 
-func (r *nodes) Reconcile(ctx context.Context, req mcreconcile.Request) (ctrl.Result, error) {
-	s, err := r.at(ctx, req)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.RequestTimeout)
-	defer cancel()
+// look is for an XPUNode of a tenant's cluster, by its name there.
+func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl.Result, error) {
 	var node, copied v1alpha1.XPUNode
 	exists, err := found(ctx, s.client, req.NamespacedName, &node)
 	if err != nil {

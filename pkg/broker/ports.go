@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
@@ -65,7 +66,7 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(retried(r))
+		Complete(r.inTurn(r.at(r.look)))
 }
 
 func (r *ports) wake(ctx context.Context, tenant string) {
@@ -74,7 +75,7 @@ func (r *ports) wake(ctx context.Context, tenant string) {
 
 // list are XPUPorts of a tenant.
 func (r *ports) list(ctx context.Context, tenant string, options ...client.ListOption) []mcreconcile.Request {
-	s, err := r.at(ctx, request(tenant, "", ""))
+	s, err := r.site(ctx, request(tenant, "", ""))
 	if err != nil {
 		return nil // each is looked at once it is joined
 	}
@@ -89,17 +90,19 @@ func (r *ports) list(ctx context.Context, tenant string, options ...client.ListO
 	return requests
 }
 
-func (r *ports) Reconcile(ctx context.Context, req mcreconcile.Request) (ctrl.Result, error) {
-	if !r.turns.Take(req.ClusterName.String(), req) {
-		return ctrl.Result{}, nil
-	}
-	defer r.turns.Done(req)
-	s, err := r.at(ctx, req)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.RequestTimeout)
-	defer cancel()
+// inTurn bounds how many requests of one tenant there are at once.
+func (r *ports) inTurn(next reconcile.TypedReconciler[mcreconcile.Request]) reconcile.TypedReconciler[mcreconcile.Request] {
+	return reconcile.TypedFunc[mcreconcile.Request](func(ctx context.Context, req mcreconcile.Request) (reconcile.Result, error) {
+		if !r.turns.Take(req.ClusterName.String(), req) {
+			return reconcile.Result{}, nil
+		}
+		defer r.turns.Done(req)
+		return next.Reconcile(ctx, req)
+	})
+}
+
+// look is for an XPUPort of a tenant's cluster, by its name there.
+func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl.Result, error) {
 	var port, copied v1alpha1.XPUPort
 	exists, err := found(ctx, s.client, req.NamespacedName, &port)
 	if err != nil {

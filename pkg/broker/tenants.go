@@ -184,7 +184,7 @@ func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (stri
 
 // leftThere says what the tenant's cluster still has that waits for this one. A cluster that does not answer is not waited for.
 func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) (string, error) {
-	s, err := r.at(ctx, request(tenant.Name, "", ""))
+	s, err := r.site(ctx, request(tenant.Name, "", ""))
 	if errors.Is(err, multicluster.ErrClusterNotFound) || r.members.state(tenant.Name).reason != v1alpha1.ReasonConnected {
 		return "", nil
 	}

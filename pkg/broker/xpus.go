@@ -36,7 +36,7 @@ func (r *xpus) setup(mgr mcmanager.Manager) error {
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPU{}, ofXPU)).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
-		Complete(retried(r))
+		Complete(r.at(r.look))
 }
 
 func (r *xpus) wake(ctx context.Context, tenant string) { r.wakeups.Add(0, r.all(ctx, tenant)...) }
@@ -53,13 +53,8 @@ func (r *xpus) all(ctx context.Context, tenant string) (requests []mcreconcile.R
 	return requests
 }
 
-func (r *xpus) Reconcile(ctx context.Context, req mcreconcile.Request) (ctrl.Result, error) {
-	s, err := r.at(ctx, req)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.RequestTimeout)
-	defer cancel()
+// look is for an XPU of a tenant's cluster, by its name there.
+func (r *xpus) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl.Result, error) {
 	var xpu, told v1alpha1.XPU
 	has, err := found(ctx, s.client, req.NamespacedName, &told)
 	if err != nil {
