@@ -314,6 +314,8 @@ func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUP
 	if condition == nil {
 		return nil
 	}
+	// The spec never changes; the deletion, which counts as another generation, is not worth a write.
+	condition.ObservedGeneration = cmp.Or(v1alpha1.ReadyOf(port.Status.Conditions).ObservedGeneration, condition.ObservedGeneration)
 	told := v1alpha1.XPUPortStatus{BridgePort: copied.Status.BridgePort, Conditions: []metav1.Condition{*condition}}
 	if port.Spec.Claim.Name != "" { // others got theirs when they were admitted
 		told.Addresses, told.MTU, told.Pod = copied.Status.Addresses, copied.Status.MTU, copied.Status.Pod
