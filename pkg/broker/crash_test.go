@@ -7,6 +7,10 @@ import (
 	"sync"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
@@ -175,6 +179,30 @@ func TestTwoBrokers(t *testing.T) {
 		given[segment.VLAN] = segment.Name
 	}
 	w.stopBroker() // one of the two
+	t.Run("after another infra cluster took the tenant", func(t *testing.T) {
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: v1alpha1.BrokerLease}}
+		hold := func(identity string) {
+			t.Helper()
+			w.a.eventually("the Lease is that of "+identity, func() error {
+				if err := w.a.get(lease); err != nil {
+					return err
+				}
+				lease.Spec.HolderIdentity, lease.Spec.RenewTime = &identity, now()
+				return w.a.Update(t.Context(), lease)
+			})
+		}
+		hold("infra-3")
+		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConflict)
+		_, port := w.a.claim("other", "node1", "net-0", vf(20))
+		w.a.eventually("its XPUPort is made", func() error { return w.a.get(port) })
+		hold("infra-3")
+		if err := w.infra.get(w.copied("a", port)); !apierrors.IsNotFound(err) {
+			t.Errorf("it was carried over: %v", err)
+		}
+		hold("") // the other one lets it go
+		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
+		w.a.portIs(port, v1alpha1.ReasonUp)
+	})
 	t.Run("of another infra cluster", func(t *testing.T) {
 		w.infra.startBroker("infra-2", nil)
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConflict)

@@ -155,17 +155,17 @@ func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 		m.leave(req.Name)
 		return ctrl.Result{}, nil
 	}
-	found, problem, err := m.credentials(ctx, &tenant)
+	how, problem, err := m.credentials(ctx, &tenant)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	m.join(req.Name, found, problem)
+	m.join(req.Name, how, problem)
 	return ctrl.Result{}, nil
 }
 
 // join has the cluster be a member with these credentials; without any, because of the problem, it is none.
-func (m *Members) join(tenant string, found credentials, problem string) {
-	fingerprint := sha256.Sum256(fmt.Appendf(found.content, "%s", problem))
+func (m *Members) join(tenant string, how credentials, problem string) {
+	fingerprint := sha256.Sum256(fmt.Appendf(how.content, "%s", problem))
 	m.mu.Lock()
 	before := m.byTenant[tenant]
 	if before != nil && before.fingerprint == fingerprint {
@@ -187,7 +187,7 @@ func (m *Members) join(tenant string, found credentials, problem string) {
 			m.note(tenant, next, memberState{reason: v1alpha1.ReasonMemberNotFound, message: problem})
 			return
 		}
-		m.run(ctx, tenant, next, found)
+		m.run(ctx, tenant, next, how)
 	}()
 }
 
@@ -230,12 +230,13 @@ func (m *Members) note(tenant string, known *member, state memberState) {
 	}
 }
 
-// run asks the cluster again and again whether it is there, and joins it once it is.
-func (m *Members) run(ctx context.Context, tenant string, known *member, found credentials) {
-	config, namespace, err := found.config()
+// run asks the cluster again and again whether it is there, and joins it once it is. It stays joined while it does not answer, but not
+// when another infra cluster has it.
+func (m *Members) run(ctx context.Context, tenant string, known *member, how credentials) {
+	config, namespace, err := how.config()
 	if err != nil {
 		m.note(tenant, known, memberState{
-			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used; correct it: %s", found.origin, err),
+			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used; correct it: %s", how.origin, err),
 		})
 		return
 	}
@@ -247,26 +248,29 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, found c
 	lease, err := newLease(config, cmp.Or(namespace, m.MemberNamespace), m.Options)
 	if err != nil {
 		m.note(tenant, known, memberState{
-			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used: %s", found.origin, err),
+			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used: %s", how.origin, err),
 		})
 		return
 	}
-	joined := false
+	var leave context.CancelFunc // nil unless it is joined
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := lease.renew(ctx)
 		m.metrics.renewal.WithLabelValues(tenant).Observe(time.Since(began).Seconds())
-		if err == nil && !joined {
-			if err = m.engage(ctx, tenant, known, config); err == nil {
-				joined = true
+		if err == nil && leave == nil {
+			if leave, err = m.engage(ctx, tenant, known, config); err == nil {
 				m.joined(tenant)
 			}
+		}
+		if _, taken := errors.AsType[*takenError](err); taken && leave != nil {
+			leave()
+			leave = nil
 		}
 		if ctx.Err() != nil {
 			return
 		}
 		state := stateOf(err, config.Host)
-		state.joined = joined
+		state.joined = leave != nil
 		m.note(tenant, known, state)
 		pause := m.RenewPeriod - rand.N(m.RenewPeriod/10+1) // so that not all are asked at once
 		select {
@@ -278,11 +282,11 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, found c
 
 // stateOf is what an error of the cluster means.
 func stateOf(err error, host string) memberState {
-	var taken *takenError
+	taken, isTaken := errors.AsType[*takenError](err)
 	switch {
 	case err == nil:
 		return memberState{reason: v1alpha1.ReasonConnected, message: fmt.Sprintf("the cluster at %s answers", host)}
-	case errors.As(err, &taken):
+	case isTaken:
 		return memberState{reason: v1alpha1.ReasonConflict, message: taken.Error()}
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
 		return memberState{reason: v1alpha1.ReasonUnauthorized, message: fmt.Sprintf("the cluster at %s refuses the credentials; renew them in "+
@@ -296,13 +300,14 @@ func memberKinds() []client.Object {
 	return []client.Object{&v1alpha1.XPUPort{}, &v1alpha1.XPUNetwork{}, &v1alpha1.XPUNode{}, &v1alpha1.XPU{}}
 }
 
-// engage joins the cluster. It returns once all of its objects have been read and the reconcilers know of it; they go on until ctx ends.
-func (m *Members) engage(ctx context.Context, tenant string, known *member, config *rest.Config) error {
-	ctx, stop := context.WithCancel(ctx)
-	ok := false
+// engage joins the cluster. It returns once all of its objects have been read and the reconcilers know of it; they go on until leave is
+// called.
+func (m *Members) engage(ctx context.Context, tenant string, known *member, config *rest.Config) (leave context.CancelFunc, err error) {
+	ctx, leave = context.WithCancel(ctx)
 	defer func() {
-		if !ok {
-			stop()
+		if err != nil {
+			leave()
+			leave = nil
 		}
 	}()
 	cl, err := cluster.New(config, func(o *cluster.Options) {
@@ -311,11 +316,11 @@ func (m *Members) engage(ctx context.Context, tenant string, known *member, conf
 		o.Cache = cache.Options{DefaultTransform: trimOriginal, ReaderFailOnMissingInformer: true}
 	})
 	if err != nil {
-		return err
+		return leave, err
 	}
 	for _, kind := range memberKinds() {
 		if _, err := cl.GetCache().GetInformer(ctx, kind, cache.BlockUntilSynced(false)); err != nil {
-			return err
+			return leave, err
 		}
 	}
 	known.running.Go(func() {
@@ -326,7 +331,7 @@ func (m *Members) engage(ctx context.Context, tenant string, known *member, conf
 	waiting, done := context.WithTimeout(ctx, m.JoinTimeout)
 	defer done()
 	if !cl.GetCache().WaitForCacheSync(waiting) {
-		return fmt.Errorf("its objects could not be read within %s; see whether it has the CustomResourceDefinitions and lets the broker "+
+		return leave, fmt.Errorf("its objects could not be read within %s; see whether it has the CustomResourceDefinitions and lets the broker "+
 			"list them", m.JoinTimeout)
 	}
 	m.mu.Lock()
@@ -334,15 +339,14 @@ func (m *Members) engage(ctx context.Context, tenant string, known *member, conf
 	m.mu.Unlock()
 	for _, index := range indexes {
 		if err := cl.GetFieldIndexer().IndexField(ctx, index.Object, index.Field, index.Extractor); err != nil {
-			return err
+			return leave, err
 		}
 	}
 	name := multicluster.ClusterName(tenant)
 	if err := errors.Join(m.Engage(ctx, name, cl), m.aware.Engage(ctx, name, cl)); err != nil {
-		return err
+		return leave, err
 	}
-	ok = true
-	return nil
+	return leave, nil
 }
 
 // trimOriginal leaves out what is not carried over.
