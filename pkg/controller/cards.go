@@ -37,7 +37,8 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 		c.Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(all), whenSpecChanged)
 	}
 	return c.
-		For(&v1alpha1.XPU{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}))).
+		// Also after its own writes: it may have found a node that came back while the cache did not have yet that the card was nowhere.
+		For(&v1alpha1.XPU{}, builder.WithPredicates(predicate.Or(servingChanged, predicate.LabelChangedPredicate{}))).
 		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request]) {
 				r.nodeChanged(queue, e.Object)

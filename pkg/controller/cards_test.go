@@ -82,6 +82,16 @@ func TestCards(t *testing.T) {
 		c.card(thief, "", v1alpha1.ReasonConflict)
 		c.card(xpu, c.node, v1alpha1.ReasonFound)
 	})
+	t.Run("a status that says something else", func(t *testing.T) {
+		c.eventually("change it", func() error {
+			if err := c.get(xpu); err != nil {
+				return err
+			}
+			xpu.Status.NodeName = ""
+			return c.Status().Update(t.Context(), xpu)
+		})
+		c.card(xpu, c.node, v1alpha1.ReasonFound)
+	})
 	t.Run("the agent is started anew with another name for the PF", func(t *testing.T) {
 		agent.Kill()
 		agent.Set(func(b *opitest.Behaviour) { b.HostPFs = []string{"host-pf c2pf0 serial MT1"} })

@@ -55,13 +55,14 @@ type base struct {
 // Filters of events for a controller.
 var (
 	whenSpecChanged = builder.WithPredicates(predicate.GenerationChangedPredicate{})
-	// whenServing is when what an XPU serves may be different.
-	whenServing = builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{
+	// servingChanged is that what an XPU serves may be different.
+	servingChanged = predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*v1alpha1.XPU).Status, e.ObjectNew.(*v1alpha1.XPU).Status
 			return before.NodeName != after.NodeName || !slices.Equal(before.PFs, after.PFs)
 		},
-	}))
+	})
+	whenServing    = builder.WithPredicates(servingChanged)
 	whenMadeOrGone = builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
 	whenGone       = builder.WithPredicates(predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
