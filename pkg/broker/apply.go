@@ -32,9 +32,9 @@ func configuration(o client.Object, scheme *runtime.Scheme, without ...string) (
 	return u, nil
 }
 
-// apply has the object be as it is given, but for its status.
-func apply(ctx context.Context, c client.Client, o client.Object) error {
-	u, err := configuration(o, c.Scheme(), "status")
+// apply has the object be as it is given, but for these fields, such as a status that is written apart.
+func apply(ctx context.Context, c client.Client, o client.Object, without ...string) error {
+	u, err := configuration(o, c.Scheme(), without...)
 	if err == nil {
 		err = c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner, client.ForceOwnership)
 	}
@@ -52,18 +52,6 @@ func applyStatus(ctx context.Context, c client.Client, o client.Object) error {
 	}
 	if err != nil {
 		return fmt.Errorf("apply status of %T %s: %w", o, client.ObjectKeyFromObject(o), err)
-	}
-	return nil
-}
-
-// applyWhole has an object without a status subresource be as it is given.
-func applyWhole(ctx context.Context, c client.Client, o client.Object) error {
-	u, err := configuration(o, c.Scheme())
-	if err == nil {
-		err = c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner, client.ForceOwnership)
-	}
-	if err != nil {
-		return fmt.Errorf("apply %T %s: %w", o, client.ObjectKeyFromObject(o), err)
 	}
 	return nil
 }

@@ -76,6 +76,15 @@ func (b *base) at(look func(context.Context, *site, mcreconcile.Request) (reconc
 	})
 }
 
+// tenants are all that there are. They must not be changed.
+func (b *base) tenants(ctx context.Context) ([]v1alpha1.XPUTenant, error) {
+	var all v1alpha1.XPUTenantList
+	if err := b.infra.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list XPUTenants: %w", err)
+	}
+	return all.Items, nil
+}
+
 // leaving says whether what the tenant has in the infra cluster is to go.
 func (s *site) leaving() bool { return !s.DeletionTimestamp.IsZero() }
 
@@ -150,6 +159,23 @@ func (b *base) wakeAll(ctx context.Context, tenant string, list client.ObjectLis
 	})
 }
 
+// there are the requests for all objects of the list, which are of the tenant's cluster.
+func (b *base) there(ctx context.Context, tenant string, list client.ObjectList, options ...client.ListOption) (requests []mcreconcile.Request) {
+	s, err := b.site(ctx, request(tenant, "", ""))
+	if err != nil {
+		return nil // each is looked at once it is joined
+	}
+	if err := s.client.List(ctx, list, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+		return nil // the cache is not running
+	}
+	_ = meta.EachListItem(list, func(item runtime.Object) error {
+		o := item.(client.Object)
+		requests = append(requests, request(tenant, o.GetNamespace(), o.GetName()))
+		return nil
+	})
+	return requests
+}
+
 // remove deletes an object, unless it is another one by now.
 func remove(ctx context.Context, c client.Client, o client.Object) error {
 	if !o.GetDeletionTimestamp().IsZero() {
@@ -177,8 +203,8 @@ func changeFinalizer(ctx context.Context, c client.Client, o client.Object, chan
 	return nil
 }
 
-// ready is a condition Ready that is False.
-func ready(o client.Object, reason, message string) metav1.Condition {
+// notReady is a condition Ready that is False.
+func notReady(o client.Object, reason, message string) metav1.Condition {
 	return metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, ObservedGeneration: o.GetGeneration(),
 		Reason: reason, Message: message,
@@ -198,9 +224,6 @@ func readyOf(tenant string, conditions []metav1.Condition, of client.Object) *me
 
 // dated gives a condition the time of the one that is there, if that says the same, and otherwise that of now.
 func dated(condition metav1.Condition, there []metav1.Condition) metav1.Condition {
-	if !condition.LastTransitionTime.IsZero() {
-		return condition
-	}
 	condition.LastTransitionTime = metav1.Now()
 	if was := meta.FindStatusCondition(there, condition.Type); was != nil && was.Status == condition.Status {
 		condition.LastTransitionTime = was.LastTransitionTime

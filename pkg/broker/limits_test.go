@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -67,6 +69,77 @@ func TestMaxPorts(t *testing.T) {
 		}
 		return errors.New("none is")
 	})
+}
+
+// gate lets requests about tenant a's XPUPorts of the infra cluster wait, and counts them. Safe for concurrent use.
+type gate struct {
+	open chan struct{} // closed when all may pass
+
+	mu            sync.Mutex
+	waiting, most int
+}
+
+type gated struct {
+	*gate
+	next http.RoundTripper
+}
+
+func (g gated) RoundTrip(request *http.Request) (*http.Response, error) {
+	if strings.Contains(request.URL.Path, "/xpuports/a.") {
+		g.count(1)
+		defer g.count(-1)
+		select {
+		case <-g.open:
+		case <-request.Context().Done():
+			return nil, request.Context().Err()
+		}
+	}
+	return g.next.RoundTrip(request)
+}
+
+func (g *gate) count(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.waiting += n
+	g.most = max(g.most, g.waiting)
+}
+
+// TestFlood covers that a tenant with more XPUPorts to carry over than the broker has workers holds up no other.
+func TestFlood(t *testing.T) {
+	w := newWorld(t)
+	w.stopBroker()
+	g := &gate{open: make(chan struct{})}
+	w.infra.startBrokerWith(Options{Identity: "infra-1", Concurrency: 8, ConcurrencyPerTenant: 4}, func(next http.RoundTripper) http.RoundTripper {
+		return gated{g, next}
+	})
+	_, flooded := w.scene(w.a, nil)
+	_, quiet := w.scene(w.b, nil)
+	var ports []*v1alpha1.XPUPort
+	var names []string
+	for n := range 24 {
+		ports = append(ports, w.a.agentPort("node1", vf(n), "card-a", "blue"))
+		names = append(names, fmt.Sprintf("c1pf0vf%d", n))
+	}
+	w.a.eventually("its XPUPorts are being carried over", func() error {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.waiting < 4 {
+			return fmt.Errorf("%d are", g.waiting)
+		}
+		return nil
+	})
+	w.b.portIs(w.b.agentPort("node1", vf(0), "card-b", "blue"), v1alpha1.ReasonUp)
+	w.serves(quiet, "c1pf0vf0")
+	w.serves(flooded)
+	close(g.open)
+	for _, port := range ports {
+		w.a.portIs(port, v1alpha1.ReasonUp)
+	}
+	slices.Sort(names)
+	w.serves(flooded, names...)
+	if g.most > 4 {
+		t.Errorf("%d XPUPorts of one tenant were carried over at once, want 4 at most", g.most)
+	}
 }
 
 // TestForeignXPU: a tenant has no XPU that is not its own, whatever its objects say.
@@ -182,6 +255,31 @@ func TestSegments(t *testing.T) {
 	w.infra.tenantIs(younger, v1alpha1.ConditionSynced, v1alpha1.ReasonConflict)
 	theirs := w.b.network("blue", 0)
 	w.b.networkIs(theirs, v1alpha1.ReasonConflict)
+}
+
+// TestSegmentOfNobody covers that a broker that starts gives back what another one did not come to.
+func TestSegmentOfNobody(t *testing.T) {
+	w := newWorld(t)
+	tenant, _ := w.scene(w.a, nil)
+	w.a.networkIs(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}, v1alpha1.ReasonUp)
+	w.stopBroker()
+	w.infra.eventually("a segment of a network that nobody has", func() error {
+		if err := w.infra.get(tenant); err != nil {
+			return err
+		}
+		tenant.Status.Networks = append(tenant.Status.Networks, v1alpha1.TenantNetwork{Name: "gone", VLAN: 1009})
+		return w.infra.Status().Update(t.Context(), tenant)
+	})
+	w.startBroker()
+	w.infra.eventually("it is given back", func() error {
+		if err := w.infra.get(tenant); err != nil {
+			return err
+		}
+		if n := tenant.Status.Networks; len(n) != 1 || n[0].Name != "blue" {
+			return fmt.Errorf("segments %+v", n)
+		}
+		return nil
+	})
 }
 
 // TestRights covers that the broker's token reads and writes in a tenant's cluster what it must, and nothing else.

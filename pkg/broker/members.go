@@ -241,7 +241,8 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 		return
 	}
 	config = rest.AddUserAgent(config, "xpu-broker")
-	config.QPS = -1 // how many requests there are at once is bounded, and the API server has its own limits
+	config.DisableCompression = true // of a watch it takes 40 kB, as long as it lasts
+	config.QPS = -1                  // how many requests there are at once is bounded, and the API server has its own limits
 	if m.wrap != nil {
 		m.wrap(config)
 	}

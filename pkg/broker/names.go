@@ -43,6 +43,9 @@ func fit(name string, most int) string {
 
 // localText has a text of the infra cluster name objects as the tenant does.
 func localText(tenant, text string) string {
+	if !strings.Contains(text, tenant+".") {
+		return text
+	}
 	prefix := regexp.MustCompile(`(^|[^A-Za-z0-9.-])` + regexp.QuoteMeta(tenant) + `\.([a-z0-9])`)
 	return prefix.ReplaceAllString(text, "$1$2")
 }

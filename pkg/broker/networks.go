@@ -49,23 +49,18 @@ func segmentsGiven(
 
 func (r *networks) wake(ctx context.Context, tenant string) {
 	r.wakeAll(ctx, tenant, &v1alpha1.XPUNetworkList{})
+	var t v1alpha1.XPUTenant
+	if err := r.infra.Get(ctx, client.ObjectKey{Name: tenant}, &t); err != nil {
+		return // it has none, or the cache is not running
+	}
+	for _, segment := range t.Status.Networks { // a broker may have been killed between the end of a network and that of its segment
+		r.wakeups.Add(0, request(tenant, "", segment.Name))
+	}
 }
 
 // ofTenant are all XPUNetworks of a tenant, which may be given another segment, or are to go.
 func (r *networks) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
-	s, err := r.site(ctx, request(tenant.Name, "", ""))
-	if err != nil {
-		return nil // each is looked at once it is joined
-	}
-	var all v1alpha1.XPUNetworkList
-	if err := s.client.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
-		return nil
-	}
-	var requests []mcreconcile.Request
-	for i := range all.Items {
-		requests = append(requests, request(tenant.Name, "", all.Items[i].Name))
-	}
-	return requests
+	return r.there(ctx, tenant.Name, &v1alpha1.XPUNetworkList{})
 }
 
 // look is for an XPUNetwork of a tenant's cluster, by its name there.
@@ -75,15 +70,14 @@ func (r *networks) look(ctx context.Context, s *site, req mcreconcile.Request) (
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	key := client.ObjectKey{Name: scopedNetwork(s.Name, req.Name)}
-	has, err := found(ctx, r.infra, key, &copied)
+	has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, req.Name)}, &copied)
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
 	case !exists:
 		return r.orphan(ctx, s, req, &copied, has)
 	case !network.DeletionTimestamp.IsZero(), s.leaving():
-		return ctrl.Result{}, r.release(ctx, s, &network, &copied, key, has)
+		return ctrl.Result{}, r.release(ctx, s, &network, &copied, has)
 	}
 	err = r.carry(ctx, s, &network, &copied, has)
 	if p, ok := errors.AsType[*problem](err); ok {
@@ -105,38 +99,35 @@ func (r *networks) orphan(ctx context.Context, s *site, req mcreconcile.Request,
 	if exists {
 		return ctrl.Result{RequeueAfter: firstRetry}, nil // the cache is behind
 	}
-	return ctrl.Result{}, r.retire(ctx, s, req.Name, copied, has)
+	_, err = r.retire(ctx, s, req.Name, copied, has)
+	return ctrl.Result{}, err
 }
 
 // retire deletes what stands for a network, and gives its segment back once that is gone.
-func (r *networks) retire(ctx context.Context, s *site, name string, copied *v1alpha1.XPUNetwork, has bool) error {
-	if !has {
-		var err error
+func (r *networks) retire(ctx context.Context, s *site, name string, copied *v1alpha1.XPUNetwork, has bool) (gone bool, err error) {
+	if !has { // it may have been made a moment ago
 		if has, err = found(ctx, r.live, client.ObjectKey{Name: scopedNetwork(s.Name, name)}, copied); err != nil {
-			return err
+			return false, err
 		}
 	}
 	if has {
-		return remove(ctx, r.infra, copied)
+		return false, remove(ctx, r.infra, copied)
 	}
-	return r.giveBack(ctx, s.XPUTenant, name)
+	return true, r.giveBack(ctx, s.XPUTenant, name)
 }
 
-func (r *networks) release(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, key client.ObjectKey, has bool) error {
+func (r *networks) release(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool) error {
 	if !controllerutil.ContainsFinalizer(network, v1alpha1.FinalizerNetwork) && !has {
 		return nil
 	}
 	if has && s.leaving() && s.Spec.DeletionPolicy == v1alpha1.DeletionRetain {
 		return nil
 	}
-	if err := r.retire(ctx, s, network.Name, copied, has); err != nil {
-		return err
-	}
-	still, err := found(ctx, r.live, key, copied)
+	gone, err := r.retire(ctx, s, network.Name, copied, has)
 	if err != nil {
 		return err
 	}
-	if still {
+	if !gone {
 		return r.report(ctx, s, network, copied)
 	}
 	if network.DeletionTimestamp.IsZero() {
@@ -168,7 +159,7 @@ func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1
 	}
 	same := has && equality.Semantic.DeepEqual(copied.Spec, want.Spec) && isCopyOf(copied, network)
 	if !same {
-		if err := apply(ctx, r.infra, want); err != nil {
+		if err := apply(ctx, r.infra, want, "status"); err != nil {
 			return err
 		}
 	}
@@ -180,7 +171,7 @@ func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1
 
 // refuse says in the tenant's XPUNetwork why it is not carried over.
 func (r *networks) refuse(ctx context.Context, s *site, network *v1alpha1.XPUNetwork, p *problem) error {
-	condition := dated(ready(network, p.reason, p.message), network.Status.Conditions)
+	condition := dated(notReady(network, p.reason, p.message), network.Status.Conditions)
 	if has(network.Status.Conditions, condition) {
 		return nil
 	}

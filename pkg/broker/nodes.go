@@ -60,5 +60,5 @@ func (r *nodes) carry(ctx context.Context, s *site, node, copied *v1alpha1.XPUNo
 	if equality.Semantic.DeepEqual(want.Status, copied.Status) && isCopyOf(copied, node) {
 		return nil
 	}
-	return applyWhole(ctx, r.infra, want)
+	return apply(ctx, r.infra, want)
 }

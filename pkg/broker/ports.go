@@ -5,20 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
@@ -31,26 +30,19 @@ import (
 type ports struct {
 	base
 	turns *queue.Turns[mcreconcile.Request] // by tenant: one that makes many does not hold up others
-
-	mu      sync.Mutex
-	carried map[string]sets.Set[string]              // by tenant: names of what was made and the cache may not have yet
-	waiting map[string]sets.Set[mcreconcile.Request] // by tenant: those that it may have no more of
+	quota *quota
 }
 
-// wokenForQuota is how many XPUPorts that wait hear that a tenant may have one more: some may be about to go.
-const wokenForQuota = 4
-
 func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
-	r.carried, r.waiting = map[string]sets.Set[string]{}, map[string]sets.Set[mcreconcile.Request]{}
 	ofTenant := func(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
-		return r.list(ctx, tenant.Name)
+		return r.there(ctx, tenant.Name, &v1alpha1.XPUPortList{})
 	}
 	inNetwork := func(ctx context.Context, network *v1alpha1.XPUNetwork) []mcreconcile.Request { // which they may have waited for
 		of, ok := original(network)
 		if !ok {
 			return nil
 		}
-		return r.list(ctx, of.ClusterName.String(), client.MatchingFields{portsByNetwork: of.Name})
+		return r.there(ctx, of.ClusterName.String(), &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: of.Name})
 	}
 	network := func(o client.Object) []string { return []string{o.(*v1alpha1.XPUPort).Spec.Network} }
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.XPUPort{}, portsByNetwork, network); err != nil {
@@ -63,6 +55,7 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 			DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPUNetwork]) bool { return false },
 		})).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUPort{}, originals)).
+		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUPort{}, r.quota.handler())).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
@@ -71,23 +64,6 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 
 func (r *ports) wake(ctx context.Context, tenant string) {
 	r.wakeAll(ctx, tenant, &v1alpha1.XPUPortList{})
-}
-
-// list are XPUPorts of a tenant.
-func (r *ports) list(ctx context.Context, tenant string, options ...client.ListOption) []mcreconcile.Request {
-	s, err := r.site(ctx, request(tenant, "", ""))
-	if err != nil {
-		return nil // each is looked at once it is joined
-	}
-	var all v1alpha1.XPUPortList
-	if err := s.client.List(ctx, &all, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
-		return nil // the cache is not running
-	}
-	var requests []mcreconcile.Request
-	for i := range all.Items {
-		requests = append(requests, request(tenant, all.Items[i].Namespace, all.Items[i].Name))
-	}
-	return requests
 }
 
 // inTurn bounds how many requests of one tenant there are at once.
@@ -114,7 +90,7 @@ func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	case err != nil:
 		return ctrl.Result{}, err
 	case !exists && !has:
-		r.forget(s.Name, key.Name)
+		r.wakeups.Add(0, r.quota.give(s.Name, key.Name)...) // it may have been counted and not been made
 		return ctrl.Result{}, nil
 	case !exists, has && !isCopyOf(&copied, &port):
 		return r.orphan(ctx, s, req, &copied)
@@ -165,7 +141,6 @@ func (r *ports) release(ctx context.Context, s *site, port, copied *v1alpha1.XPU
 			return err
 		}
 	}
-	r.forget(s.Name, key.Name)
 	return changeFinalizer(ctx, s.client, port, controllerutil.RemoveFinalizer, v1alpha1.FinalizerPort)
 }
 
@@ -190,7 +165,7 @@ func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key 
 	copied.Spec.Network = scopedNetwork(s.Name, port.Spec.Network)
 	copied.Labels[v1alpha1.LabelNetwork] = copied.Spec.Network
 	copied.Finalizers = []string{v1alpha1.FinalizerPort}
-	if err := apply(ctx, r.infra, copied); err != nil {
+	if err := apply(ctx, r.infra, copied, "status"); err != nil {
 		return ctrl.Result{}, err
 	}
 	if port.Status.BridgePort == "" && v1alpha1.ReadyOf(port.Status.Conditions).Reason != "" { // of a time when it could not be carried over
@@ -222,7 +197,11 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 	if err := r.checkNetwork(ctx, s, port.Spec.Network); err != nil {
 		return err
 	}
-	return r.count(ctx, s, request(s.Name, port.Namespace, port.Name), name)
+	if total, ok := r.quota.take(s.Name, name, s.Spec.MaxPorts, request(s.Name, port.Namespace, port.Name)); !ok {
+		return problemf(v1alpha1.ReasonQuotaExceeded, "this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
+			"administrator of the infra cluster for more", total)
+	}
+	return nil
 }
 
 // checkNetwork returns a *problem if the infra cluster does not have the network yet.
@@ -244,58 +223,17 @@ func (r *ports) checkNetwork(ctx context.Context, s *site, name string) error {
 
 // isOf says whether the XPU is the tenant's.
 func (b *base) isOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (bool, error) {
-	var tenants v1alpha1.XPUTenantList
-	if err := b.infra.List(ctx, &tenants, client.UnsafeDisableDeepCopy); err != nil {
-		return false, fmt.Errorf("list XPUTenants: %w", err)
+	tenants, err := b.tenants(ctx)
+	if err != nil {
+		return false, err
 	}
-	owner := v1alpha1.TenantOf(xpu, tenants.Items)
+	owner := v1alpha1.TenantOf(xpu, tenants)
 	return owner != nil && owner.UID == s.UID, nil
-}
-
-// count returns a *problem if the tenant has as many XPUPorts as it may have.
-func (r *ports) count(ctx context.Context, s *site, req mcreconcile.Request, name string) error {
-	if s.Spec.MaxPorts == nil {
-		return nil
-	}
-	var cached v1alpha1.XPUPortList
-	if err := r.infra.List(ctx, &cached, client.MatchingFields{byTenant: s.Name}, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("list XPUPorts of the tenant: %w", err)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	names := sets.New[string]()
-	for i := range cached.Items {
-		names.Insert(cached.Items[i].Name)
-	}
-	carried := r.carried[s.Name].Difference(names) // what the cache has does not need to be remembered
-	if total := names.Len() + carried.Len(); total >= int(*s.Spec.MaxPorts) && !carried.Has(name) {
-		r.carried[s.Name] = carried
-		if r.waiting[s.Name] == nil {
-			r.waiting[s.Name] = sets.New[mcreconcile.Request]()
-		}
-		r.waiting[s.Name].Insert(req)
-		return problemf(v1alpha1.ReasonQuotaExceeded, "this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
-			"administrator of the infra cluster for more", total)
-	}
-	r.carried[s.Name] = carried.Insert(name)
-	return nil
-}
-
-// forget ends the count of an XPUPort that is gone, and wakes some that wait for that.
-func (r *ports) forget(tenant, name string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.carried[tenant].Delete(name)
-	for range wokenForQuota {
-		if next, ok := r.waiting[tenant].PopAny(); ok {
-			r.wakeups.Add(0, next)
-		}
-	}
 }
 
 // refuse says in the tenant's XPUPort why it is not served.
 func (r *ports) refuse(ctx context.Context, s *site, port *v1alpha1.XPUPort, p *problem) error {
-	condition := dated(ready(port, p.reason, p.message), port.Status.Conditions)
+	condition := dated(notReady(port, p.reason, p.message), port.Status.Conditions)
 	if has(port.Status.Conditions, condition) {
 		return nil
 	}
@@ -316,25 +254,20 @@ func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUP
 	}
 	// The spec never changes; the deletion, which counts as another generation, is not worth a write.
 	condition.ObservedGeneration = cmp.Or(v1alpha1.ReadyOf(port.Status.Conditions).ObservedGeneration, condition.ObservedGeneration)
-	told := v1alpha1.XPUPortStatus{BridgePort: copied.Status.BridgePort, Conditions: []metav1.Condition{*condition}}
-	if port.Spec.Claim.Name != "" { // others got theirs when they were admitted
-		told.Addresses, told.MTU, told.Pod = copied.Status.Addresses, copied.Status.MTU, copied.Status.Pod
+	told, there := copied.Status.DeepCopy(), port.Status.DeepCopy()
+	if port.Spec.Claim.Name == "" { // it got these when it was admitted
+		told.Addresses, told.MTU, told.Pod = nil, 0, ""
+		there.Addresses, there.MTU, there.Pod = nil, 0, ""
 	}
-	want := port.Status.DeepCopy()
-	want.BridgePort = told.BridgePort
-	if port.Spec.Claim.Name != "" {
-		want.Addresses, want.MTU, want.Pod = told.Addresses, told.MTU, told.Pod
-	}
-	meta.RemoveStatusCondition(&want.Conditions, condition.Type)
-	others := port.Status.DeepCopy()
-	meta.RemoveStatusCondition(&others.Conditions, condition.Type)
-	if equality.Semantic.DeepEqual(want, others) && has(port.Status.Conditions, *condition) {
+	told.Conditions = []metav1.Condition{*condition}
+	there.Conditions = slices.DeleteFunc(there.Conditions, func(c metav1.Condition) bool { return c.Type != condition.Type })
+	if equality.Semantic.DeepEqual(told, there) {
 		return nil
 	}
 	if p := v1alpha1.ReadyOf(port.Status.Conditions).Reason; p != condition.Reason && condition.Status == metav1.ConditionFalse {
 		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning, condition.Reason, "Provision", "%s", condition.Message)
 	}
 	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
-		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name}, Status: told,
+		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name}, Status: *told,
 	})
 }

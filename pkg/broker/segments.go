@@ -106,12 +106,12 @@ func (r *networks) writeNetworks(ctx context.Context, tenant *v1alpha1.XPUTenant
 
 // checkRanges returns a *problem if an older tenant has some of this one's VLANs or VNIs.
 func (b *base) checkRanges(ctx context.Context, tenant *v1alpha1.XPUTenant) error {
-	var tenants v1alpha1.XPUTenantList
-	if err := b.infra.List(ctx, &tenants, client.UnsafeDisableDeepCopy); err != nil {
-		return fmt.Errorf("list XPUTenants: %w", err)
+	tenants, err := b.tenants(ctx)
+	if err != nil {
+		return err
 	}
-	for i := range tenants.Items {
-		other := &tenants.Items[i]
+	for i := range tenants {
+		other := &tenants[i]
 		if other.UID == tenant.UID || !other.Precedes(tenant) {
 			continue
 		}

@@ -119,7 +119,7 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 	newBase := func() base {
 		return base{Options: o, manager: mgr, infra: infra.GetClient(), live: infra.GetAPIReader(), members: tenants}
 	}
-	ports := &ports{base: newBase(), turns: queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant)}
+	ports := &ports{base: newBase(), turns: queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant), quota: newQuota()}
 	networks := &networks{base: newBase()}
 	nodes := &nodes{base: newBase()}
 	xpus := &xpus{base: newBase()}

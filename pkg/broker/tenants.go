@@ -48,12 +48,12 @@ func (r *xpuTenants) setup(mgr manager.Manager) error {
 		return []reconcile.Request{{NamespacedName: key}}
 	}
 	others := func(ctx context.Context, _ client.Object) (requests []reconcile.Request) { // a younger one may have waited for its ranges
-		var all v1alpha1.XPUTenantList
-		if err := r.infra.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		all, err := r.tenants(ctx)
+		if err != nil {
 			return nil // the cache is not running
 		}
-		for i := range all.Items {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
+		for i := range all {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all[i])})
 		}
 		return requests
 	}

@@ -19,38 +19,62 @@ import (
 type xpus struct{ base }
 
 func (r *xpus) setup(mgr mcmanager.Manager) error {
-	ofXPU := func(ctx context.Context, xpu *v1alpha1.XPU) (requests []mcreconcile.Request) {
-		for _, tenant := range r.members.ClusterNames() { // it may have been another's
-			requests = append(requests, request(tenant.String(), "", xpu.Name))
+	ofXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request { // an update is of what it was and what it is
+		tenants, err := r.tenants(ctx)
+		if err != nil {
+			return nil // the cache is not running
 		}
-		return requests
-	}
-	ofTenant := func(ctx context.Context, _ *v1alpha1.XPUTenant) (requests []mcreconcile.Request) {
-		for _, tenant := range r.members.ClusterNames() { // what it names may have been another's
-			requests = append(requests, r.all(ctx, tenant.String())...)
+		if owner := v1alpha1.TenantOf(xpu, tenants); owner != nil {
+			return []mcreconcile.Request{request(owner.Name, "", xpu.Name)}
 		}
-		return requests
+		return nil
 	}
 	return newController(mgr, "xpu", r.Concurrency).
 		For(&v1alpha1.XPU{}).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPU{}, ofXPU)).
-		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		Complete(r.at(r.look))
 }
 
-func (r *xpus) wake(ctx context.Context, tenant string) { r.wakeups.Add(0, r.all(ctx, tenant)...) }
+// wake has the XPUs looked at that are to be told of. Those that are in the tenant's cluster come by themselves.
+func (r *xpus) wake(ctx context.Context, tenant string) {
+	var t v1alpha1.XPUTenant
+	if err := r.infra.Get(ctx, client.ObjectKey{Name: tenant}, &t); err != nil {
+		return // it has none, or the cache is not running
+	}
+	r.wakeups.Add(0, r.ofTenant(ctx, &t)...)
+}
 
-// all are the requests for all XPUs of the infra cluster.
-func (r *xpus) all(ctx context.Context, tenant string) (requests []mcreconcile.Request) {
+// ofTenant are the requests for the XPUs that a tenant says that it has, of it and of all others that say so.
+func (r *xpus) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) (requests []mcreconcile.Request) {
 	var all v1alpha1.XPUList
 	if err := r.infra.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
 		return nil // the cache is not running
 	}
+	tenants, err := r.tenants(ctx)
+	if err != nil {
+		return nil
+	}
 	for i := range all.Items {
-		requests = append(requests, request(tenant, "", all.Items[i].Name))
+		xpu := &all.Items[i]
+		if !claims(tenant, xpu) {
+			continue
+		}
+		requests = append(requests, request(tenant.Name, "", xpu.Name))
+		for j := range tenants {
+			if claims(&tenants[j], xpu) {
+				requests = append(requests, request(tenants[j].Name, "", xpu.Name))
+			}
+		}
 	}
 	return requests
+}
+
+// claims says whether a tenant has the XPU, unless an older one does.
+func claims(tenant *v1alpha1.XPUTenant, xpu *v1alpha1.XPU) bool {
+	has, err := tenant.Spec.XPUs.Has(xpu)
+	return err == nil && has
 }
 
 // look is for an XPU of a tenant's cluster, by its name there.
@@ -65,11 +89,11 @@ func (r *xpus) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl
 		return ctrl.Result{}, err
 	}
 	if exists && xpu.DeletionTimestamp.IsZero() && !s.leaving() {
-		mine, err := r.isOf(ctx, s, &xpu)
+		node, err := r.nodeOf(ctx, s, &xpu)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		if node, ok := local(s.Name, xpu.Node()); ok && mine {
+		if node != "" {
 			return ctrl.Result{}, r.tell(ctx, s, &xpu, &told, node)
 		}
 	}
@@ -82,6 +106,22 @@ func (r *xpus) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl
 	return ctrl.Result{}, nil
 }
 
+// nodeOf is the name in the tenant's cluster of the node that the XPU serves; "" if the XPU or the node is not the tenant's.
+func (r *xpus) nodeOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (string, error) {
+	if mine, err := r.isOf(ctx, s, xpu); err != nil || !mine {
+		return "", err
+	}
+	var node v1alpha1.XPUNode
+	if _, err := found(ctx, r.infra, client.ObjectKey{Name: xpu.Node()}, &node); err != nil {
+		return "", err
+	}
+	if of, ok := original(&node); ok && of.ClusterName.String() == s.Name { // whose name here may have been shortened
+		return of.Name, nil
+	}
+	name, _ := local(s.Name, xpu.Node())
+	return name, nil
+}
+
 // tell has the tenant's XPU be as the infra cluster's, without what the tenant must not know.
 func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node string) error {
 	want := &v1alpha1.XPU{
@@ -89,7 +129,7 @@ func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node 
 		Spec:       v1alpha1.XPUSpec{NodeName: node, PFs: xpu.Spec.PFs, Dialect: xpu.Spec.Dialect},
 	}
 	if !equality.Semantic.DeepEqual(want.Spec, told.Spec) || told.Labels[v1alpha1.LabelTenant] != s.Name {
-		if err := apply(ctx, s.client, want); err != nil {
+		if err := apply(ctx, s.client, want, "status"); err != nil {
 			return err
 		}
 	}
