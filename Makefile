@@ -27,8 +27,8 @@ build: ## Build the product's binaries into bin/
 .PHONY: tools
 tools: ## Build what the tests and the demo need beside the product
 	@mkdir -p $(BIN)
-	@echo "building devcluster, simhost, demo"
-	@cd test/devcluster && go build -o $(BIN)/devcluster ./cmd/devcluster
+	@echo "building devcluster, crdservers, simhost, demo"
+	@cd test/devcluster && go build -o $(BIN)/ ./cmd/devcluster ./cmd/crdservers
 	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo
 	@$(BIN)/devcluster build
 

@@ -66,10 +66,20 @@ func (b *bench) startCluster(ctx context.Context) (*cluster, error) {
 	if b.cluster != nil {
 		return b.cluster, nil
 	}
+	c, err := b.newCluster(ctx, "cluster")
+	if err != nil {
+		return nil, err
+	}
+	b.cluster = c
+	return c, c.prepare(ctx, b.source)
+}
+
+// newCluster starts one that nobody else uses, in a directory of its own. The caller stops it.
+func (b *bench) newCluster(ctx context.Context, name string) (*cluster, error) {
 	if err := b.buildAPIServer(ctx); err != nil {
 		return nil, err
 	}
-	c := &cluster{dir: filepath.Join(b.dir, "cluster")}
+	c := &cluster{dir: filepath.Join(b.dir, name)}
 	if err := os.Mkdir(c.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -92,8 +102,10 @@ func (b *bench) startCluster(ctx context.Context) (*cluster, error) {
 	if c.config, err = c.environment.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("API server of %s: %w", b.assets, err), c.environment.Stop())
 	}
-	b.cluster = c
-	return c, c.prepare(ctx, b.source)
+	if err := c.connect(); err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	return c, nil
 }
 
 // buildAPIServer puts etcd and kube-apiserver where they are looked for. It leaves those that are there alone: others
@@ -113,8 +125,8 @@ func (c *cluster) stop() error { return c.environment.Stop() }
 
 func (c *cluster) auditLog() string { return filepath.Join(c.dir, "audit.log") }
 
-// prepare makes the clients, a node, and what deploy/ gives agent and controller.
-func (c *cluster) prepare(ctx context.Context, source string) (err error) {
+// connect makes the clients.
+func (c *cluster) connect() (err error) {
 	c.config.QPS = -1
 	if c.clientset, err = kubernetes.NewForConfig(c.config); err != nil {
 		return err
@@ -123,9 +135,12 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return err
 	}
-	if c.client, err = client.New(c.config, client.Options{Scheme: scheme}); err != nil {
-		return err
-	}
+	c.client, err = client.New(c.config, client.Options{Scheme: scheme})
+	return err
+}
+
+// prepare makes a node, and what deploy/ gives agent and controller.
+func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	for _, file := range []string{"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml", "controller/rbac.yaml"} {
 		if err := c.apply(ctx, filepath.Join(source, "deploy", file)); err != nil {
 			return err
@@ -136,10 +151,10 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	if c.node, err = c.clientset.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
 		return err
 	}
-	if c.agentKubeconfig, err = c.kubeconfig(ctx, "xpu-agent"); err != nil {
+	if c.agentKubeconfig, err = c.kubeconfig(ctx, namespace, "xpu-agent"); err != nil {
 		return err
 	}
-	if c.controllerKubeconfig, err = c.kubeconfig(ctx, "xpu-controller"); err != nil {
+	if c.controllerKubeconfig, err = c.kubeconfig(ctx, namespace, "xpu-controller"); err != nil {
 		return err
 	}
 	// The API server opens the storage of a kind when it is first asked for, and sends watchers away for a second.
@@ -193,9 +208,15 @@ func (c *cluster) apply(ctx context.Context, path string) error {
 }
 
 // kubeconfig writes a file with a token of the service account, bound to a pod on the node.
-func (c *cluster) kubeconfig(ctx context.Context, account string) (string, error) {
+func (c *cluster) kubeconfig(ctx context.Context, namespace, account string) (string, error) {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{
-		NodeName: nodeName, ServiceAccountName: account, Containers: []corev1.Container{{Name: account, Image: account}},
+		NodeName: nodeName, ServiceAccountName: account,
+		SecurityContext: &corev1.PodSecurityContext{
+			RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+		Containers: []corev1.Container{{Name: account, Image: account, SecurityContext: &corev1.SecurityContext{
+			AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		}}},
 	}}
 	pod.Name = account
 	pod, err := c.clientset.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})

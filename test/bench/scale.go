@@ -34,6 +34,7 @@ func scaleBenchmarks() []benchmark {
 		{"start", measureStart},
 		{"ports", measurePortRate},
 		{"nodes", measureNodes},
+		{"tenants", measureTenants},
 	}
 }
 
@@ -260,11 +261,16 @@ type scaled struct {
 var asDeployed = []string{"GOMEMLIMIT=210MiB"}
 
 func (b *bench) startScaled(c *cluster) (*scaled, error) {
+	return b.startRole(b.dir, "all", c.controllerKubeconfig, namespace)
+}
+
+// startRole starts a controller of a role, whose output goes to a file in dir.
+func (b *bench) startRole(dir, role, kubeconfig, namespace string) (*scaled, error) {
 	metrics, err := freeAddress()
 	if err != nil {
 		return nil, err
 	}
-	p, err := b.startWith(asDeployed, b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig, "--namespace="+namespace,
+	p, err := b.startWith(asDeployed, dir, "xpu-controller", "--role="+role, "--kubeconfig="+kubeconfig, "--namespace="+namespace,
 		"--metrics-bind-address="+metrics, "--health-probe-bind-address=0", "--resync-period=1h", "--provision-timeout=1h",
 		"--kube-api-qps=5000", "--kube-api-burst=10000", "--log-verbosity=-1")
 	if err != nil {
