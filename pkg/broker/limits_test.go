@@ -181,6 +181,26 @@ func TestForeignXPU(t *testing.T) {
 	})
 }
 
+// TestCardComesLater: an XPUPort whose XPU is not of its node, or not of its tenant, is carried over as soon as it is, and
+// not when it would be looked at again.
+func TestCardComesLater(t *testing.T) {
+	w := newWorld(t)
+	_, agent := w.scene(w.a, nil)
+	moved := w.a.agentPort("node2", vf(0), "card-a", "blue")
+	w.a.portIs(moved, v1alpha1.ReasonNoXPU)
+	w.a.delete(&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}})
+	w.a.node("node2", "MT-a")
+	w.a.portIs(moved, v1alpha1.ReasonUp)
+	w.serves(agent, "c1pf0vf0")
+
+	w.a.node("node3", "MT-new")
+	given := w.a.agentPort("node3", vf(1), "card-new", "blue")
+	w.a.portIs(given, v1alpha1.ReasonForbidden)
+	_, agent = w.xpu("card-new", "a", "MT-new")
+	w.a.portIs(given, v1alpha1.ReasonUp)
+	w.serves(agent, "c1pf0vf1")
+}
+
 // agentPort creates an XPUPort as an agent does for a pod of namespace default that the device plugin gave a Function.
 func (s *testCluster) agentPort(node string, f function.ID, xpu, network string) *v1alpha1.XPUPort {
 	s.Helper()
@@ -228,7 +248,8 @@ func TestSegments(t *testing.T) {
 	w := newWorld(t)
 	own := w.infra.network("infra-own", 100)
 	w.infra.networkIs(own, v1alpha1.ReasonUp)
-	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.VLANs = v1alpha1.VLANRange{First: 99, Last: 101} }) // 99 is blue's
+	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.VLANs = v1alpha1.VLANRange{First: 99, Last: 101} })
+	w.a.networkIs(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}, v1alpha1.ReasonUp) // with 99
 	first := w.a.network("first", 0)
 	w.a.networkIs(first, v1alpha1.ReasonUp)
 	made := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a.first"}}

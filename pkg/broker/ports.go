@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -44,15 +45,37 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 		}
 		return r.there(ctx, of.ClusterName.String(), &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: of.Name})
 	}
-	network := func(o client.Object) []string { return []string{o.(*v1alpha1.XPUPort).Spec.Network} }
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.XPUPort{}, portsByNetwork, network); err != nil {
-		return fmt.Errorf("index %s of XPUPorts: %w", portsByNetwork, err)
+	atXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request { // which may not have been of their node
+		tenants, err := r.tenants(ctx)
+		if err != nil {
+			return nil // the cache is not running
+		}
+		owner := v1alpha1.TenantOf(xpu, tenants)
+		if owner == nil {
+			return nil
+		}
+		return r.there(ctx, owner.Name, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu.Name})
+	}
+	for index, value := range map[string]func(*v1alpha1.XPUPort) string{
+		portsByNetwork: func(port *v1alpha1.XPUPort) string { return port.Spec.Network },
+		portsByXPU:     func(port *v1alpha1.XPUPort) string { return port.Spec.XPU },
+	} {
+		values := func(o client.Object) []string { return []string{value(o.(*v1alpha1.XPUPort))} }
+		if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.XPUPort{}, index, values); err != nil {
+			return fmt.Errorf("index %s of XPUPorts: %w", index, err)
+		}
 	}
 	return newController(mgr, "port", r.Concurrency).
 		For(&v1alpha1.XPUPort{}).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, inNetwork, predicate.TypedFuncs[*v1alpha1.XPUNetwork]{
 			UpdateFunc: func(event.TypedUpdateEvent[*v1alpha1.XPUNetwork]) bool { return false },
 			DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPUNetwork]) bool { return false },
+		})).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPU{}, atXPU, predicate.TypedFuncs[*v1alpha1.XPU]{
+			UpdateFunc: func(e event.TypedUpdateEvent[*v1alpha1.XPU]) bool {
+				return e.ObjectOld.Node() != e.ObjectNew.Node() || !maps.Equal(e.ObjectOld.Labels, e.ObjectNew.Labels)
+			},
+			DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPU]) bool { return false },
 		})).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUPort{}, originals)).
 		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUPort{}, r.quota.handler())).

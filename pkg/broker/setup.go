@@ -98,6 +98,7 @@ const (
 	tenantsByProfile = "profile" // name of the ClusterProfile
 	byTenant         = "tenant"  // the label LabelTenant, of the infra cluster's XPUPorts, XPUNetworks and XPUNodes
 	portsByNetwork   = "network" // name of the XPUNetwork, of the tenants' XPUPorts
+	portsByXPU       = "xpu"     // name of the XPU, of the tenants' XPUPorts
 )
 
 // Scheme has every kind that the broker works on.
