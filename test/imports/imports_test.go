@@ -54,7 +54,7 @@ var stages = []string{
 	"journal",
 	"sriov", "health",
 	"lifecycle", "setup",
-	"devnode", "deviceinfo", "cdi", "deviceplugin", "dra", // publish and allocate
+	"devnode", "deviceinfo", "cdi", "deviceplugin", "devicemodel", "dra", // publish and allocate
 	"provisioning",
 	"nri", "cniserver", // attach
 	"hooks", // after release

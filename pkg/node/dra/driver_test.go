@@ -33,6 +33,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -64,7 +65,7 @@ func newNode(t *testing.T) *node {
 		specs:     map[string]v1alpha1.DevicePoolSpec{"fast": {Network: "lab", Allow: v1alpha1.PrivilegedFields()}, "plain": {Allow: v1alpha1.PrivilegedFields()}},
 		ports:     map[function.ID]*v1alpha1.XPUPort{},
 	}
-	for _, f := range vfs(0x3b, 4) {
+	for _, f := range pooltest.VFs(0x3b, 4) {
 		f.IOMMUGroup = "42"
 		n.functions[f.ID] = f
 		n.ports[f.ID] = &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
@@ -675,7 +676,7 @@ func TestVFIO(t *testing.T) {
 			if err := n.driver().CDI.Remove(cdiFile(c.UID)); err != nil {
 				t.Fatal(err)
 			}
-			n.functions[record.Function] = vfs(0x3b, 4)[0]
+			n.functions[record.Function] = pooltest.VFs(0x3b, 4)[0]
 			d.Recover(n.journal.All())
 			n.wantNoCDI()
 		})

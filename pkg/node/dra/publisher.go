@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
@@ -66,7 +67,7 @@ func (p *Publisher) publish(ctx context.Context) error {
 	if !known {
 		return nil
 	}
-	next := resources(p.Node, pools, p.Health.Problems, p.Ahead)
+	next := devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead)
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
 		return nil
 	}

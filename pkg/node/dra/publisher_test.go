@@ -19,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
 // pools are a node's pools that a test changes.
@@ -92,24 +93,24 @@ func TestPublisher(t *testing.T) {
 		expect("no pools, but known: old slices must go", 1)
 		change()
 		expect("nothing changed", 1)
-		have.set(draPool("fast", vf(0x3b, 0)))
+		have.set(pooltest.DRA("fast", pooltest.VF(0x3b, 0)))
 		change()
 		expect("a Function came", 2)
-		have.set(draPool("fast", vf(0x3b, 0)))
+		have.set(pooltest.DRA("fast", pooltest.VF(0x3b, 0)))
 		change()
 		expect("the same again", 2)
 
-		down := vf(0x3b, 0)
+		down := pooltest.VF(0x3b, 0)
 		down.LinkUp = false
-		have.set(draPool("fast", down))
+		have.set(pooltest.DRA("fast", down))
 		changes <- struct{}{}
 		synctest.Wait()
 		expect("a change may be followed by others", 2)
-		have.set(draPool("fast", vf(0x3b, 0)))
+		have.set(pooltest.DRA("fast", pooltest.VF(0x3b, 0)))
 		time.Sleep(debounce)
 		expect("the link came back at once", 2)
 
-		have.set(draPool("fast", down, vf(0x3b, 1)))
+		have.set(pooltest.DRA("fast", down, pooltest.VF(0x3b, 1)))
 		change()
 		expect("the link went", 3)
 		if taints := written.all[2].Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices[0].Taints; len(taints) != 1 {
@@ -155,9 +156,9 @@ func TestPublisherTriesAgain(t *testing.T) {
 func TestHealthReporter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, changes, reports := &pools{}, make(chan struct{}, 1), make(chan kubeletplugin.DeviceHealthReport)
-		down := vf(0x3b, 1)
+		down := pooltest.VF(0x3b, 1)
 		down.LinkUp = false
-		have.set(draPool("fast", vf(0x3b, 0), down))
+		have.set(pooltest.DRA("fast", pooltest.VF(0x3b, 0), down))
 		checker := noProblems()
 		checker.ReleasePending = func(id function.ID) string {
 			if id == down.ID {
@@ -180,7 +181,7 @@ func TestHealthReporter(t *testing.T) {
 			t.Errorf("first report is %+v, want %+v", first.Devices, want)
 		}
 
-		have.set(draPool("fast", vf(0x3b, 0)))
+		have.set(pooltest.DRA("fast", pooltest.VF(0x3b, 0)))
 		changes <- struct{}{}
 		begin := time.Now()
 		if report := <-reports; len(report.Devices) != 1 || time.Since(begin) != 0 {

@@ -25,13 +25,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // attached is a record of a VF in a pod, for a claim that claimtest made with the name.
 func attached(t *testing.T, claimName string, index int) journal.Attachment {
 	t.Helper()
-	f := vf(0x3b, index)
+	f := pooltest.VF(0x3b, index)
 	return journal.Attachment{
 		Function: f.ID, PF: f.PF, VFIndex: index,
 		Claim:     journal.Claim{Namespace: "default", Name: claimName, UID: claimtest.Allocated(claimName).UID, Request: "a", Pool: fastPool, Device: f.ID.DeviceName()},

@@ -1,8 +1,7 @@
-package dra
+package devicemodel
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -16,45 +15,16 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
-
-// vf is VF index of the PF on that bus.
-func vf(bus, index int) function.Function {
-	routingID := index + 2
-	return function.Function{
-		ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32, routingID%8))},
-		Kind: function.VF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", bus)), PFName: fmt.Sprintf("ens%df0", bus),
-		Index: index, Vendor: "15b3", Device: "101e", PCIeRoot: "pci0000:3a", NUMANode: 1, LinkUp: true,
-	}
-}
-
-// sf is an SF of the PF on that bus.
-func sf(bus, sfnum int) function.Function {
-	f := vf(bus, sfnum)
-	f.ID, f.Kind = function.SubfunctionID(f.PF, uint32(sfnum)), function.SF
-	return f
-}
-
-func vfs(bus, count int) []function.Function {
-	var out []function.Function
-	for index := range count {
-		out = append(out, vf(bus, index))
-	}
-	return out
-}
-
-func draPool(name string, functions ...function.Function) pool.Pool {
-	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: functions}
-}
 
 func healthy(function.Function) []function.Problem { return nil }
 
 func noneAhead(function.ID, string) bool { return false }
 
 func published(pools ...pool.Pool) resourceslice.DriverResources {
-	return resources("node1", pools, healthy, noneAhead)
+	return Resources("node1", pools, healthy, noneAhead)
 }
 
 // differing counts the slices of a that are not the same in b, and of b that a has not.
@@ -81,9 +51,9 @@ func differing(a, b resourceslice.DriverResources) int {
 func Test1024VFsOn4PFs(t *testing.T) {
 	var all []function.Function
 	for bus := range 4 {
-		all = append(all, vfs(0x10+0x10*bus, 256)...)
+		all = append(all, pooltest.VFs(0x10+0x10*bus, 256)...)
 	}
-	got := published(draPool("fast", all...))
+	got := published(pooltest.DRA("fast", all...))
 	if len(got.Pools) != 4 {
 		t.Fatalf("%d DRA pools, want one for each PF", len(got.Pools))
 	}
@@ -114,7 +84,7 @@ func Test1024VFsOn4PFs(t *testing.T) {
 	// The order of the inventory does not matter.
 	shuffled := slices.Clone(all)
 	slices.SortFunc(shuffled, func(a, b function.Function) int { return -cmp.Compare(a.ID.String(), b.ID.String()) })
-	if n := differing(got, published(draPool("fast", shuffled...))); n > 0 {
+	if n := differing(got, published(pooltest.DRA("fast", shuffled...))); n > 0 {
 		t.Errorf("%d slices differ with the Functions in another order", n)
 	}
 }
@@ -122,14 +92,14 @@ func Test1024VFsOn4PFs(t *testing.T) {
 func TestAFunctionThatComesOrGoesChangesOneSlice(t *testing.T) {
 	var all []function.Function
 	for index := range 70 {
-		all = append(all, vf(0x10, index), sf(0x10, index), vf(0x20, index))
+		all = append(all, pooltest.VF(0x10, index), pooltest.SF(0x10, index), pooltest.VF(0x20, index))
 	}
-	before := published(draPool("fast", all...))
+	before := published(pooltest.DRA("fast", all...))
 	if got := len(before.Pools); got != 2 {
 		t.Fatalf("%d DRA pools, want 2", got)
 	}
 	for i, f := range all {
-		after := published(draPool("fast", slices.Delete(slices.Clone(all), i, i+1)...))
+		after := published(pooltest.DRA("fast", slices.Delete(slices.Clone(all), i, i+1)...))
 		if n := differing(before, after); n != 1 {
 			t.Errorf("%d slices change when %s %s goes, want 1", n, f.Kind, f.ID)
 		}
@@ -137,13 +107,13 @@ func TestAFunctionThatComesOrGoesChangesOneSlice(t *testing.T) {
 }
 
 func TestAPoolThatComesLeavesTheOthersAlone(t *testing.T) {
-	fast := draPool("fast", vfs(0x10, 10)[:5]...)
+	fast := pooltest.DRA("fast", pooltest.VFs(0x10, 10)[:5]...)
 	alone := published(fast)
-	both := published(draPool("all", vfs(0x10, 10)[5:]...), fast)
+	both := published(pooltest.DRA("all", pooltest.VFs(0x10, 10)[5:]...), fast)
 	if n := differing(alone, both); n != 1 || len(both.Pools) != 2 {
 		t.Errorf("%d slices differ in %d pools, want only the one of the new pool", n, len(both.Pools))
 	}
-	unpublished := draPool("other", vfs(0x20, 3)...)
+	unpublished := pooltest.DRA("other", pooltest.VFs(0x20, 3)...)
 	unpublished.Spec.Publish = "DevicePlugin"
 	if n := differing(alone, published(fast, unpublished)); n != 0 {
 		t.Error("a pool that is not published by DRA is in the slices")
@@ -151,7 +121,7 @@ func TestAPoolThatComesLeavesTheOthersAlone(t *testing.T) {
 }
 
 func TestDevice(t *testing.T) {
-	got := published(draPool("fast", vf(0x3b, 0), sf(0x3b, 88)))
+	got := published(pooltest.DRA("fast", pooltest.VF(0x3b, 0), pooltest.SF(0x3b, 88)))
 	want := map[string]map[string]any{
 		"0000-3b-00-2": {
 			"kind": "VF", "pool": "fast", "pf": "0000:3b:00.0", "pfName": "ens59f0", "index": int64(0), "vendor": "15b3", "device": "101e",
@@ -174,10 +144,10 @@ func TestDevice(t *testing.T) {
 
 // TestUnknownIsAbsent: devices of which the same is unknown must not match each other.
 func TestUnknownIsAbsent(t *testing.T) {
-	f := vf(0x3b, 0)
+	f := pooltest.VF(0x3b, 0)
 	f.PFName, f.PCIeRoot, f.NUMANode = "", "", -1
 	long := strings.Repeat("x", 63)
-	got := attributes(published(draPool(long, f)))["0000-3b-00-2"]
+	got := attributes(published(pooltest.DRA(long, f)))["0000-3b-00-2"]
 	for _, absent := range []string{"pfName", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "k8s.cni.cncf.io/resourceName"} {
 		if value, ok := got[absent]; ok {
 			t.Errorf("%s is %q, want it to be absent", absent, value)
@@ -191,19 +161,19 @@ func TestUnknownIsAbsent(t *testing.T) {
 }
 
 func TestNoAttributeChangesWhenAPodTakesTheNetdev(t *testing.T) {
-	f := vf(0x3b, 0)
+	f := pooltest.VF(0x3b, 0)
 	f.Netdev, f.Driver = "ens3f0v0", "mlx5_core"
 	taken := f
 	taken.Netdev, taken.Driver = "", "vfio-pci"
-	if n := differing(published(draPool("fast", f)), published(draPool("fast", taken))); n != 0 {
+	if n := differing(published(pooltest.DRA("fast", f)), published(pooltest.DRA("fast", taken))); n != 0 {
 		t.Error("the device changed")
 	}
 }
 
 func TestBindingConditionsAndTaints(t *testing.T) {
-	p := draPool("fast", vf(0x3b, 0), vf(0x3b, 1))
+	p := pooltest.DRA("fast", pooltest.VF(0x3b, 0), pooltest.VF(0x3b, 1))
 	p.Spec.Provision = v1alpha1.ProvisionBeforeBind
-	got := resources("node1", []pool.Pool{p}, func(f function.Function) []function.Problem {
+	got := Resources("node1", []pool.Pool{p}, func(f function.Function) []function.Problem {
 		if f.Index == 0 {
 			return nil
 		}
@@ -251,12 +221,12 @@ func attributes(r resourceslice.DriverResources) map[string]map[string]any {
 
 // The scheduler takes the first device of a slice that will do, and waits for the conditions of those that have some.
 func TestDevicesWithPortsMadeAheadComeFirst(t *testing.T) {
-	p := draPool("fast", vfs(0x3b, 5)...)
+	p := pooltest.DRA("fast", pooltest.VFs(0x3b, 5)...)
 	p.Spec.Provision, p.Spec.Network = v1alpha1.ProvisionAhead, "blue"
 	ahead := func(f function.ID, network string) bool {
-		return network == "blue" && (f == vf(0x3b, 1).ID || f == vf(0x3b, 3).ID)
+		return network == "blue" && (f == pooltest.VF(0x3b, 1).ID || f == pooltest.VF(0x3b, 3).ID)
 	}
-	devices := resources("node1", []pool.Pool{p}, healthy, ahead).Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
+	devices := Resources("node1", []pool.Pool{p}, healthy, ahead).Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
 	var order []int64
 	for i, d := range devices {
 		order = append(order, *d.Attributes["index"].IntValue)

@@ -1,4 +1,4 @@
-package dra
+package devicemodel
 
 import (
 	"fmt"
@@ -18,17 +18,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
 // limited is a pool of VFs and of SFs that do not exist yet, of which some may be allocated at each PF.
 func limited(maxAllocated int32, functions ...function.Function) pool.Pool {
-	p := draPool("fast", functions...)
+	p := pooltest.DRA("fast", functions...)
 	p.Spec.MaxAllocated = ptr.To(maxAllocated)
 	return p
 }
 
 func TestSharedCounters(t *testing.T) {
-	functions := append(vfs(0x3b, 70), sf(0x3b, 1), sf(0x3b, 2))
+	functions := append(pooltest.VFs(0x3b, 70), pooltest.SF(0x3b, 1), pooltest.SF(0x3b, 2))
 	slices := published(limited(5, functions...)).Pools["node1/0000-3b-00-0/fast"].Slices
 	if len(slices) != 4 {
 		t.Fatalf("%d slices, want one of counters, two of VFs and one of SFs", len(slices))
@@ -53,7 +54,7 @@ func TestSharedCounters(t *testing.T) {
 			}
 		}
 	}
-	if without := published(draPool("fast", functions...)).Pools["node1/0000-3b-00-0/fast"].Slices; len(without) != 3 ||
+	if without := published(pooltest.DRA("fast", functions...)).Pools["node1/0000-3b-00-0/fast"].Slices; len(without) != 3 ||
 		without[0].SharedCounters != nil || without[0].Devices[0].ConsumesCounters != nil {
 		t.Errorf("a pool without maxAllocated has counters: %+v", without[0])
 	}
@@ -101,9 +102,14 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 	var slices []*resourceapi.ResourceSlice
 	for name, p := range resources.Pools {
 		for i := range p.Slices {
-			slice := firstSlice(resourceslice.Owner{Name: node.Name}, name, p, i)
-			slice.Name = fmt.Sprint(slice.GenerateName, len(slices))
-			slices = append(slices, slice)
+			slices = append(slices, &resourceapi.ResourceSlice{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("slice-", len(slices))},
+				Spec: resourceapi.ResourceSliceSpec{
+					Driver: v1alpha1.GroupName, NodeName: &node.Name,
+					Pool:    resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: int64(len(p.Slices))},
+					Devices: p.Slices[i].Devices, SharedCounters: p.Slices[i].SharedCounters,
+				},
+			})
 		}
 	}
 	class := classes{{ObjectMeta: metav1.ObjectMeta{Name: "xpu"}}}
@@ -143,8 +149,8 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 // TestMaxAllocated: the scheduler allocates as many devices as a PF can have in use, and not one more, of a PF that has
 // more VFs and SFs.
 func TestMaxAllocated(t *testing.T) {
-	first := append(vfs(0x3b, 6), sf(0x3b, 1), sf(0x3b, 2), sf(0x3b, 3), sf(0x3b, 4))
-	second := append(vfs(0x5e, 3), sf(0x5e, 1))
+	first := append(pooltest.VFs(0x3b, 6), pooltest.SF(0x3b, 1), pooltest.SF(0x3b, 2), pooltest.SF(0x3b, 3), pooltest.SF(0x3b, 4))
+	second := append(pooltest.VFs(0x5e, 3), pooltest.SF(0x5e, 1))
 	for _, test := range []struct {
 		name string
 		pool pool.Pool
@@ -153,7 +159,7 @@ func TestMaxAllocated(t *testing.T) {
 		{"fewer than there are, at each PF", limited(5, append(first, second...)...),
 			map[string]int{"node1/0000-3b-00-0/fast": 5, "node1/0000-5e-00-0/fast": 4}},
 		{"one", limited(1, first...), map[string]int{"node1/0000-3b-00-0/fast": 1}},
-		{"no limit", draPool("fast", first...), map[string]int{"node1/0000-3b-00-0/fast": 10}},
+		{"no limit", pooltest.DRA("fast", first...), map[string]int{"node1/0000-3b-00-0/fast": 10}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := allocateUntilFull(t, published(test.pool)); fmt.Sprint(got) != fmt.Sprint(test.want) {

@@ -1,4 +1,6 @@
-package dra
+// Package devicemodel says what the Functions of a node's pools are as devices of DRA: in which slices, with which
+// attributes, counters, binding conditions and taints.
+package devicemodel
 
 import (
 	"cmp"
@@ -25,9 +27,10 @@ const (
 	counterFunctions = "functions"
 )
 
-// resources returns what the driver publishes of the node's pools: one DRA pool for each PF and DevicePool. SFs that do not
-// exist yet are devices like the others.
-func resources(
+// Resources returns what the driver publishes of the node's pools: one DRA pool for each PF and DevicePool. SFs that do not
+// exist yet are devices like the others. problems are those of a Function that keep it from pods. ahead says whether the
+// xPU serves a Port of the Function in the network although no pod has the Function.
+func Resources(
 	node string, pools []pool.Pool, problems func(function.Function) []function.Problem, ahead func(f function.ID, network string) bool,
 ) resourceslice.DriverResources {
 	mustWait := func(p pool.Pool, f function.Function) bool {
