@@ -2,32 +2,69 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
+// Exit codes, as of grep and diff.
+const (
+	exitNo     = 1 // the answer is no
+	exitFailed = 2 // there is no answer
+)
+
+// errNo is the error of a command whose answer is no, and that has said why.
+var errNo = errors.New("the answer is no")
+
 func main() {
-	if err := command().Execute(); err != nil {
-		os.Exit(1)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command(filepath.Base(os.Args[0])).ExecuteContext(ctx)
+	stop()
+	switch {
+	case errors.Is(err, errNo):
+		os.Exit(exitNo)
+	case err != nil:
+		os.Exit(exitFailed)
 	}
 }
 
-func command() *cobra.Command {
+// pluginName is what the program is called where kubectl is to find it, as "kubectl xpu".
+const pluginName = "kubectl-xpu"
+
+// command is what the program does that is called by that name.
+func command(program string) *cobra.Command {
 	c := &cobra.Command{
-		Use:          "xpuctl",
-		Short:        "Help people who run xpu-device-plugin",
+		Use:   "xpuctl",
+		Short: "Help people who run xpu-device-plugin",
+		Long: `Helps people who run xpu-device-plugin. A link to it that is called ` + pluginName + ` and is on PATH makes it "kubectl xpu".
+
+Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for example), 2 for bad input and failures.`,
 		Version:      version.String(),
 		SilenceUsage: true,
 	}
-	c.AddCommand(convertCommand(), &cobra.Command{
+	if strings.TrimSuffix(program, ".exe") == pluginName {
+		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl xpu"}
+	}
+	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(), manCommand(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		Run:   func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), version.String()) },
 	})
 	return c
+}
+
+// no ends a command whose answer is no, and that has said why.
+func no(c *cobra.Command) error {
+	c.SilenceErrors = true
+	return errNo
 }

@@ -77,7 +77,7 @@ spec:
 // run calls xpuctl.
 func run(stdin string, args ...string) (stdout, stderr string, err error) {
 	var out, notes bytes.Buffer
-	c := command()
+	c := command("xpuctl")
 	c.SetArgs(args)
 	c.SetIn(strings.NewReader(stdin))
 	c.SetOut(&out)
@@ -150,6 +150,32 @@ func TestConvertErrors(t *testing.T) {
 		if stdout != "" || !strings.Contains(stderr, "Error: ") {
 			t.Errorf("%s: standard output %q, standard error %q", name, stdout, stderr)
 		}
+	}
+}
+
+func TestKubectlPlugin(t *testing.T) {
+	var out bytes.Buffer
+	c := command("kubectl-xpu")
+	c.SetArgs([]string{"schedule", "--help"})
+	c.SetOut(&out)
+	if err := c.Execute(); err != nil || !strings.Contains(out.String(), "Usage:\n  kubectl xpu schedule ") {
+		t.Errorf("%v, %s", err, out.String())
+	}
+}
+
+func TestMan(t *testing.T) {
+	dir := t.TempDir()
+	if _, stderr, err := run("", "man", dir); err != nil {
+		t.Fatalf("%v, %s", err, stderr)
+	}
+	for _, page := range []string{"xpuctl.1", "xpuctl-schedule.1", "xpuctl-convert-sriovdp.1"} {
+		content, err := os.ReadFile(filepath.Join(dir, page))
+		if err != nil || !strings.Contains(string(content), ".SH SYNOPSIS") {
+			t.Errorf("%s: %v, %s", page, err, content)
+		}
+	}
+	if _, _, err := run("", "man", filepath.Join(dir, "none")); err == nil {
+		t.Error("a directory that is not there is no error")
 	}
 }
 

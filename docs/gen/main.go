@@ -1,5 +1,5 @@
-// Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md
-// and quirks.md of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of
+// Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md,
+// quirks.md and schedule.schema.json of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of
 // the project; "make generate" calls it after crd-ref-docs.
 package main
 
@@ -24,7 +24,7 @@ func main() {
 
 func run(dir string) error {
 	flags, err := flagsPage([]string{
-		"xpu-agent", "xpu-agent install-cni", "xpu-controller", "opi-bridge", "xpuctl", "xpuctl convert sriovdp",
+		"xpu-agent", "xpu-agent install-cni", "xpu-controller", "opi-bridge", "xpuctl", "xpuctl schedule", "xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp",
 	})
 	if err != nil {
 		return err
@@ -40,7 +40,13 @@ func run(dir string) error {
 	if err != nil {
 		return err
 	}
-	for name, page := range map[string][]byte{"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage()} {
+	schema, err := scheduleSchema()
+	if err != nil {
+		return err
+	}
+	for name, page := range map[string][]byte{
+		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(), "schedule.schema.json": schema,
+	} {
 		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {
 			return err
 		}

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
+	"github.com/opiproject/xpu-device-plugin/pkg/schedule/report"
+	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
+)
+
+// scheduleOptions are those of xpuctl schedule.
+type scheduleOptions struct {
+	cluster           *genericclioptions.ConfigFlags
+	files             []string
+	add, remove       []string
+	taint             []string
+	kubernetes, gates string
+	output            string
+	all               bool
+}
+
+func scheduleCommand() *cobra.Command {
+	o := &scheduleOptions{cluster: clusterFlags()}
+	c := &cobra.Command{
+		Use:   "schedule [-f FILE|DIRECTORY|-]",
+		Short: "Tell where pods would go, which devices they would get, and why some stay pending",
+		Long: `Places the pods that have no node yet, one after the other, and tells for each which node and which devices it gets;
+or why it stays pending, node by node. Nothing is changed in any cluster.
+
+It asks the allocator of the Kubernetes scheduler, for claims of any DRA driver. Beside claims it looks at nodeSelector,
+node affinity, taints and requested resources; not at affinity between pods, topology spread, volumes and host ports. Of
+nodes that serve a pod equally well, the scheduler takes any, and this command the first by name.
+
+It reads the cluster of the current kubeconfig; or the files of -f; or, with -f and --kubeconfig or --context, the cluster
+with the objects of the files put into it. Files have Pods, in the order in which they are to be scheduled; Nodes;
+ResourceSlices, ResourceClaims, ResourceClaimTemplates, DeviceClasses and DeviceTaintRules of resource.k8s.io. A Node
+without status.allocatable has enough CPU and memory for everyone.
+
+Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`,
+		Example: `  # Why are pods of this cluster pending?
+  xpuctl schedule
+
+  # Would a pod get its device in this cluster?
+  xpuctl schedule --context prod -f pod.yaml
+
+  # Everything from files:
+  xpuctl schedule -f cluster.yaml -f pods/
+
+  # What if node-3 were gone, or a PF were under maintenance?
+  xpuctl schedule --remove node/node-3
+  xpuctl schedule --taint driver=xpu.opiproject.org,pool=node-3/0000-3b-00-0/fast:maintenance:NoSchedule
+
+  # With an older scheduler, for a program:
+  xpuctl schedule --kubernetes 1.34 -f . -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
+	}
+	f := c.Flags()
+	o.cluster.AddFlags(f)
+	f.StringArrayVarP(&o.files, "filename", "f", nil, "file or directory with objects, or - for standard input; can be given several times")
+	f.StringArrayVar(&o.add, "add", nil, "what if: file with more objects, in place of those that have their names; can be given several times")
+	f.StringArrayVar(&o.remove, "remove", nil, "what if: object that is gone, KIND/NAME or KIND/NAMESPACE/NAME; pods of a node that is gone are placed anew")
+	f.StringArrayVar(&o.taint, "taint", nil, "what if: taint, PLACE:KEY[=VALUE]:EFFECT, where PLACE is node=NAME, or some of driver=, pool= and device=")
+	f.StringVar(&o.kubernetes, "kubernetes", "", "version of the scheduler, "+schedule.OldestKubernetes+" to "+schedule.NewestKubernetes+
+		"; that of the cluster, or "+schedule.NewestKubernetes+" with files alone, if empty")
+	f.StringVar(&o.gates, "feature-gates", "", "feature gates of the scheduler that are not as by default, for example DRAConsumableCapacity=false")
+	f.StringVarP(&o.output, "output", "o", "text", "text, yaml or json")
+	f.BoolVar(&o.all, "all", false, "in text, tell also why nodes refuse pods that another node takes")
+	return c
+}
+
+func (o *scheduleOptions) run(c *cobra.Command) error {
+	if !slices.Contains([]string{"text", "yaml", "json"}, o.output) {
+		return fmt.Errorf("--output %q: must be text, yaml or json", o.output)
+	}
+	from, err := o.snapshot(c)
+	if err != nil {
+		return err
+	}
+	features, err := schedule.NewFeatures(o.kubernetes, o.gates)
+	if err != nil {
+		return err
+	}
+	answer, err := scheduleAll(c.Context(), from, features)
+	if err != nil {
+		return err
+	}
+	if err := o.print(c.OutOrStdout(), answer); err != nil {
+		return err
+	}
+	if len(answer.Pending()) > 0 {
+		return no(c)
+	}
+	return nil
+}
+
+// snapshot reads what there is, and changes it as wished. It finds out the version of the scheduler.
+func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error) {
+	reader, err := snapshot.NewReader(c.InOrStdin(), report.GroupVersionKind())
+	if err != nil {
+		return nil, err
+	}
+	from := &snapshot.Snapshot{}
+	if len(o.files) == 0 || *o.cluster.KubeConfig != "" || *o.cluster.Context != "" {
+		if from, err = o.list(c.Context()); err != nil {
+			return nil, err
+		}
+		if err := reader.ReadInto(from, o.files...); err != nil {
+			return nil, err
+		}
+	} else if from, err = reader.Read(o.files...); err != nil {
+		return nil, err
+	}
+	if o.kubernetes == "" {
+		o.kubernetes = schedule.NewestKubernetes
+	}
+	for _, reference := range o.remove {
+		if err := from.Remove(reference); err != nil {
+			return nil, err
+		}
+	}
+	if err := reader.ReadInto(from, o.add...); err != nil {
+		return nil, err
+	}
+	for _, taint := range o.taint {
+		if err := from.Taint(taint); err != nil {
+			return nil, err
+		}
+	}
+	if left := reader.LeftOut(); left != "" {
+		fmt.Fprintf(c.ErrOrStderr(), "note: %s\n", left)
+	}
+	return from, nil
+}
+
+// list reads the cluster.
+func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) {
+	config, err := o.cluster.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	config.QPS, config.Burst = 50, 300 // as kubectl
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	if o.kubernetes == "" {
+		version, err := client.Discovery().ServerVersion()
+		if err != nil {
+			return nil, fmt.Errorf("version of the cluster: %w", err)
+		}
+		o.kubernetes = version.GitVersion
+	}
+	return snapshot.List(ctx, client)
+}
+
+// scheduleAll schedules the pods that have no node yet.
+func scheduleAll(ctx context.Context, from *snapshot.Snapshot, features schedule.Features) (*report.Schedule, error) {
+	scheduler := schedule.New(ctx, from, features)
+	answer := report.New(features.Kubernetes)
+	for _, pod := range from.Pods {
+		if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
+			continue
+		}
+		decision, err := scheduler.Schedule(ctx, pod)
+		if err != nil {
+			return nil, err
+		}
+		answer.Add(decision)
+	}
+	return answer, nil
+}
+
+func (o *scheduleOptions) print(to io.Writer, answer *report.Schedule) error {
+	switch o.output {
+	case "json":
+		encoder := json.NewEncoder(to)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(answer)
+	case "yaml":
+		content, err := yaml.Marshal(answer)
+		if err != nil {
+			return err
+		}
+		_, err = to.Write(content)
+		return err
+	}
+	return answer.Text(to, o.all)
+}
+
+// clusterFlags are the flags of kubectl that say which cluster is meant.
+func clusterFlags() *genericclioptions.ConfigFlags {
+	f := genericclioptions.NewConfigFlags(true)
+	f.Namespace = nil // pods of all namespaces compete
+	f.CacheDir = nil  // kinds need not be looked up
+	return f
+}

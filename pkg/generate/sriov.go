@@ -1,0 +1,83 @@
+package generate
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
+	nodepool "github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+)
+
+const (
+	sriovPool  = "fast" // the DevicePool's name
+	defaultPFs = 2
+	defaultVFs = 64
+	// firstVFOffset and vfStride are those of SR-IOV capabilities as ConnectX cards have them.
+	firstVFOffset, vfStride = 2, 1
+)
+
+// sriovs returns the shapes of hosts with SR-IOV, as xpu-agent publishes them.
+func sriovs() []Shape {
+	return []Shape{{
+		Name:        "sriov",
+		Description: "VFs as devices, as xpu-agent publishes a DevicePool",
+		Classes: []*resourceapi.DeviceClass{class(v1alpha1.GroupName,
+			`device.driver == "`+v1alpha1.GroupName+`" && device.attributes["`+v1alpha1.GroupName+`"].pool == "`+sriovPool+`"`)},
+		sized: true,
+		pools: func(node string, _ int, o Options) []pool {
+			return sriovPools(node, v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, o)
+		},
+	}}
+}
+
+// sriovPools are what the agent of a host publishes.
+func sriovPools(node string, spec v1alpha1.DevicePoolSpec, o Options) []pool {
+	p := nodepool.Pool{Name: sriovPool, Spec: spec}
+	for pf := range cmp.Or(o.PFs, defaultPFs) {
+		p.Functions = append(p.Functions, vfs(pf, cmp.Or(o.VFs, defaultVFs))...)
+	}
+	healthy := func(function.Function) []function.Problem { return nil }
+	ahead := func(function.ID, string) bool { return false }
+	published := devicemodel.Resources(node, []nodepool.Pool{p}, healthy, ahead)
+	var pools []pool
+	for _, name := range slices.Sorted(maps.Keys(published.Pools)) {
+		made := pool{driver: v1alpha1.GroupName, name: name}
+		for _, slice := range published.Pools[name].Slices {
+			made.counters = append(made.counters, slice.SharedCounters...)
+			if len(slice.Devices) > 0 {
+				made.slices = append(made.slices, slice.Devices)
+			}
+		}
+		pools = append(pools, made)
+	}
+	return pools
+}
+
+// vfs are those of a PF. PFs come in cards with two ports, and cards alternate between two NUMA nodes.
+func vfs(pf, count int) []function.Function {
+	card, port := pf/2, pf%2
+	numa := card % 2
+	root := 0x16 + 0x80*numa + 0x10*(card/2) // the root complex's first bus
+	bus, slot := root+2, 4*card+1
+	vfs := make([]function.Function, count)
+	for i := range vfs {
+		vfs[i] = function.Function{
+			ID:   function.ID{Address: routed(bus, port+firstVFOffset+port*(count-1)+i*vfStride)},
+			Kind: function.VF, PF: routed(bus, port), PFName: fmt.Sprintf("ens%df%d", slot, port),
+			Index: i, Vendor: "15b3", Device: "101e", PCIeRoot: fmt.Sprintf("pci0000:%02x", root), NUMANode: numa, LinkUp: true,
+		}
+	}
+	return vfs
+}
+
+// routed is the PCI address of a routing ID on a bus: VFs that do not fit on their PF's bus are on the next ones.
+func routed(bus, routingID int) pci.Address {
+	return pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32, routingID%8))
+}

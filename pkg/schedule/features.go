@@ -1,0 +1,141 @@
+package schedule
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/dynamic-resource-allocation/structured"
+)
+
+// The versions of Kubernetes whose scheduler can be stood in for.
+const (
+	OldestKubernetes = "1.34"
+	NewestKubernetes = "1.37"
+)
+
+// Feature gates of Kubernetes that change how claims are allocated.
+const (
+	adminAccess         featuregate.Feature = "DRAAdminAccess"
+	bindingConditions   featuregate.Feature = "DRADeviceBindingConditions"
+	compatibilityGroups featuregate.Feature = "DRADeviceCompatibilityGroups"
+	consumableCapacity  featuregate.Feature = "DRAConsumableCapacity"
+	derivedAttributes   featuregate.Feature = "DRADerivedAttributes"
+	deviceStatus        featuregate.Feature = "DRAResourceClaimDeviceStatus"
+	deviceTaintRules    featuregate.Feature = "DRADeviceTaintRules"
+	deviceTaints        featuregate.Feature = "DRADeviceTaints"
+	extendedResource    featuregate.Feature = "DRAExtendedResource"
+	fractionalCapacity  featuregate.Feature = "DRAFractionalCapacityRange"
+	listTypeAttributes  featuregate.Feature = "DRAListTypeAttributes"
+	nodeOperations      featuregate.Feature = "DRAOptionalNodeOperations"
+	partitionable       featuregate.Feature = "DRAPartitionableDevices"
+	prioritizedList     featuregate.Feature = "DRAPrioritizedList"
+)
+
+// gates are those of pkg/features/kube_features.go of Kubernetes 1.37, from 1.34 on.
+func gates() map[featuregate.Feature]featuregate.VersionedSpecs {
+	since := func(alpha, beta, stable string) (specs featuregate.VersionedSpecs) {
+		for _, stage := range []featuregate.FeatureSpec{
+			{Version: parsed(alpha), PreRelease: featuregate.Alpha},
+			{Version: parsed(beta), PreRelease: featuregate.Beta, Default: true},
+			{Version: parsed(stable), PreRelease: featuregate.GA, Default: true},
+		} {
+			if stage.Version != nil {
+				specs = append(specs, stage)
+			}
+		}
+		return specs
+	}
+	all := map[featuregate.Feature]featuregate.VersionedSpecs{
+		adminAccess:         since("1.32", "1.34", "1.36"),
+		bindingConditions:   since("1.34", "1.36", ""),
+		compatibilityGroups: since("1.37", "", ""),
+		consumableCapacity:  since("1.34", "1.36", ""),
+		derivedAttributes:   since("1.37", "", ""),
+		deviceStatus:        since("1.32", "1.33", "1.37"),
+		deviceTaints:        since("1.33", "1.36", "1.37"),
+		extendedResource:    since("1.34", "1.36", "1.37"),
+		fractionalCapacity:  since("", "1.37", ""),
+		listTypeAttributes:  since("1.36", "", ""),
+		nodeOperations:      since("1.37", "", ""),
+		partitionable:       since("1.33", "1.36", ""),
+		prioritizedList:     since("1.33", "1.34", "1.36"),
+	}
+	all[deviceTaintRules] = featuregate.VersionedSpecs{ // off while its API was beta
+		{Version: version.MustParse("1.35"), PreRelease: featuregate.Alpha},
+		{Version: version.MustParse("1.36"), PreRelease: featuregate.Beta},
+		{Version: version.MustParse("1.37"), Default: true, PreRelease: featuregate.GA},
+	}
+	return all
+}
+
+// parsed returns nil for "".
+func parsed(minor string) *version.Version {
+	if minor == "" {
+		return nil
+	}
+	return version.MustParse(minor)
+}
+
+// Features say what a scheduler can do.
+type Features struct {
+	Kubernetes        string // the scheduler's version, for example 1.37
+	Allocator         structured.Features
+	ExtendedResources bool // DeviceClasses stand for extended resources
+	TaintRules        bool // DeviceTaintRules count
+}
+
+// NewFeatures returns what the scheduler of a version of Kubernetes can do: what is on by default in that version, changed
+// by feature gates as they are written for --feature-gates, for example "DRAConsumableCapacity=true". The version is like
+// 1.37 or v1.37.1; newer ones count as [NewestKubernetes].
+func NewFeatures(kubernetes, featureGates string) (Features, error) {
+	v, err := version.ParseGeneric(kubernetes)
+	if err != nil {
+		return Features{}, fmt.Errorf("version of Kubernetes %q: must be like %s", kubernetes, NewestKubernetes)
+	}
+	v = version.MajorMinor(v.Major(), v.Minor())
+	if v.LessThan(version.MustParse(OldestKubernetes)) {
+		return Features{}, fmt.Errorf("version of Kubernetes %s: the oldest is %s", kubernetes, OldestKubernetes)
+	}
+	if newest := version.MustParse(NewestKubernetes); v.GreaterThan(newest) {
+		v = newest
+	}
+	gate := featuregate.NewVersionedFeatureGateWithMinCompatibility(v, v)
+	if err := gate.AddVersioned(gates()); err != nil {
+		return Features{}, err
+	}
+	if err := gate.Set(featureGates); err != nil {
+		return Features{}, fmt.Errorf("feature gates %q: %w; those that change how claims are allocated are %s",
+			featureGates, err, strings.Join(GateNames(), ", "))
+	}
+	return Features{
+		Kubernetes:        v.String(),
+		ExtendedResources: gate.Enabled(extendedResource),
+		TaintRules:        gate.Enabled(deviceTaintRules) && gate.Enabled(deviceTaints),
+		Allocator: structured.Features{
+			AdminAccess:             gate.Enabled(adminAccess),
+			CompatibilityGroups:     gate.Enabled(compatibilityGroups),
+			ConsumableCapacity:      gate.Enabled(consumableCapacity),
+			DerivedAttributes:       gate.Enabled(derivedAttributes),
+			DeviceBindingAndStatus:  gate.Enabled(bindingConditions) && gate.Enabled(deviceStatus),
+			DeviceTaints:            gate.Enabled(deviceTaints),
+			FractionalCapacityRange: gate.Enabled(fractionalCapacity),
+			ListTypeAttributes:      gate.Enabled(listTypeAttributes),
+			OptionalNodeOperations:  gate.Enabled(nodeOperations),
+			PartitionableDevices:    gate.Enabled(partitionable),
+			PrioritizedList:         gate.Enabled(prioritizedList),
+		},
+	}, nil
+}
+
+// GateNames returns the feature gates that [NewFeatures] knows, sorted.
+func GateNames() []string {
+	var names []string
+	for name := range gates() {
+		names = append(names, string(name))
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,251 @@
+package schedule
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
+)
+
+// cluster has three nodes with two devices each, and classes; tests add to it.
+const cluster = `apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: a, labels: {zone: east}}, status: {allocatable: {cpu: "2", pods: "2", example.com/plugged: "1"}}}
+- {apiVersion: v1, kind: Node, metadata: {name: b}, spec: {taints: [{key: gpu, value: "yes", effect: NoSchedule}]}}
+- {apiVersion: v1, kind: Node, metadata: {name: c}, spec: {unschedulable: true}}
+- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: nic}, spec: {extendedResourceName: example.com/nic}}
+- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: plugged}, spec: {extendedResourceName: example.com/plugged}}
+- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: wrong}, spec: {selectors: [{cel: {expression: 'device.attributes["x.example.com"].a == 1'}}]}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: one}, spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic}}]}}}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: wrong}, spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: wrong}}]}}}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: none}, spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: none}}]}}}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: shared}, spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic}}]}}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: going, deletionTimestamp: "2026-01-01T00:00:00Z"}, spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic}}]}}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: a}, spec: {driver: x.example.com, nodeName: a, pool: {name: a, resourceSliceCount: 1}, devices: [{name: d0}, {name: d1}]}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: b}, spec: {driver: x.example.com, nodeName: b, pool: {name: b, resourceSliceCount: 1}, devices: [{name: d0}, {name: d1}]}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: c}, spec: {driver: x.example.com, nodeName: c, pool: {name: c, resourceSliceCount: 1}, devices: [{name: d0}, {name: d1}]}}
+`
+
+// pod is one whose spec has these fields, and a container with these resources.
+func pod(name, spec, resources string) string {
+	return fmt.Sprintf("- {apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {%s containers: [{name: c, image: i, resources: {%s}}]}}\n", name, spec, resources)
+}
+
+const (
+	fromTemplate = "resourceClaims: [{name: nic, resourceClaimTemplateName: %s}],"
+	byName       = "resourceClaims: [{name: nic, resourceClaimName: %s}],"
+)
+
+// decide schedules the pods that have no node.
+func decide(t *testing.T, featureGates, objects string) []*Decision {
+	t.Helper()
+	reader, err := snapshot.NewReader(strings.NewReader(objects))
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := reader.Read("-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	features, err := NewFeatures(NewestKubernetes, featureGates)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scheduler := New(t.Context(), from, features)
+	var all []*Decision
+	for _, pod := range from.Pods {
+		if pod.Spec.NodeName != "" {
+			continue
+		}
+		decision, err := scheduler.Schedule(t.Context(), pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, decision)
+	}
+	return all
+}
+
+// said is a decision in short: the node with the devices, or each node with the codes of its reasons.
+func said(d *Decision) string {
+	var parts []string
+	if d.Node != "" {
+		parts = append(parts, d.Node)
+	}
+	for _, claim := range d.Claims {
+		for _, result := range claim.Claim.Status.Allocation.Devices.Results {
+			parts = append(parts, result.Request+"="+result.Device)
+		}
+	}
+	codes := func(reasons []Reason) string {
+		var all []string
+		for _, r := range reasons {
+			all = append(all, string(r.Code))
+			for _, c := range r.Causes {
+				all = append(all, string(c.Code))
+			}
+		}
+		return strings.Join(all, "+")
+	}
+	if d.Reasons != nil {
+		parts = append(parts, codes(d.Reasons))
+	}
+	for _, r := range d.Refusals {
+		parts = append(parts, strings.Join(r.Nodes, ",")+":"+codes(r.Reasons))
+	}
+	return strings.Join(parts, " ")
+}
+
+const othersRefuse = " b:NodeTainted c:NodeUnschedulable"
+
+func TestSchedule(t *testing.T) {
+	one := fmt.Sprintf(fromTemplate, "one")
+	for name, tt := range map[string]struct {
+		pods, gates string
+		want        []string
+	}{
+		"one device": {pods: pod("p", one, ""), want: []string{"a nic=d0" + othersRefuse}},
+		"toleration": {pods: pod("p", one+"tolerations: [{operator: Exists}], nodeSelector: {zone: none},", ""), want: []string{"a,b,c:NodeSelector"}},
+		"in turn": {pods: pod("p", one, "") + pod("q", one, "") + pod("r", one, ""),
+			want: []string{"a nic=d0" + othersRefuse, "a nic=d1" + othersRefuse, "a:NodeResources" + othersRefuse}},
+		"too few devices": {pods: pod("p", one, "") + pod("q", "resourceClaims: [{name: first, resourceClaimTemplateName: one}, {name: second, resourceClaimTemplateName: one}],", ""),
+			want: []string{"a nic=d0" + othersRefuse, "a:Conflict" + othersRefuse}},
+		"unschedulable is tolerated": {pods: pod("p", one+"tolerations: [{key: node.kubernetes.io/unschedulable, operator: Exists}], nodeSelector: {},", "requests: {cpu: 3}"),
+			want: []string{"c nic=d0 a:NodeResources b:NodeTainted"}},
+		"taint is tolerated": {pods: pod("p", one+"tolerations: [{key: gpu, operator: Exists}],", "requests: {cpu: 3}"),
+			want: []string{"b nic=d0 a:NodeResources c:NodeUnschedulable"}},
+		"what runs counts": {pods: pod("x", "nodeName: a,", "requests: {cpu: 1500m}") + pod("p", one, "requests: {cpu: 1}"),
+			want: []string{"a:NodeResources" + othersRefuse}},
+		"gated":             {pods: pod("p", one+"schedulingGates: [{name: wait}],", ""), want: []string{"PodGated"}},
+		"no claim":          {pods: pod("p", fmt.Sprintf(byName, "none"), ""), want: []string{"ClaimMissing"}},
+		"claim in deletion": {pods: pod("p", fmt.Sprintf(byName, "going"), ""), want: []string{"ClaimDeleted"}},
+		"no template":       {pods: pod("p", fmt.Sprintf(fromTemplate, "other"), ""), want: []string{"TemplateMissing"}},
+		"no class":          {pods: pod("p", fmt.Sprintf(fromTemplate, "none"), ""), want: []string{"ClassMissing"}},
+		"selector fails":    {pods: pod("p", fmt.Sprintf(fromTemplate, "wrong"), ""), want: []string{"Broken"}},
+		"shared claim": {pods: pod("p", fmt.Sprintf(byName, "shared"), "") + pod("q", fmt.Sprintf(byName, "shared"), "") + pod("r", fmt.Sprintf(byName, "shared")+"nodeSelector: {},tolerations: [{operator: Exists}],", ""),
+			want: []string{"a nic=d0" + othersRefuse, "a nic=d0" + othersRefuse, "a:NodeResources b,c:ClaimElsewhere"}},
+		"extended resource":              {pods: pod("p", "", "limits: {example.com/nic: 2}"), want: []string{"a container-0-request-0=d0 container-0-request-0=d1" + othersRefuse}},
+		"extended resource by class":     {pods: pod("p", "", "limits: {deviceclass.resource.kubernetes.io/nic: 1}"), want: []string{"a container-0-request-0=d0" + othersRefuse}},
+		"extended resource of nobody":    {pods: pod("p", "", "limits: {example.com/other: 1}"), want: []string{"a:NodeResources b:NodeTainted+NodeResources c:NodeUnschedulable+NodeResources"}},
+		"extended resource of a plugin":  {pods: pod("p", "", "limits: {example.com/plugged: 1}"), want: []string{"a" + othersRefuse}},
+		"extended resource, feature off": {pods: pod("p", "", "limits: {example.com/nic: 1}"), gates: "AllAlpha=false", want: []string{"a container-0-request-0=d0" + othersRefuse}},
+		"init containers use what is there": {
+			pods: "- {apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {initContainers: [{name: i, image: i, resources: {limits: {example.com/nic: 2}}}], containers: [{name: c, image: i, resources: {limits: {example.com/nic: 1}}}]}}\n",
+			want: []string{"a container-1-request-0=d0 container-0-request-0=d1" + othersRefuse}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, d := range decide(t, tt.gates, cluster+tt.pods) {
+				got = append(got, said(d))
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(tt.want, "\n\t"))
+			}
+		})
+	}
+}
+
+// TestPools covers pools that the allocator does not use.
+func TestPools(t *testing.T) {
+	slice := func(name, pool string, generation, count int, rest string) string {
+		return fmt.Sprintf("- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: %s}, spec: {driver: x.example.com, %s pool: {name: %s, generation: %d, resourceSliceCount: %d}}}\n",
+			name, rest, pool, generation, count)
+	}
+	base := `apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Node, metadata: {name: a, labels: {rack: one}}}
+- {apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: nic}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: one}, spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic}}]}}}}
+` + pod("p", fmt.Sprintf(fromTemplate, "one"), "")
+	for name, tt := range map[string]struct{ slices, want string }{
+		"none":           {"", "a:NoDevices"},
+		"of other nodes": {slice("s", "b", 1, 1, "nodeName: b, devices: [{name: d}],"), "a:NoDevices"},
+		"incomplete":     {slice("s", "a", 1, 2, "nodeName: a, devices: [{name: d}],"), "a:TooFewDevices+PoolIncomplete"},
+		"older generation is passed over": {slice("s", "a", 1, 1, "nodeName: a, devices: [{name: old}],") + slice("t", "a", 2, 1, "nodeName: a, devices: [{name: new}],"),
+			"a nic=new"},
+		"device twice": {slice("s", "a", 1, 2, "nodeName: a, devices: [{name: d}],") + slice("t", "a", 1, 2, "nodeName: a, devices: [{name: d}],"),
+			"a:TooFewDevices+PoolInvalid"},
+		"counter that is not there": {slice("s", "a", 1, 1, "nodeName: a, devices: [{name: d, consumesCounters: [{counterSet: x, counters: {y: {value: 1}}}]}],"),
+			"a:TooFewDevices+PoolInvalid"},
+		"for all nodes":       {slice("s", "fabric", 1, 1, "allNodes: true, devices: [{name: d}],"), "a nic=d"},
+		"for nodes of a rack": {slice("s", "rack", 1, 1, "nodeSelector: {nodeSelectorTerms: [{matchExpressions: [{key: rack, operator: In, values: [one]}]}]}, devices: [{name: d}],"), "a nic=d"},
+		"for each device another node": {slice("s", "fabric", 1, 1, "perDeviceNodeSelection: true, devices: [{name: d, nodeName: b}, {name: e, nodeName: a}],"),
+			"a nic=e"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := said(decide(t, "", base+tt.slices)[0]); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestScheduleStops(t *testing.T) {
+	s := newScheduler(t, &snapshot.Snapshot{Nodes: []*corev1.Node{{}}})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Schedule(ctx, &corev1.Pod{}); err == nil {
+		t.Error("no error, though the context has ended")
+	}
+}
+
+func TestFeatures(t *testing.T) {
+	for _, tt := range []struct {
+		version, gates string
+		want           string
+	}{
+		{"1.34", "", "DRAAdminAccess DRAPrioritizedList"},
+		{"v1.36.3", "", "DRAAdminAccess DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAPartitionableDevices DRAPrioritizedList extended"},
+		{"1.37", "DRAConsumableCapacity=false", "DRAAdminAccess DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAFractionalCapacityRange DRAPartitionableDevices DRAPrioritizedList extended rules"},
+		{"1.40", "DRAListTypeAttributes=true", "DRAAdminAccess DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAFractionalCapacityRange DRAListTypeAttributes DRAPartitionableDevices DRAPrioritizedList extended rules"},
+		{"1.34", "DRADeviceTaints=true", "DRAAdminAccess DRADeviceTaints DRAPrioritizedList"},
+	} {
+		features, err := NewFeatures(tt.version, tt.gates)
+		if err != nil {
+			t.Errorf("%s %s: %v", tt.version, tt.gates, err)
+			continue
+		}
+		got := slices.Sorted(slices.Values(features.Allocator.Set().UnsortedList()))
+		if features.ExtendedResources {
+			got = append(got, "extended")
+		}
+		if features.TaintRules {
+			got = append(got, "rules")
+		}
+		if strings.Join(got, " ") != tt.want {
+			t.Errorf("%s %s:\ngot  %s\nwant %s", tt.version, tt.gates, strings.Join(got, " "), tt.want)
+		}
+	}
+	for _, tt := range []struct{ version, gates, want string }{
+		{"1.33", "", "the oldest is 1.34"}, {"new", "", "must be like 1.37"}, {"1.37", "Other=true", "unrecognized feature gate: Other; those that change"},
+		{"1.37", "DRADeviceTaints", "missing bool value"},
+	} {
+		if _, err := NewFeatures(tt.version, tt.gates); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s %s: %v, want %q", tt.version, tt.gates, err, tt.want)
+		}
+	}
+}
+
+func TestReads(t *testing.T) {
+	for expression, want := range map[string]string{
+		`device.driver == "a"`:          "[]",
+		`device.attributes["d"].a == 1`: "[the attribute d/a]",
+		`has(device.attributes["d"].a)`: "[the attribute d/a]",
+		`device.attributes["d"]["a"] && device.attributes["d"].?b.orValue(false)`: "[the attribute d/a the attribute d/b]",
+		`device.capacity["d"].c.compareTo(quantity("1")) > 0`:                     "[the capacity d/c]",
+		`"a" in device.attributes["d"]`:                                           "[]",
+		`other.attributes["d"].a`:                                                 "[]",
+		`no ( expression`:                                                         "[]",
+	} {
+		if got := fmt.Sprint(reads(expression)); got != want {
+			t.Errorf("%s: %s, want %s", expression, got, want)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+package snapshot
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	resourcev1beta2api "k8s.io/api/resource/v1beta2"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/pager"
+	schedulingcorev1 "k8s.io/component-helpers/scheduling/corev1"
+	resourcev1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
+)
+
+// List returns what a cluster has. Its Pods are in the order of the scheduler's queue: those with a higher priority
+// first, then those that are older. DeviceTaintRules are of resource.k8s.io/v1
+// or v1beta2, where the API server has them.
+func List(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
+	s := &Snapshot{}
+	core, resource := client.CoreV1(), client.ResourceV1()
+	for _, kind := range []struct {
+		name string
+		list pager.ListPageFunc
+		may  bool // the API server may lack the kind
+	}{
+		{"Nodes", pageFunc(core.Nodes().List), false},
+		{"Namespaces", pageFunc(core.Namespaces().List), false},
+		{"DeviceClasses", pageFunc(resource.DeviceClasses().List), false},
+		{"ResourceSlices", pageFunc(resource.ResourceSlices().List), false},
+		{"DeviceTaintRules", pageFunc(taintRules(client)), true},
+		{"ResourceClaimTemplates", pageFunc(resource.ResourceClaimTemplates("").List), false},
+		{"ResourceClaims", pageFunc(resource.ResourceClaims("").List), false},
+		{"Pods", pageFunc(core.Pods("").List), false},
+	} {
+		err := pager.New(kind.list).EachListItem(ctx, metav1.ListOptions{}, s.Put)
+		if err != nil && !(kind.may && apierrors.IsNotFound(err)) {
+			return nil, fmt.Errorf("list %s: %w", kind.name, err)
+		}
+	}
+	slices.SortStableFunc(s.Pods, byQueue)
+	return s, nil
+}
+
+// pageFunc is a client's function to list as the pager wants it.
+func pageFunc[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) pager.ListPageFunc {
+	return func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return list(ctx, options)
+	}
+}
+
+// taintRules lists DeviceTaintRules of v1, which Kubernetes has since 1.37, or else those of v1beta2.
+func taintRules(client kubernetes.Interface) func(context.Context, metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
+	return func(ctx context.Context, options metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
+		newest, err := client.ResourceV1().DeviceTaintRules().List(ctx, options)
+		if !apierrors.IsNotFound(err) {
+			return newest, err
+		}
+		old, err := client.ResourceV1beta2().DeviceTaintRules().List(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		return convertTaintRules(old)
+	}
+}
+
+func convertTaintRules(old *resourcev1beta2api.DeviceTaintRuleList) (*resourceapi.DeviceTaintRuleList, error) {
+	converted := &resourceapi.DeviceTaintRuleList{ListMeta: old.ListMeta, Items: make([]resourceapi.DeviceTaintRule, len(old.Items))}
+	for i := range old.Items {
+		if err := resourcev1beta2.Convert_v1beta2_DeviceTaintRule_To_v1_DeviceTaintRule(&old.Items[i], &converted.Items[i], nil); err != nil {
+			return nil, fmt.Errorf("convert DeviceTaintRule %s: %w", old.Items[i].Name, err)
+		}
+	}
+	return converted, nil
+}
+
+// byQueue compares pods as PrioritySort, the scheduler's plugin.
+func byQueue(a, b *corev1.Pod) int {
+	return cmp.Or(
+		cmp.Compare(schedulingcorev1.PodPriority(b), schedulingcorev1.PodPriority(a)),
+		a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}

@@ -1,0 +1,119 @@
+// Package snapshot holds the objects that decide where pods and their devices go, as they are at one moment: read from
+// files ([Read]) or listed from an API server ([List]), and changed to ask what if ([Snapshot.Put], [Snapshot.Remove],
+// [Snapshot.Taint]).
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// ErrKind is the error of an object that decides nothing about where pods and devices go, such as a ConfigMap.
+var ErrKind = errors.New("the kind decides nothing about where pods and their devices go")
+
+// Snapshot is a set of objects, with the defaults that an API server sets. No two objects of a kind have the same name.
+// The zero value is empty. A Snapshot is not safe for concurrent use while it is changed.
+type Snapshot struct {
+	Nodes      []*corev1.Node
+	Namespaces []*corev1.Namespace
+	Pods       []*corev1.Pod // in the order in which they are scheduled
+
+	Classes    []*resourceapi.DeviceClass
+	Slices     []*resourceapi.ResourceSlice
+	Claims     []*resourceapi.ResourceClaim
+	Templates  []*resourceapi.ResourceClaimTemplate
+	TaintRules []*resourceapi.DeviceTaintRule
+
+	names map[name]struct{} // of all objects
+}
+
+// name is an object's, for example Pod default/web.
+type name struct{ kind, namespace, name string }
+
+func (n name) String() string {
+	if n.namespace == "" {
+		return n.kind + " " + n.name
+	}
+	return n.kind + " " + n.namespace + "/" + n.name
+}
+
+// Put adds an object, in place of the one that has its name. It completes the object as an API server would. A pod that
+// has ended is not kept. The object must not be used by anyone else afterwards. An error names the object, and the field that an API server would refuse;
+// it wraps [ErrKind] if the object is not of a kind that a Snapshot holds.
+func (s *Snapshot) Put(object runtime.Object) error {
+	_, err := s.put(object)
+	return err
+}
+
+// put is Put, and returns the object's name.
+func (s *Snapshot) put(object runtime.Object) (name, error) {
+	switch o := object.(type) {
+	case *corev1.Node:
+		return put(s, &s.Nodes, o, name{"Node", "", o.Name}, nil)
+	case *corev1.Namespace:
+		return put(s, &s.Namespaces, o, name{"Namespace", "", o.Name}, nil)
+	case *corev1.Pod:
+		return put(s, &s.Pods, o, name{"Pod", inNamespace(o), o.Name}, completePod)
+	case *resourceapi.DeviceClass:
+		return put(s, &s.Classes, o, name{"DeviceClass", "", o.Name}, completeClass)
+	case *resourceapi.ResourceSlice:
+		return put(s, &s.Slices, o, name{"ResourceSlice", "", o.Name}, completeSlice)
+	case *resourceapi.ResourceClaim:
+		return put(s, &s.Claims, o, name{"ResourceClaim", inNamespace(o), o.Name}, completeClaim)
+	case *resourceapi.ResourceClaimTemplate:
+		return put(s, &s.Templates, o, name{"ResourceClaimTemplate", inNamespace(o), o.Name}, completeTemplate)
+	case *resourceapi.DeviceTaintRule:
+		return put(s, &s.TaintRules, o, name{"DeviceTaintRule", "", o.Name}, completeTaintRule)
+	}
+	return name{}, fmt.Errorf("%s: %w", object.GetObjectKind().GroupVersionKind().Kind, ErrKind)
+}
+
+// inNamespace returns the object's namespace, and sets it to default where the object names none.
+func inNamespace(object metav1.Object) string {
+	if object.GetNamespace() == "" {
+		object.SetNamespace(metav1.NamespaceDefault)
+	}
+	return object.GetNamespace()
+}
+
+func put[T metav1.Object](s *Snapshot, objects *[]T, object T, n name, complete func(T) error) (name, error) {
+	if n.name == "" {
+		return n, fmt.Errorf("a %s has no metadata.name", n.kind)
+	}
+	if complete != nil {
+		if err := complete(object); err != nil {
+			return n, fmt.Errorf("%s: %w", n, err)
+		}
+	}
+	if s.has(n) {
+		*objects = slices.DeleteFunc(*objects, isNamed[T](n))
+	}
+	if s.names == nil {
+		s.names = map[name]struct{}{}
+	}
+	s.names[n] = struct{}{}
+	if pod, isPod := any(object).(*corev1.Pod); isPod && ended(pod) {
+		return n, nil
+	}
+	*objects = append(*objects, object)
+	return n, nil
+}
+
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+func (s *Snapshot) has(n name) bool {
+	_, has := s.names[n]
+	return has
+}
+
+func isNamed[T metav1.Object](n name) func(T) bool {
+	return func(o T) bool { return o.GetNamespace() == n.namespace && o.GetName() == n.name }
+}

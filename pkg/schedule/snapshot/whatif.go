@@ -1,0 +1,178 @@
+package snapshot
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Remove takes an object away. It is written KIND/NAME or KIND/NAMESPACE/NAME, for example node/worker-1. The kind is one
+// of node, pod, deviceclass, resourceslice, resourceclaim, resourceclaimtemplate and devicetaintrule.
+//
+// With a node go its ResourceSlices. Its pods that no DaemonSet made are to be scheduled anew, and so are those of a claim
+// that has devices there.
+func (s *Snapshot) Remove(reference string) error {
+	kind, object, _ := strings.Cut(reference, "/")
+	remove, known := map[string]func(namespace, name string) bool{
+		"node":                  s.removeNode,
+		"pod":                   s.removePod,
+		"deviceclass":           removeFrom(s, &s.Classes, "DeviceClass"),
+		"resourceslice":         removeFrom(s, &s.Slices, "ResourceSlice"),
+		"resourceclaim":         removeFrom(s, &s.Claims, "ResourceClaim"),
+		"resourceclaimtemplate": removeFrom(s, &s.Templates, "ResourceClaimTemplate"),
+		"devicetaintrule":       removeFrom(s, &s.TaintRules, "DeviceTaintRule"),
+	}[strings.ToLower(kind)]
+	if !known {
+		return fmt.Errorf("remove %s: the kind must be one of node, pod, deviceclass, resourceslice, resourceclaim, "+
+			"resourceclaimtemplate and devicetaintrule, as in node/worker-1", reference)
+	}
+	namespace, object := splitName(kind, object)
+	if !remove(namespace, object) {
+		return fmt.Errorf("remove %s: there is none of that name", reference)
+	}
+	return nil
+}
+
+func splitName(kind, object string) (namespace, name string) {
+	switch strings.ToLower(kind) {
+	case "pod", "resourceclaim", "resourceclaimtemplate":
+	default:
+		return "", object
+	}
+	if namespace, name, both := strings.Cut(object, "/"); both {
+		return namespace, name
+	}
+	return metav1.NamespaceDefault, object
+}
+
+func removeFrom[T metav1.Object](s *Snapshot, objects *[]T, kind string) func(namespace, object string) bool {
+	return func(namespace, object string) bool {
+		n := name{kind, namespace, object}
+		if !s.has(n) {
+			return false
+		}
+		delete(s.names, n)
+		*objects = slices.DeleteFunc(*objects, isNamed[T](n))
+		return true
+	}
+}
+
+func (s *Snapshot) removeNode(_, node string) bool {
+	if !removeFrom(s, &s.Nodes, "Node")("", node) {
+		return false
+	}
+	for _, slice := range slices.Clone(s.Slices) {
+		if slice.Spec.NodeName != nil && *slice.Spec.NodeName == node {
+			removeFrom(s, &s.Slices, "ResourceSlice")("", slice.Name)
+		}
+	}
+	for _, pod := range slices.Clone(s.Pods) {
+		switch {
+		case pod.Spec.NodeName != node:
+		case ofDaemonSet(pod):
+			s.removePod(pod.Namespace, pod.Name)
+		default:
+			pod.Spec.NodeName = ""
+			s.unreserve(pod)
+		}
+	}
+	return true
+}
+
+func ofDaemonSet(pod *corev1.Pod) bool {
+	controller := metav1.GetControllerOf(pod)
+	return controller != nil && controller.Kind == "DaemonSet"
+}
+
+func (s *Snapshot) removePod(namespace, object string) bool {
+	i := slices.IndexFunc(s.Pods, isNamed[*corev1.Pod](name{"Pod", namespace, object}))
+	if i < 0 {
+		return false
+	}
+	s.unreserve(s.Pods[i])
+	return removeFrom(s, &s.Pods, "Pod")(namespace, object)
+}
+
+// unreserve takes the pod's claims from it. A claim that nobody else has is deallocated, as by the controller of
+// ResourceClaims.
+func (s *Snapshot) unreserve(pod *corev1.Pod) {
+	for _, claim := range s.Claims {
+		if claim.Namespace != pod.Namespace {
+			continue
+		}
+		before := len(claim.Status.ReservedFor)
+		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(consumer resourceapi.ResourceClaimConsumerReference) bool {
+			return consumer.Resource == "pods" && consumer.Name == pod.Name
+		})
+		if before > 0 && len(claim.Status.ReservedFor) == 0 {
+			claim.Status.Allocation, claim.Status.Devices = nil, nil
+		}
+	}
+}
+
+// Taint adds a taint, written PLACE:KEY[=VALUE]:EFFECT. The place is node=NAME, or has some of driver=, pool= and device=,
+// separated by commas, and then means all devices that have them: driver=nic.example.com,pool=node-1:maintenance:NoSchedule.
+func (s *Snapshot) Taint(taint string) error {
+	if err := s.taint(taint); err != nil {
+		return fmt.Errorf("taint %s: %w", taint, err)
+	}
+	return nil
+}
+
+func (s *Snapshot) taint(taint string) error {
+	parts := strings.Split(taint, ":")
+	if len(parts) != 3 {
+		return errors.New("must be PLACE:KEY[=VALUE]:EFFECT, as in node=worker-1:maintenance:NoSchedule")
+	}
+	key, value, _ := strings.Cut(parts[1], "=")
+	if key == "" {
+		return errors.New("has no key")
+	}
+	if node, isNode := strings.CutPrefix(parts[0], "node="); isNode {
+		return s.taintNode(node, corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(parts[2])})
+	}
+	selector, err := parseDevices(parts[0])
+	if err != nil {
+		return err
+	}
+	rule := &resourceapi.DeviceTaintRule{}
+	rule.Name = fmt.Sprintf("what-if-%d", len(s.TaintRules))
+	rule.Spec.DeviceSelector = selector
+	rule.Spec.Taint = resourceapi.DeviceTaint{Key: key, Value: value, Effect: resourceapi.DeviceTaintEffect(parts[2])}
+	if err := knownEffect("effect", rule.Spec.Taint.Effect); err != nil {
+		return err
+	}
+	return s.Put(rule)
+}
+
+func (s *Snapshot) taintNode(node string, taint corev1.Taint) error {
+	switch taint.Effect {
+	case corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute, corev1.TaintEffectPreferNoSchedule:
+	default:
+		return fmt.Errorf("effect: is %q, must be NoSchedule, PreferNoSchedule or NoExecute", taint.Effect)
+	}
+	i := slices.IndexFunc(s.Nodes, isNamed[*corev1.Node](name{"Node", "", node}))
+	if i < 0 {
+		return fmt.Errorf("there is no Node %s", node)
+	}
+	s.Nodes[i].Spec.Taints = append(s.Nodes[i].Spec.Taints, taint)
+	return nil
+}
+
+func parseDevices(place string) (*resourceapi.DeviceTaintSelector, error) {
+	selector := &resourceapi.DeviceTaintSelector{}
+	for part := range strings.SplitSeq(place, ",") {
+		key, value, _ := strings.Cut(part, "=")
+		field, known := map[string]**string{"driver": &selector.Driver, "pool": &selector.Pool, "device": &selector.Device}[key]
+		if !known || value == "" {
+			return nil, fmt.Errorf("place %q: must be node=NAME, or have driver=, pool= or device= with a value, separated by commas", place)
+		}
+		*field = &value
+	}
+	return selector, nil
+}
