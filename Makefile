@@ -97,6 +97,10 @@ bench: images ## Measure: one table, each number beside its reference
 bench-scale: images ## Measure what the control plane costs as clusters grow; takes an hour
 	@go run ./test/bench --scale
 
+.PHONY: bench-schedule
+bench-schedule: ## Measure xpuctl schedule beside the bare allocator
+	@go run ./test/bench --schedule
+
 .PHONY: clean
 clean: ## Remove what was built here; caches stay
 	@rm -rf $(BIN)

@@ -161,6 +161,11 @@ func TestQuickScale(t *testing.T) {
 		"bytes to an agent while 8 nodes start", "largest object", "2 tenants, 8 there", "the broker's writes for each")
 }
 
+// TestQuickSchedule does that for xpuctl schedule.
+func TestQuickSchedule(t *testing.T) {
+	runQuick(t, []string{"--schedule"}, "xpuctl schedule, 1 VF, 10 nodes x 128 VFs, 90 % taken", "where there are 4 with 32 VFs")
+}
+
 func runQuick(t *testing.T, args []string, rows ...string) {
 	t.Helper()
 	if os.Geteuid() != 0 {

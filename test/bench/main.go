@@ -87,7 +87,7 @@ func main() {
 func command() *cobra.Command {
 	b := &bench{}
 	var only string
-	var isolated, scale bool
+	var isolated, scale, schedule bool
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure what the project promises",
@@ -105,6 +105,9 @@ to it, and the goal. A goal that is missed is no error: machines differ.`,
 			if scale {
 				all = scaleBenchmarks()
 			}
+			if schedule {
+				all = scheduleBenchmarks()
+			}
 			selected, err := selectBenchmarks(all, only)
 			if err != nil {
 				return err
@@ -118,8 +121,9 @@ to it, and the goal. A goal that is missed is no error: machines differ.`,
 	flags.StringVar(&b.assets, "assets", "bin/kubernetes", "directory of etcd and kube-apiserver")
 	flags.BoolVar(&b.quick, "quick", false, "measure everything once, small: shows that it runs, not how fast")
 	flags.StringVar(&only, "only", "", "regular expression: run only the benchmarks whose name matches ("+strings.Join(names(benchmarks()), ", ")+
-		"; with --scale "+strings.Join(names(scaleBenchmarks()), ", ")+")")
+		"; with --scale "+strings.Join(names(scaleBenchmarks()), ", ")+"; with --schedule "+strings.Join(names(scheduleBenchmarks()), ", ")+")")
 	flags.BoolVar(&scale, "scale", false, "measure what the control plane costs as clusters grow; takes an hour")
+	flags.BoolVar(&schedule, "schedule", false, "measure xpuctl schedule; takes a quarter of an hour")
 	flags.BoolVar(&isolated, "isolated", false, "")
 	_ = flags.MarkHidden("isolated")
 	return cmd
