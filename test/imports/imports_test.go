@@ -58,7 +58,7 @@ var stages = []string{
 	"provisioning",
 	"nri", "cniserver", // attach
 	"hooks", // after release
-	"kubeapi",
+	"kubeapi", "admin",
 	"agent",
 }
 

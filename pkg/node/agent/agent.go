@@ -74,7 +74,7 @@ func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// Subscriptions come before what they listen to is started, so that nothing is missed.
 	forTracker, forPlugins, forConflicts := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
-	forLifecycle := a.inputs.Subscribe(ctx)
+	forLifecycle, forCards := a.inputs.Subscribe(ctx), a.inputs.Subscribe(ctx)
 	functionsForVFs, poolsForVFs := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
 
 	// The parts that others depend on end last, so that requests that run when ctx ends can finish.
@@ -96,6 +96,8 @@ func (a *agent) run(ctx context.Context) error {
 		a.conflicts.look(ctx)
 		running, ctx := errgroup.WithContext(ctx)
 		running.Go(func() error { return a.track(ctx, forTracker) })
+		running.Go(func() error { return a.cards.Run(ctx, forCards) })
+		running.Go(func() error { return a.admin.Run(ctx) })
 		running.Go(func() error { return a.vfs.Run(ctx, functionsForVFs, poolsForVFs) })
 		running.Go(func() error { return a.conflicts.run(ctx, forConflicts) })
 		running.Go(func() error { return a.plugins.Run(ctx, forPlugins) })

@@ -19,6 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/admin"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/card"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
@@ -33,6 +35,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
@@ -78,6 +81,7 @@ type agent struct {
 
 	bootID    string
 	inventory *inventory.Inventory
+	cards     *card.Cards
 	faults    *health.Reporters
 	sfs       *sriov.SFMaker
 	setup     *setup.Runner
@@ -89,6 +93,7 @@ type agent struct {
 	lifecycle *lifecycle.Manager
 	plugins   *deviceplugin.Manager
 	cni       *cniserver.Server
+	admin     *admin.Server
 }
 
 // assemble makes the parts in the order of their dependencies.
@@ -115,6 +120,9 @@ func (a *agent) discover(context.Context) error {
 	a.bootID = strings.TrimSpace(string(bootID))
 	a.inventory = inventory.New(inventory.Options{
 		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry, Log: a.log.WithName("inventory"),
+	})
+	a.cards = card.New(card.Options{
+		Functions: a.inventory.Snapshot, SysRoot: a.config.SysRoot, Changed: a.outputs.Notify, Log: a.log.WithName("cards"),
 	})
 	a.faults = health.NewReporters(health.ReportersOptions{
 		SysRoot: a.config.SysRoot, Devlink: a.devlink,
@@ -208,10 +216,25 @@ func (a *agent) allocate(context.Context) (err error) {
 		Metrics:     cniserver.NewMetrics(a.registry),
 		Log:         a.log.WithName("cni"),
 	}
-	if a.clustered == nil {
-		return nil
+	if a.clustered != nil {
+		if err := a.clustered.attach(); err != nil {
+			return err
+		}
 	}
-	return a.clustered.attach()
+	a.admin = &admin.Server{
+		Socket: filepath.Join(a.config.StateDir, filepath.Base(nodestate.DefaultSocket)), Node: a.config.NodeName,
+		Functions: a.inventory.Snapshot, Pools: a.tracker.Pools, Problems: a.problems, Card: a.cards.Of, Journal: a.journal,
+		GiveUp: a.hooks.GiveUp, Log: a.log.WithName("admin"),
+	}
+	return nil
+}
+
+// problems are those that the pool is published with.
+func (a *agent) problems(p pool.Pool, f function.Function) []function.Problem {
+	if p.Spec.Publish == v1alpha1.PublishDRA && a.clustered != nil {
+		return a.clustered.checker.Problems(f)
+	}
+	return a.plugins.Problems(f)
 }
 
 // health makes what knows the problems of Functions for one way of publishing. releasePending knows the Functions whose

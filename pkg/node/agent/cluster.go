@@ -20,7 +20,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/card"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
@@ -139,7 +138,7 @@ func (c *clustered) attach() error {
 // recovery, when the Functions are known.
 func (c *clustered) serve(ctx context.Context) error {
 	forPublisher, forReporter, forAhead := c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx)
-	declaredForReporter, forCards := c.inputs.Subscribe(ctx), c.inputs.Subscribe(ctx)
+	declaredForReporter := c.inputs.Subscribe(ctx)
 	// A claim may get its network and device nodes from its pool, so the pools must be known.
 	if loop.Until(ctx, c.outputs.Subscribe, func() bool { return c.poolsKnown() == nil }) != nil {
 		return nil
@@ -167,20 +166,16 @@ func (c *clustered) serve(ctx context.Context) error {
 			return !used && len(c.checker.Problems(f)) == 0
 		},
 	}
-	cards := card.New(card.Options{
-		Functions: c.inventory.Snapshot, SysRoot: c.config.SysRoot, Changed: c.outputs.Notify, Log: c.log.WithName("cards"),
-	})
 	// Who has a Function is no problem of it.
 	problems := &health.Checker{Fault: c.faults.Fault, XPUAway: c.provisioner.Away, Lost: c.lifecycle.Lost}
 	reporter := &pool.Reporter{
-		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Card: cards.Of,
+		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Card: c.cards.Of,
 		Supply: c.vfs.Supply, Log: c.log.WithName("pool"),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return c.ports.Run(ctx) })
 	group.Go(func() error { return ahead.Run(ctx, forAhead) })
-	group.Go(func() error { return cards.Run(ctx, forCards) })
 	group.Go(func() error { return publisher.Run(ctx, forPublisher) })
 	group.Go(func() error { return reporter.Run(ctx, forReporter, declaredForReporter) })
 	group.Go(func() error { return c.status.Run(ctx) })

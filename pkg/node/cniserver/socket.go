@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/peer"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
@@ -163,7 +164,7 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	raw, err := conn.SyscallConn()
 	if err == nil {
-		err = checkPeer(raw)
+		err = peer.Check(conn)
 	}
 	if err != nil {
 		s.Metrics.refused.Inc()
@@ -211,22 +212,6 @@ func hungUp(fd uintptr) bool {
 	state := []unix.PollFd{{Fd: int32(fd)}}
 	n, err := unix.Poll(state, 0)
 	return err == nil && n > 0 && state[0].Revents&unix.POLLHUP != 0
-}
-
-// checkPeer lets root and the agent's own user in.
-func checkPeer(raw syscall.RawConn) error {
-	var peer *unix.Ucred
-	var peerErr error
-	err := raw.Control(func(fd uintptr) {
-		peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err := errors.Join(err, peerErr); err != nil {
-		return fmt.Errorf("peer credentials: %w", err)
-	}
-	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d (process %d): only root and user %d may use this socket", peer.Uid, peer.Pid, os.Geteuid())
-	}
-	return nil
 }
 
 // readRequest reads one request, up to the end of what it comes from.

@@ -8,7 +8,10 @@ package hooks
 import (
 	"context"
 	"errors"
+	"fmt"
+	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,10 +28,11 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
 const (
-	portHook      = "port"        // the built-in hook that deletes the Port
+	portHook      = nodestate.PortHook
 	directoryHook = "(directory)" // stands for executables that are not known because their directory cannot be read
 
 	portTimeout = 2 * time.Minute  // for one attempt to delete a Port, until the xPU says that it is gone
@@ -50,6 +54,9 @@ type Options struct {
 	Changed func()
 }
 
+// errChanged is the error of a write that was not made, as the record is another one by now.
+var errChanged = errors.New("its hooks have gone on meanwhile")
+
 // final is an error of a hook that need not be run again.
 type final struct{ error }
 
@@ -65,6 +72,8 @@ type Queue struct {
 	executables executables
 	// work only says which Functions to look at, each by one goroutine at a time; the journal has the rest.
 	work workqueue.TypedDelayingInterface[function.ID]
+	// running has the [context.CancelFunc] of each Function's hook that runs. It is called when the hook was given up.
+	running sync.Map
 
 	runs, deadLetters *prometheus.CounterVec
 	seconds           *prometheus.HistogramVec
@@ -154,7 +163,7 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 		default:
 			err = q.run(ctx, a, hook)
 		}
-		if err != nil && ctx.Err() == nil {
+		if err != nil && !errors.Is(err, errChanged) && ctx.Err() == nil {
 			q.Log.Error(err, "What a post-delete hook did cannot be written down; it will be run again", "function", id.String())
 			q.work.AddAfter(id, writeRetry)
 			return
@@ -217,9 +226,16 @@ func kind(a journal.Attachment) function.Kind {
 // run runs a hook and writes down what came of it. An error means that it was not written.
 func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) error {
 	begin := time.Now()
-	failure := q.do(ctx, a, hook)
-	if ctx.Err() != nil {
+	doing, stop := context.WithCancel(ctx)
+	defer stop()
+	q.running.Store(a.Function, stop)
+	failure := q.do(doing, a, hook)
+	q.running.Delete(a.Function)
+	switch {
+	case ctx.Err() != nil:
 		return nil // the agent ends; the next one runs the hook again
+	case doing.Err() != nil:
+		return errChanged
 	}
 	took := time.Since(begin)
 	log := q.Log.WithValues("function", a.Function.String(), "hook", hook)
@@ -241,8 +257,9 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	}
 	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", failed.Attempts, "at", failed.RetryAt)
 	q.ran(hook, "retry", took)
-	a.Hooks = &failed
-	return q.write(ctx, a, func() error { return q.Journal.Put(a) })
+	next := a
+	next.Hooks = &failed
+	return q.write(ctx, a, func() error { return q.Journal.Put(next) })
 }
 
 func (q *Queue) ran(hook, result string, took time.Duration) {
@@ -285,16 +302,41 @@ func (q *Queue) event(letter journal.DeadLetter) {
 		letter.Hook, letter.Attachment.Function, q.Node, letter.Attempts, letter.Error)
 }
 
+// GiveUp gives up the hook that the Function waits for, which must be this one, as an administrator wishes. If it runs, it is stopped. The
+// others run then.
+func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
+	a, exists := q.Journal.Get(id)
+	if !exists || !a.Restored() {
+		return fmt.Errorf("Function %s: waits for no post-delete hook", id)
+	}
+	if first := q.First(a); first != hook {
+		return fmt.Errorf("Function %s: waits for hook %q, not for %q", id, first, hook)
+	}
+	failed := progress(a, hook)
+	failed.Error = strings.TrimSuffix("given up by an administrator: "+failed.Error, ": ")
+	if err := q.giveUp(ctx, a, failed); err != nil {
+		return fmt.Errorf("Function %s: %w", id, err)
+	}
+	if stop, runs := q.running.Load(id); runs {
+		stop.(context.CancelFunc)()
+	}
+	q.Changed()
+	q.Add(id)
+	return nil
+}
+
 // write changes the journal while nobody else works on the Function. The record is the queue's own from RestoredAt on;
-// should another hand have changed it, nothing is written.
+// should it have changed since a was read, as an administrator can give up the hook that runs, nothing is written, and the error is
+// errChanged.
 func (q *Queue) write(ctx context.Context, a journal.Attachment, change func() error) error {
 	unlock, err := q.Journal.Lock(ctx, a.Function)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if now, exists := q.Journal.Get(a.Function); !exists || !now.Restored() || !now.RestoredAt.Equal(a.RestoredAt) {
-		return nil
+	now, exists := q.Journal.Get(a.Function)
+	if !exists || !now.Restored() || !now.RestoredAt.Equal(a.RestoredAt) || !reflect.DeepEqual(now.Hooks, a.Hooks) {
+		return errChanged
 	}
 	return change()
 }

@@ -49,6 +49,7 @@ type node struct {
 	listErr error
 	// fails, by name of the hook, is asked before each run.
 	fails map[string]func() error
+	hangs string   // name of the hook that runs until it is stopped
 	ran   []string // "function hook"
 
 	// event, where set, is called at every point where the agent could end. It says whether it has ended.
@@ -91,6 +92,9 @@ func (n *node) hook(ctx context.Context, id function.ID, name string) error {
 	n.mutex.Unlock()
 	if fails != nil {
 		return fails()
+	}
+	if name == n.hangs {
+		<-ctx.Done()
 	}
 	return ctx.Err()
 }
@@ -648,4 +652,39 @@ func TestDelay(t *testing.T) {
 			t.Errorf("pause after %d attempts %s, want %s to %s", test.attempts, got, test.atLeast, test.below)
 		}
 	}
+}
+
+// TestGiveUpByHand: an administrator gives up a hook that waits to be run again, or that runs at the moment, and no other.
+func TestGiveUpByHand(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		n := newNode(t, "10-a", "20-b")
+		n.fails[portHook] = func() error { return errors.New("xPU xpu-1 is away") }
+		n.hangs = "10-a"
+		must.Succeed(t, n.journal.Put(released(0)))
+		a := n.start(3)
+		time.Sleep(90 * time.Second)
+		synctest.Wait()
+		for hook, want := range map[string]string{"10-a": `waits for hook "port"`, "": `waits for hook "port"`} {
+			if err := a.GiveUp(t.Context(), vf(0), hook); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("giving up %q: error %v, want %q", hook, err, want)
+			}
+		}
+		if err := a.GiveUp(t.Context(), vf(1), portHook); err == nil || !strings.Contains(err.Error(), "waits for no post-delete hook") {
+			t.Errorf("a free Function: error %v", err)
+		}
+		must.Succeed(t, a.GiveUp(t.Context(), vf(0), portHook))
+		synctest.Wait() // 10-a runs
+		n.wantFree(0, false)
+		must.Succeed(t, a.GiveUp(t.Context(), vf(0), "10-a"))
+		synctest.Wait()
+		n.wantFree(0, true)
+		if runs := n.runs(0); !slices.Equal(runs[len(runs)-2:], []string{"10-a", "20-b"}) {
+			t.Errorf("runs %v, want 10-a once, and then 20-b", runs)
+		}
+		letters := n.journal.DeadLetters()
+		if len(letters) != 2 || letters[0].Error != "given up by an administrator: xPU xpu-1 is away" ||
+			letters[1].Hook != "10-a" || letters[1].Error != "given up by an administrator" {
+			t.Errorf("dead letters %+v", letters)
+		}
+	})
 }

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+// addSocketFlag adds the flag that says where the agent listens for administrators.
+func addSocketFlag(flags *pflag.FlagSet, client *nodestate.Client) {
+	flags.StringVar(&client.Socket, "socket", nodestate.DefaultSocket,
+		filepath.Base(nodestate.DefaultSocket)+" in the directory of --state-dir of the agent")
+}
+
+// stateCommand is what "xpuctl" executes in the agents' pods, as their image has no other program.
+func stateCommand() *cobra.Command {
+	var client nodestate.Client
+	cmd := &cobra.Command{
+		Use:   "state",
+		Short: "Print what the agent that runs here knows of its node, in JSON",
+		Long: `Asks the agent that runs on this machine for its Functions, who has them, and the post-delete hooks that were given up,
+and prints its answer in JSON. "xpuctl discover --node" and others show it to people.`,
+		Example: `  kubectl -n xpu-system exec ds/xpu-agent -- /xpu-agent state`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			state, err := client.State(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(state)
+		},
+	}
+	addSocketFlag(cmd.Flags(), &client)
+	return cmd
+}
+
+func releaseCommand() *cobra.Command {
+	var client nodestate.Client
+	var wanted nodestate.Release
+	cmd := &cobra.Command{
+		Use:   "release FUNCTION --hook=NAME",
+		Short: "Give up the post-delete hook that a Function of this machine waits for",
+		Long: `Has the agent that runs on this machine give up the post-delete hook that keeps a Function from being free. The hook becomes a
+dead letter, and the hooks after it run. "xpuctl release" does the same from afar.`,
+		Example: `  xpu-agent release 0000:3b:02.1 --hook=10-notify`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if wanted.Function, err = function.ParseID(args[0]); err != nil {
+				return err
+			}
+			if err := client.Release(cmd.Context(), wanted); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "hook %s of Function %s is given up\n", wanted.Hook, wanted.Function)
+			return nil
+		},
+	}
+	addSocketFlag(cmd.Flags(), &client)
+	cmd.Flags().StringVar(&wanted.Hook, "hook", "", "name of the hook, which must be the one that the Function waits for")
+	cmd.Flags().BoolVar(&wanted.PortGone, "port-gone", false,
+		"affirm that the xPU serves no Port of the Function any more, so that the hook "+nodestate.PortHook+" may be given up")
+	_ = cmd.MarkFlagRequired("hook")
+	return cmd
+}

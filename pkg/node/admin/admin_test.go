@@ -1,0 +1,129 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+const pf = "0000:3b:00.0"
+
+// server has a PF, two VFs of which the pool fast has the second, an SF that the pool could make, and an attachment of a VF that is gone.
+func server(t *testing.T) *Server {
+	t.Helper()
+	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
+	must.Succeed(t, err)
+	t.Cleanup(func() { j.Close() })
+	vfs := pooltest.VFs(0x3b, 2)
+	must.Succeed(t, j.Put(journal.Attachment{
+		Function: function.ID{Address: "0000:3b:07.0"}, PF: pf, PFName: "ens3f0", VFIndex: 48, State: journal.Reserved,
+		Claim:      journal.Claim{Namespace: "default", Name: "c", UID: "c-uid", Request: "nic"},
+		ReservedAt: time.Unix(1e9, 0).UTC(), Interface: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(7)}},
+	}))
+	fast := pooltest.DRA("fast", vfs[1], function.PotentialSF(function.Function{ID: function.ID{Address: pf}}, 88))
+	return &Server{
+		Socket: filepath.Join(t.TempDir(), "admin.sock"), Node: "node1",
+		Functions: func() []function.Function {
+			return append([]function.Function{{ID: function.ID{Address: pf}, Kind: function.PF, PF: pf, Index: -1, NumVFs: 2}}, vfs...)
+		},
+		Pools: func() ([]pool.Pool, bool) { return []pool.Pool{fast}, true },
+		Problems: func(_ pool.Pool, f function.Function) []function.Problem {
+			if f.ID != vfs[1].ID {
+				return nil
+			}
+			return []function.Problem{{Taint: "xpu.opiproject.org/link-down", Message: "PF has no link"}}
+		},
+		Card:    func(pci.Address) function.Card { return function.Card{Serial: "MT1", Board: "B"} },
+		Journal: j,
+		GiveUp: func(_ context.Context, id function.ID, hook string) error {
+			return errors.New(id.String() + " does not wait for " + hook)
+		},
+		Log: logr.Discard(),
+	}
+}
+
+func TestState(t *testing.T) {
+	s := server(t)
+	must.Succeed(t, os.WriteFile(s.Socket, nil, 0o644)) // of an agent that was killed
+	must.Run(t, s.Run)
+	client := nodestate.Client{Socket: s.Socket}
+	var state *nodestate.State
+	must.Eventually(t, "the server answers", func() (ok bool) {
+		var err error
+		state, err = client.State(t.Context())
+		return err == nil
+	})
+	info, err := os.Stat(s.Socket)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v; want mode 0600", info.Mode(), err)
+	}
+	var got []string
+	for _, f := range state.Functions {
+		got = append(got, strings.TrimSpace(f.ID.String()+" "+f.Pool))
+	}
+	want := "0000:3b:00.0, 0000:3b:00.0/sf88 fast, 0000:3b:00.2, 0000:3b:00.3 fast, 0000:3b:07.0"
+	if strings.Join(got, ", ") != want {
+		t.Fatalf("Functions %q, want %s", got, want)
+	}
+	if f := state.Functions[0]; f.Serial != "MT1" || f.Board != "B" {
+		t.Errorf("PF %+v", f)
+	}
+	if f := state.Functions[3]; len(f.Problems) != 1 || f.Problems[0].Message != "PF has no link" {
+		t.Errorf("a VF without link: %+v", f)
+	}
+	if f := state.Functions[4]; !f.Gone || f.Kind != function.VF || f.Index != 48 || f.Attachment.Claim.Name != "c" || f.Attachment.Interface.VLAN != 7 {
+		t.Errorf("a VF that is gone: %+v", f)
+	}
+	for body, want := range map[nodestate.Release]string{
+		{}: "request: ",
+		{Function: state.Functions[2].ID, Hook: "10-a"}:                             "0000:3b:00.2 does not wait for 10-a",
+		{Function: state.Functions[2].ID, Hook: nodestate.PortHook}:                 "may still serve its Port",
+		{Function: state.Functions[2].ID, Hook: nodestate.PortHook, PortGone: true}: "does not wait for port",
+	} {
+		if err := client.Release(t.Context(), body); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error %v, want %q", body, err, want)
+		}
+	}
+}
+
+// TestSocketInTheWay: a directory is not removed.
+func TestSocketInTheWay(t *testing.T) {
+	s := server(t)
+	must.Succeed(t, os.MkdirAll(filepath.Join(s.Socket, "x"), 0o755))
+	if err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "socket for administrators") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestGarbage: what is no request of HTTP gets an answer, or none, and does no harm.
+func TestGarbage(t *testing.T) {
+	s := server(t)
+	must.Run(t, s.Run)
+	must.Eventually(t, "a connection", func() bool {
+		conn, err := net.Dial("unix", s.Socket)
+		if err != nil {
+			return false
+		}
+		defer conn.Close()
+		_, err = conn.Write([]byte("POST /release HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{{{"))
+		return err == nil
+	})
+	if _, err := (nodestate.Client{Socket: s.Socket}).State(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,82 @@
+package nodestate
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+)
+
+// DefaultSocket is where an agent listens for administrators, in the directory of its journal.
+const DefaultSocket = "/var/lib/xpu-agent/admin.sock"
+
+// Paths of the HTTP requests that an agent answers: GET of a [State], and POST of a [Release].
+const (
+	StatePath   = "/state"
+	ReleasePath = "/release"
+)
+
+// MaxMessage bounds a request in bytes, and a State too, which has some hundred for each Function.
+const MaxMessage = 64 << 20
+
+// Client asks the agent behind a unix socket of this machine.
+type Client struct {
+	Socket string
+}
+
+// State returns what is on the node now.
+func (c Client) State(ctx context.Context) (*State, error) {
+	answer, err := c.do(ctx, http.MethodGet, StatePath, nil)
+	if err != nil {
+		return nil, err
+	}
+	var state State
+	if err := json.Unmarshal(answer, &state); err != nil {
+		return nil, fmt.Errorf("answer of xpu-agent: %w", err)
+	}
+	return &state, nil
+}
+
+// Release gives a hook up. It returns before the next hook has run.
+func (c Client) Release(ctx context.Context, r Release) error {
+	body, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	_, err = c.do(ctx, http.MethodPost, ReleasePath, body)
+	return err
+}
+
+func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", c.Socket)
+	}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(ctx, method, "http://xpu-agent"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		if cause := (*net.OpError)(nil); errors.As(err, &cause) {
+			err = cause
+		}
+		return nil, fmt.Errorf("xpu-agent is away: %w", err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(response.Body, MaxMessage+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("answer of xpu-agent: %w", err)
+	case len(answer) > MaxMessage:
+		return nil, fmt.Errorf("answer of xpu-agent: is longer than %d bytes", MaxMessage)
+	case response.StatusCode != http.StatusOK:
+		return nil, errors.New(strings.TrimSpace(string(answer)))
+	}
+	return answer, nil
+}
