@@ -54,12 +54,14 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 	if strings.TrimSuffix(program, ".exe") == pluginName {
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl xpu"}
 	}
-	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(), manCommand(), &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		Run:   func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), version.String()) },
-	})
+	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(), discoverCommand(),
+		deadLettersCommand(), releaseCommand(), manCommand(), &cobra.Command{
+			Use:   "version",
+			Short: "Print the version",
+			Args:  cobra.NoArgs,
+			Run:   func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), version.String()) },
+		})
+	c.AddCommand(objectsCommands()...)
 	return c
 }
 

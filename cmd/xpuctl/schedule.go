@@ -144,11 +144,10 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 
 // list reads the cluster.
 func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) {
-	config, err := o.cluster.ToRESTConfig()
+	config, err := restConfig(o.cluster)
 	if err != nil {
 		return nil, err
 	}
-	config.QPS, config.Burst = 50, 300 // as kubectl
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err

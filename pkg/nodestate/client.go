@@ -80,3 +80,12 @@ func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byt
 	}
 	return answer, nil
 }
+
+// Runs says whether an agent listens, as far as this process may know.
+func (c Client) Runs() bool {
+	conn, err := net.Dial("unix", c.Socket)
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
+}

@@ -28,7 +28,6 @@ var forbidden = []struct {
 		"cmd/xpu-controller", []string{netlink, netns, module + "pkg/kernel/...", module + "pkg/node/..."},
 		"it runs without privileges, and has no machine to look at",
 	},
-	{"cmd/xpuctl", []string{netlink, netns, module + "pkg/kernel/..."}, "it runs on any person's machine"},
 	{
 		"cmd/xpu-cni", []string{netlink, "google.golang.org/grpc/...", "k8s.io/client-go/...", module + "pkg/node/...", module + "pkg/opi/..."},
 		"it is a shim: a runtime starts it for every pod",
@@ -68,7 +67,8 @@ type pkg struct {
 	Imports, Deps []string
 }
 
-func list(t *testing.T) map[string]pkg {
+// list returns the packages that the patterns mean, as they are built for an operating system; "" is this one.
+func list(t *testing.T, goos string, patterns ...string) map[string]pkg {
 	t.Helper()
 	// What go list reads is not known to the cache of test results. What the test itself looks at is.
 	err := filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
@@ -80,7 +80,10 @@ func list(t *testing.T) map[string]pkg {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,Deps", module+"...")
+	command := exec.CommandContext(t.Context(), "go", append([]string{"list", "-json=ImportPath,Imports,Deps"}, patterns...)...)
+	if goos != "" {
+		command.Env = append(os.Environ(), "GOOS="+goos)
+	}
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	out, err := command.Output()
@@ -106,7 +109,7 @@ func matches(pattern, path string) bool {
 }
 
 func TestForbidden(t *testing.T) {
-	all := list(t)
+	all := list(t, "", module+"...")
 	for _, rule := range forbidden {
 		none := true
 		for path, p := range all {
@@ -126,9 +129,24 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
+// TestAnyMachine: xpuctl is for any person's machine, so that what only Linux has is built for Linux only.
+func TestAnyMachine(t *testing.T) {
+	for _, goos := range []string{"darwin", "windows"} {
+		for path, p := range list(t, goos, module+"cmd/xpuctl") {
+			for _, dep := range p.Deps {
+				for _, not := range []string{netlink, netns, module + "pkg/kernel/...", module + "pkg/node/inventory"} {
+					if matches(not, dep) {
+						t.Errorf("%s links %s for %s", path, dep, goos)
+					}
+				}
+			}
+		}
+	}
+}
+
 func TestStages(t *testing.T) {
 	const node = module + "pkg/node/"
-	for path, p := range list(t) {
+	for path, p := range list(t, "", module+"...") {
 		name, isStage := strings.CutPrefix(path, node)
 		if !isStage || strings.HasSuffix(name, "test") {
 			continue

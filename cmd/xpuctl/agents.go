@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+// askAtOnce is how many agents are asked at the same time.
+const askAtOnce = 16
+
+func addAgentsFlag(f *pflag.FlagSet, namespace *string) {
+	f.StringVar(namespace, "agent-namespace", inspect.AgentNamespace, "namespace of the pods of xpu-agent")
+}
+
+func deadLettersCommand() *cobra.Command {
+	cluster := clusterFlags()
+	var namespace, node string
+	c := &cobra.Command{
+		Use:   "dead-letters [--node NAME]",
+		Short: "Show post-delete hooks that were given up, and Functions that wait for one",
+		Long: `Asks the agents, by a program in their pods, for the Functions that are not free because a post-delete hook fails, and for the
+hooks that were given up: what they should have told to somebody they have not, and a person has to. An agent keeps its
+last 100. Functions that wait can be freed by "xpuctl release".
+
+Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be asked.`,
+		Example: `  xpuctl dead-letters
+  xpuctl dead-letters --node node1`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			agents, err := newAgents(cluster, namespace)
+			if err != nil {
+				return err
+			}
+			states, err := askAll(c, agents, node)
+			if err != nil {
+				return err
+			}
+			waiting, letters := waitingTable(states), lettersTable(states)
+			if err := errors.Join(waiting.Write(c.OutOrStdout(), false), blank(c), letters.Write(c.OutOrStdout(), false)); err != nil {
+				return err
+			}
+			if len(waiting.Rows)+len(letters.Rows) > 0 {
+				return no(c)
+			}
+			return nil
+		},
+	}
+	cluster.AddFlags(c.Flags())
+	c.Flags().StringVar(&node, "node", "", "node whose agent is asked; all if empty")
+	addAgentsFlag(c.Flags(), &namespace)
+	return c
+}
+
+func blank(c *cobra.Command) error {
+	_, err := fmt.Fprintln(c.OutOrStdout())
+	return err
+}
+
+// askAll asks the agent of a node, or all if it is "". It tells of the progress where that takes long.
+func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.State, error) {
+	nodes := []string{node}
+	if node == "" {
+		var err error
+		if nodes, err = agents.Nodes(c.Context()); err != nil {
+			return nil, err
+		}
+	}
+	progress := newProgress(c.ErrOrStderr(), "agents asked", len(nodes))
+	defer progress.end()
+	states := make([]*nodestate.State, len(nodes))
+	group, ctx := errgroup.WithContext(c.Context())
+	group.SetLimit(askAtOnce)
+	for i, name := range nodes {
+		group.Go(func() (err error) {
+			defer progress.step()
+			states[i], err = agents.State(ctx, name)
+			return err
+		})
+	}
+	return states, group.Wait()
+}
+
+func waitingTable(states []*nodestate.State) inspect.Table {
+	table := inspect.Table{
+		Header: []string{"NODE", "FUNCTION", "POOL", "WAITS FOR HOOK", "FAILED", "SINCE"}, Empty: "No Function waits for a post-delete hook.",
+	}
+	for _, state := range states {
+		for _, f := range state.Functions {
+			if f.Attachment == nil || f.Attachment.Hook == nil {
+				continue
+			}
+			hook := f.Attachment.Hook
+			row := inspect.Row{Cells: []string{
+				state.Node, f.ID.String(), f.Pool, hook.Name, fmt.Sprintf("%d times", hook.Attempts),
+				duration.HumanDuration(state.Time.Sub(f.Attachment.RestoredAt)),
+			}}
+			if hook.Error != "" {
+				row.Notes = []string{hook.Error}
+			}
+			table.Rows = append(table.Rows, row)
+		}
+	}
+	return table
+}
+
+func lettersTable(states []*nodestate.State) inspect.Table {
+	table := inspect.Table{
+		Header: []string{"NODE", "FUNCTION", "HOOK", "WAS OF", "ATTEMPTS", "GIVEN UP"}, Empty: "No post-delete hook was given up.",
+	}
+	for _, state := range states {
+		for _, letter := range state.DeadLetters {
+			table.Rows = append(table.Rows, inspect.Row{
+				Cells: []string{
+					state.Node, letter.Function.String(), letter.Hook, ownerOf(letter), fmt.Sprint(letter.Attempts), letter.Time.Format(time.DateTime + "Z"),
+				},
+				Notes: []string{letter.Error},
+			})
+		}
+	}
+	return table
+}
+
+func ownerOf(letter nodestate.DeadLetter) string {
+	switch {
+	case letter.Pod.Name != "":
+		return "pod " + letter.Pod.Namespace + "/" + letter.Pod.Name
+	case letter.Claim.Name != "":
+		return "claim " + letter.Claim.Namespace + "/" + letter.Claim.Name
+	}
+	return ""
+}
+
+// releaseOptions are those of xpuctl release.
+type releaseOptions struct {
+	cluster         *genericclioptions.ConfigFlags
+	namespace, hook string
+	portGone        bool
+}
+
+func releaseCommand() *cobra.Command {
+	o := &releaseOptions{cluster: clusterFlags()}
+	c := &cobra.Command{
+		Use:   "release NODE FUNCTION --hook=NAME | release xpu/NAME",
+		Short: "Free Functions whose post-delete hook or card is dead",
+		Long: `Frees what does not get free by itself, when the administrator knows more than the programs.
+
+With a node and a Function, the post-delete hook that the Function waits for is given up: it becomes a dead letter, and the
+hooks after it run. The hook "port", which has the xPU let go of the Function's Port, is only given up with --port-gone: if the
+xPU still serves the Port, the next pod shares it. The agent is asked by a program in its pod.
+
+With xpu/NAME, spec.abandon of the XPU is set: its XPUPorts go without its OPI agent being asked, and pods that end do not wait
+for it. The Functions stay tainted until the agent is back and has let go of the ports; or until the XPU is deleted, which
+says that the card is gone.`,
+		Example: `  # Which Functions wait, and for what?
+  xpuctl dead-letters
+
+  # The administrator's hook 10-notify does not succeed any more:
+  xpuctl release node1 0000:3b:02.1 --hook=10-notify
+
+  # The card of an xPU does not answer, and will not:
+  xpuctl release xpu/dpu-7`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: o.run,
+	}
+	o.cluster.AddFlags(c.Flags())
+	addAgentsFlag(c.Flags(), &o.namespace)
+	c.Flags().StringVar(&o.hook, "hook", "", "name of the hook to give up, which must be the one that the Function waits for")
+	c.Flags().BoolVar(&o.portGone, "port-gone", false, "affirm that the xPU serves no Port of the Function any more")
+	return c
+}
+
+func (o *releaseOptions) run(c *cobra.Command, args []string) error {
+	xpu, isXPU := strings.CutPrefix(args[0], "xpu/")
+	switch {
+	case isXPU && len(args) == 1:
+		return o.abandon(c, xpu)
+	case len(args) < 2:
+		return fmt.Errorf("%q: must be xpu/NAME, or a node, with a Function after it", args[0])
+	case o.hook == "":
+		return errors.New("--hook: must name the hook to give up; \"xpuctl dead-letters\" tells which a Function waits for")
+	}
+	id, err := function.ParseID(args[1])
+	if err != nil {
+		return err
+	}
+	agents, err := newAgents(o.cluster, o.namespace)
+	if err != nil {
+		return err
+	}
+	if err := agents.Release(c.Context(), args[0], nodestate.Release{Function: id, Hook: o.hook, PortGone: o.portGone}); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(c.OutOrStdout(), "hook %s of Function %s of node %s is given up\n", o.hook, id, args[0])
+	return err
+}
+
+// abandon gives an xPU up.
+func (o *releaseOptions) abandon(c *cobra.Command, name string) error {
+	api, err := newClient(o.cluster)
+	if err != nil {
+		return err
+	}
+	ctx := c.Context()
+	var xpu v1alpha1.XPU
+	if err := api.Get(ctx, types.NamespacedName{Name: name}, &xpu); err != nil {
+		return err
+	}
+	before := xpu.DeepCopy()
+	xpu.Spec.Abandon = true
+	if err := api.Patch(ctx, &xpu, client.MergeFrom(before)); err != nil {
+		return err
+	}
+	affected, err := portsOf(ctx, api, name)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(c.OutOrStdout(), "XPU %s is abandoned; %d XPUPorts are of it, and go when their pods do\n", name, affected)
+	return err
+}
+
+func portsOf(ctx context.Context, reader client.Reader, xpu string) (int, error) {
+	var ports v1alpha1.XPUPortList
+	if err := reader.List(ctx, &ports); err != nil {
+		return 0, err
+	}
+	return len(slices.DeleteFunc(ports.Items, func(p v1alpha1.XPUPort) bool { return p.Spec.XPU != xpu })), nil
+}

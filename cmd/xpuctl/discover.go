@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"sigs.k8s.io/yaml"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate/view"
+)
+
+// discoverOptions are those of xpuctl discover.
+type discoverOptions struct {
+	cluster                    *genericclioptions.ConfigFlags
+	node, agents, root, socket string
+	output                     string
+}
+
+// discoverForms are the forms of its output.
+var discoverForms = []string{"text", "wide", "json", "yaml", "svg", "html"}
+
+func discoverCommand() *cobra.Command {
+	o := &discoverOptions{cluster: clusterFlags()}
+	c := &cobra.Command{
+		Use:   "discover [--node NAME]",
+		Short: "Show the network cards of a host, their PFs, VFs and SFs, and who has them",
+		Long: `Shows cards, PFs, VFs and SFs with driver, netdev, NUMA node and PCIe root, the DevicePools that have them, the pods that
+have them, and what keeps them from pods.
+
+With --node, the agent of that node of the cluster is asked, by a program in its pod; that needs the right to create
+pods/exec in the namespace of xpu-agent. Without, it is this host: its agent is asked if one runs, which only root may do, and
+otherwise the kernel, which knows nothing of pools and pods.`,
+		Example: `  # This host:
+  sudo xpuctl discover
+
+  # A node of the cluster, every VF in a line of its own:
+  xpuctl discover --node node1 -o wide
+
+  # A picture for a ticket:
+  xpuctl discover --node node1 -o svg > node1.svg
+  xpuctl discover --node node1 -o html > node1.html
+
+  # A host whose file system is mounted elsewhere:
+  xpuctl discover --root /host`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
+	}
+	f := c.Flags()
+	o.cluster.AddFlags(f)
+	f.StringVar(&o.node, "node", "", "node of the cluster; this host if empty")
+	f.StringVar(&o.root, "root", "/", "where the host's file system is; what is elsewhere than / has no agent to ask")
+	f.StringVar(&o.socket, "socket", nodestate.DefaultSocket, "where the agent of this host listens")
+	addAgentsFlag(f, &o.agents)
+	addOutputFlag(c, &o.output, discoverForms...)
+	return c
+}
+
+func (o *discoverOptions) run(c *cobra.Command) error {
+	if err := checkOutput(o.output, discoverForms...); err != nil {
+		return err
+	}
+	state, err := o.state(c.Context())
+	if err != nil {
+		return err
+	}
+	return printState(c.OutOrStdout(), o.output, state)
+}
+
+// state asks whoever knows most.
+func (o *discoverOptions) state(ctx context.Context) (*nodestate.State, error) {
+	if o.node != "" {
+		agents, err := newAgents(o.cluster, o.agents)
+		if err != nil {
+			return nil, err
+		}
+		return agents.State(ctx, o.node)
+	}
+	if filepath.Clean(o.root) == "/" {
+		client := nodestate.Client{Socket: o.socket}
+		if client.Runs() {
+			return client.State(ctx)
+		}
+	}
+	return kernelState(ctx, o.root)
+}
+
+func printState(to io.Writer, form string, state *nodestate.State) error {
+	switch form {
+	case "svg":
+		return view.SVG(to, state)
+	case "html":
+		return view.HTML(to, state)
+	case "json":
+		encoder := json.NewEncoder(to)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(state)
+	case "yaml":
+		content, err := yaml.Marshal(state)
+		if err != nil {
+			return err
+		}
+		_, err = to.Write(content)
+		return err
+	}
+	paint := inspect.Painter(to)
+	return view.Tree(to, state, view.TreeOptions{All: form == "wide", Paint: func(condition, text string) string {
+		return paint(tones[condition], text)
+	}})
+}
+
+// tones are how conditions of Functions are painted.
+var tones = map[string]inspect.Tone{
+	"free": inspect.Good, "used": inspect.Strong, "releasing": inspect.Faint, "troubled": inspect.Bad,
+}
+
+// newAgents reaches the agents of the cluster that the flags mean.
+func newAgents(cluster *genericclioptions.ConfigFlags, namespace string) (inspect.Agents, error) {
+	config, err := restConfig(cluster)
+	if err != nil {
+		return inspect.Agents{}, err
+	}
+	reader, err := newClient(cluster)
+	if err != nil {
+		return inspect.Agents{}, fmt.Errorf("cluster: %w", err)
+	}
+	return inspect.Agents{Config: config, Reader: reader, Namespace: namespace}, nil
+}

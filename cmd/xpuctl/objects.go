@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
+)
+
+// lister reads objects of one kind, in a namespace or in all.
+type lister func(ctx context.Context, reader client.Reader, namespace string) (client.ObjectList, inspect.Table, error)
+
+// objectsCommands show the objects of a cluster.
+func objectsCommands() []*cobra.Command {
+	return []*cobra.Command{
+		objectsCommand("pools", "Show the DevicePools, who has their Functions, and what keeps Functions from pods",
+			`DevicePools with the Functions that they have on the nodes. Below each is what is wrong with it, node by node. ALLOCATED is how many
+devices ResourceClaims have; of pools that the device plugin offers the kubelets know.`, "",
+			func(ctx context.Context, reader client.Reader, _ string) (client.ObjectList, inspect.Table, error) {
+				return withList(inspect.Pools(ctx, reader, time.Now()))
+			}),
+		objectsCommand("ports", "Show the XPUPorts, whom they are for, and why one is not up",
+			`XPUPorts: what the xPUs serve, or are to serve, for Functions that pods have. Below each is why it is not up.`,
+			"\n  # Of one namespace:\n  xpuctl ports -n default\n",
+			func(ctx context.Context, reader client.Reader, namespace string) (client.ObjectList, inspect.Table, error) {
+				return withList(inspect.Ports(ctx, reader, namespace, time.Now()))
+			}),
+		objectsCommand("networks", "Show the XPUNetworks, and the xPUs that do not serve one",
+			`XPUNetworks, how many XPUPorts join each, and how many of the XPUs that need it serve it. Below each is why one does not.`, "",
+			func(ctx context.Context, reader client.Reader, _ string) (client.ObjectList, inspect.Table, error) {
+				return withList(inspect.Networks(ctx, reader, time.Now()))
+			}),
+		objectsCommand("xpus", "Show the XPUs, and why an OPI agent is not connected",
+			`XPUs, the nodes that have their cards, and how many of their XPUPorts are up. Below each is what is wrong with it.`, "",
+			func(ctx context.Context, reader client.Reader, _ string) (client.ObjectList, inspect.Table, error) {
+				return withList(inspect.XPUs(ctx, reader, time.Now()))
+			}),
+	}
+}
+
+func withList[L client.ObjectList](list L, table inspect.Table, err error) (client.ObjectList, inspect.Table, error) {
+	return list, table, err
+}
+
+func objectsCommand(name, short, long, example string, list lister) *cobra.Command {
+	cluster := clusterFlags()
+	cluster.Namespace = new("")
+	if name != "ports" {
+		cluster.Namespace = nil
+	}
+	var output string
+	c := &cobra.Command{
+		Use:   name,
+		Short: short,
+		Long:  long,
+		Example: "  xpuctl " + name + "\n" + example + `
+  # With more columns, or for a program:
+  xpuctl ` + name + ` -o wide
+  xpuctl ` + name + ` -o json`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := checkOutput(output, "text", "wide", "yaml", "json"); err != nil {
+				return err
+			}
+			reader, err := newClient(cluster)
+			if err != nil {
+				return err
+			}
+			namespace := ""
+			if cluster.Namespace != nil {
+				namespace = *cluster.Namespace
+			}
+			objects, table, err := list(c.Context(), reader, namespace)
+			if err != nil {
+				return err
+			}
+			if output == "text" || output == "wide" {
+				return table.Write(c.OutOrStdout(), output == "wide")
+			}
+			return printList(c.OutOrStdout(), output, objects)
+		},
+	}
+	cluster.AddFlags(c.Flags())
+	addOutputFlag(c, &output, "text", "wide", "yaml", "json")
+	return c
+}
+
+// addOutputFlag adds -o, of which the first form is the default.
+func addOutputFlag(c *cobra.Command, output *string, forms ...string) {
+	c.Flags().StringVarP(output, "output", "o", forms[0], strings.Join(forms[:len(forms)-1], ", ")+" or "+forms[len(forms)-1])
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func checkOutput(output string, forms ...string) error {
+	if slices.Contains(forms, output) {
+		return nil
+	}
+	return fmt.Errorf("--output %q: must be %s or %s", output, strings.Join(forms[:len(forms)-1], ", "), forms[len(forms)-1])
+}
+
+// printList prints a list as kubectl does.
+func printList(to io.Writer, form string, objects client.ObjectList) error {
+	var printer printers.ResourcePrinter = &printers.JSONPrinter{}
+	if form == "yaml" {
+		printer = &printers.YAMLPrinter{}
+	}
+	scheme, err := newScheme()
+	if err != nil {
+		return err
+	}
+	var delegate printers.ResourcePrinter = &printers.OmitManagedFieldsPrinter{Delegate: printer}
+	return printers.NewTypeSetter(scheme).ToPrinter(delegate).PrintObj(objects, to)
+}
+
+// newScheme has the kinds that commands read.
+func newScheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
+	return scheme, builder.AddToScheme(scheme)
+}
+
+// restConfig says how the cluster is reached that the flags mean.
+func restConfig(cluster *genericclioptions.ConfigFlags) (*rest.Config, error) {
+	config, err := cluster.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
+	config.QPS, config.Burst = 50, 300 // as kubectl
+	return config, nil
+}
+
+func newClient(cluster *genericclioptions.ConfigFlags) (client.Client, error) {
+	config, err := restConfig(cluster)
+	if err != nil {
+		return nil, err
+	}
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	return client.New(config, client.Options{Scheme: scheme})
+}

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"sync"
+
+	"k8s.io/cli-runtime/pkg/printers"
+)
+
+// progress tells on a terminal how far long work is, in one line that is gone at the end.
+type progress struct {
+	to    io.Writer // nil if it is no terminal
+	what  string
+	total int
+
+	mutex sync.Mutex
+	done  int
+}
+
+// newProgress has something to tell only if there are several steps.
+func newProgress(to io.Writer, what string, total int) *progress {
+	if !printers.IsTerminal(to) || total < 2 {
+		to = nil
+	}
+	return &progress{to: to, what: what, total: total}
+}
+
+// step says that one more step is done.
+func (p *progress) step() {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.done++
+	if p.to != nil {
+		fmt.Fprintf(p.to, "\r%d/%d %s", p.done, p.total, p.what)
+	}
+}
+
+// end takes the line away.
+func (p *progress) end() {
+	if p.to != nil {
+		fmt.Fprint(p.to, "\r\x1b[K") // CSI EL of ECMA-48: erase the line
+	}
+}

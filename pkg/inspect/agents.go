@@ -1,0 +1,143 @@
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/streaming/pkg/httpstream"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+// Names in the DaemonSet of xpu-agent.
+const (
+	agentLabel     = "app.kubernetes.io/name"
+	agentName      = "xpu-agent" // value of the label, and name of the container
+	agentProgram   = "/xpu-agent"
+	AgentNamespace = "xpu-system"
+)
+
+// ErrNoAgent is returned for a node on which no agent runs in a pod.
+var ErrNoAgent = errors.New("no pod of xpu-agent runs there")
+
+// Agents are those of a cluster. They are asked by "exec" in their pods, for which a person needs the right to create pods/exec.
+type Agents struct {
+	Config    *rest.Config
+	Reader    client.Reader
+	Namespace string // of the pods of xpu-agent
+}
+
+// Nodes are the names of the nodes on which an agent runs, sorted.
+func (a Agents) Nodes(ctx context.Context) ([]string, error) {
+	pods, err := a.pods(ctx)
+	var nodes []string
+	for _, pod := range pods {
+		nodes = append(nodes, pod.Spec.NodeName)
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes), err
+}
+
+// State asks the agent of a node what it knows.
+func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error) {
+	out, err := a.execute(ctx, node, "state")
+	if err != nil {
+		return nil, err
+	}
+	var state nodestate.State
+	if err := json.Unmarshal(out, &state); err != nil {
+		return nil, fmt.Errorf("agent of node %s: %w", node, err)
+	}
+	return &state, nil
+}
+
+// Release has the agent of a node give up a hook.
+func (a Agents) Release(ctx context.Context, node string, r nodestate.Release) error {
+	args := []string{"release", r.Function.String(), "--hook=" + r.Hook}
+	if r.PortGone {
+		args = append(args, "--port-gone")
+	}
+	_, err := a.execute(ctx, node, args...)
+	return err
+}
+
+// pods are those of agents that run.
+func (a Agents) pods(ctx context.Context) ([]corev1.Pod, error) {
+	var pods corev1.PodList
+	err := a.Reader.List(ctx, &pods, client.InNamespace(a.Namespace), client.MatchingLabels{agentLabel: agentName})
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
+		return p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil
+	}), nil
+}
+
+// execute runs the agent's program beside the agent, and returns what it prints.
+func (a Agents) execute(ctx context.Context, node string, args ...string) ([]byte, error) {
+	pods, err := a.pods(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("agent of node %s: %w", node, err)
+	}
+	i := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Spec.NodeName == node })
+	if i < 0 {
+		return nil, fmt.Errorf("agent of node %s: namespace %s: %w", node, a.Namespace, ErrNoAgent)
+	}
+	out, err := a.exec(ctx, pods[i].Name, append([]string{agentProgram}, args...))
+	if err != nil {
+		return nil, fmt.Errorf("agent of node %s: %w", node, err)
+	}
+	return out, nil
+}
+
+func (a Agents) exec(ctx context.Context, pod string, command []string) ([]byte, error) {
+	config := rest.CopyConfig(a.Config)
+	config.GroupVersion, config.APIPath = &corev1.SchemeGroupVersion, "/api"
+	config.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
+	api, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	request := api.Post().Resource("pods").Namespace(a.Namespace).Name(pod).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: agentName, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
+	executor, err := newExecutor(config, request)
+	if err != nil {
+		return nil, err
+	}
+	var stdout, stderr bytes.Buffer
+	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
+		if said := strings.TrimSpace(stderr.String()); said != "" {
+			return nil, errors.New(strings.TrimPrefix(said, agentName+": "))
+		}
+		return nil, err
+	}
+	return stdout.Bytes(), nil
+}
+
+// newExecutor uses WebSockets, and SPDY with API servers and proxies that do not know them, as kubectl does.
+func newExecutor(config *rest.Config, request *rest.Request) (remotecommand.Executor, error) {
+	sockets, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, request.URL().String())
+	if err != nil {
+		return nil, err
+	}
+	spdy, err := remotecommand.NewSPDYExecutor(config, http.MethodPost, request.URL())
+	if err != nil {
+		return nil, err
+	}
+	return remotecommand.NewFallbackExecutor(sockets, spdy, func(err error) bool {
+		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
+	})
+}

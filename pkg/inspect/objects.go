@@ -1,0 +1,293 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+)
+
+// ready is the status of the condition Ready, and why it is not True, for the notes.
+func ready(conditions []metav1.Condition) (status, reason string, notes []string) {
+	c := v1alpha1.ReadyOf(conditions)
+	return cmp.Or(string(c.Status), string(metav1.ConditionUnknown)), c.Reason, notesOf(conditions)
+}
+
+// notesOf are the sentences of the conditions that are not True.
+func notesOf(conditions []metav1.Condition) []string {
+	if len(conditions) == 0 {
+		return []string{"nobody has looked at it yet: is xpu-controller running?"}
+	}
+	var notes []string
+	for _, c := range conditions {
+		if c.Status != metav1.ConditionTrue {
+			notes = append(notes, fmt.Sprintf("%s %s: %s", c.Type, c.Reason, c.Message))
+		}
+	}
+	return notes
+}
+
+// age is how long ago an object was made, as kubectl tells it.
+func age(o metav1.Object, now time.Time) string {
+	return duration.HumanDuration(now.Sub(o.GetCreationTimestamp().Time))
+}
+
+// going notes that an object is being deleted.
+func going(o metav1.Object) []string {
+	if o.GetDeletionTimestamp() == nil {
+		return nil
+	}
+	note := "is being deleted"
+	if finalizers := o.GetFinalizers(); len(finalizers) > 0 {
+		note += ", and is kept by " + strings.Join(finalizers, ", ")
+	}
+	return []string{note}
+}
+
+// Pools reads the DevicePools, and what each node has of them.
+func Pools(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.DevicePoolList, Table, error) {
+	var pools v1alpha1.DevicePoolList
+	var nodes v1alpha1.XPUNodeList
+	var claims resourceapi.ResourceClaimList
+	for _, list := range []client.ObjectList{&pools, &nodes, &claims} {
+		if err := reader.List(ctx, list); err != nil {
+			return nil, Table{}, err
+		}
+	}
+	allocated := map[string]int{}
+	for i := range claims.Items {
+		for _, id := range allocatedPools(&claims.Items[i]) {
+			allocated[id.DevicePool]++
+		}
+	}
+	table := Table{
+		Header: []string{"NAME", "PUBLISH", "PROVISION", "NETWORK", "NODES", "FUNCTIONS", "HEALTHY", "ALLOCATED", "READY", "AGE", "PRIORITY", "RESOURCE"},
+		Wide:   2, Empty: "There are no DevicePools: no Function is offered to pods. See docs/tutorial/first-pod.md.",
+	}
+	for i := range pools.Items {
+		p := &pools.Items[i]
+		status, _, notes := ready(p.Status.Conditions)
+		taken, resource := "", ""
+		if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
+			spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
+			resource = cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
+		} else {
+			taken = strconv.Itoa(allocated[p.Name])
+		}
+		table.Rows = append(table.Rows, Row{
+			Cells: []string{
+				p.Name, string(p.Spec.Publish), string(p.Spec.Provision), p.Spec.Network, fmt.Sprint(p.Status.NodeCount),
+				fmt.Sprint(p.Status.Functions), fmt.Sprint(p.Status.Healthy), taken, status, age(p, now), number(p.Spec.Priority), resource,
+			},
+			Notes: slices.Concat(notes, going(p), onNodes(p, nodes.Items)),
+		})
+	}
+	return &pools, table, nil
+}
+
+// allocatedPools are the pools of the devices that a claim has of this driver, each as often as it has one.
+func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
+	var ids []claim.PoolID
+	if c.Status.Allocation == nil {
+		return nil
+	}
+	for _, result := range c.Status.Allocation.Devices.Results {
+		if result.Driver != v1alpha1.GroupName || ptr.Deref(result.AdminAccess, false) {
+			continue
+		}
+		if id, err := claim.ParsePoolID(result.Pool); err == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// onNodes is what is wrong with the pool, node by node.
+func onNodes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
+	var notes []string
+	for _, node := range nodes {
+		i := slices.IndexFunc(node.Status.Pools, func(n v1alpha1.XPUNodePool) bool { return n.Name == p.Name })
+		if i < 0 {
+			continue
+		}
+		has := node.Status.Pools[i]
+		note := func(format string, args ...any) {
+			notes = append(notes, "node "+node.Name+": "+fmt.Sprintf(format, args...))
+		}
+		if has.ObservedGeneration != 0 && has.ObservedGeneration < p.Generation {
+			note("xpu-agent has not taken the last change of the DevicePool up; is it running there?")
+		}
+		if has.Error != "" {
+			note("%s", has.Error)
+		}
+		for _, problem := range has.Problems {
+			note("%d of %d Functions: %s", problem.Functions, has.Functions, problem.Message)
+		}
+		for _, shortage := range has.Shortages {
+			note("PF %s: %s: %s", shortage.PF, shortage.Reason, shortage.Message)
+		}
+		if len(has.Overlapping) > 0 {
+			note("other pools have %s", strings.Join(has.Overlapping, ", "))
+		}
+	}
+	return notes
+}
+
+// Ports reads the XPUPorts of a namespace, "" for all.
+func Ports(ctx context.Context, reader client.Reader, namespace string, now time.Time) (*v1alpha1.XPUPortList, Table, error) {
+	var ports v1alpha1.XPUPortList
+	if err := reader.List(ctx, &ports, client.InNamespace(namespace)); err != nil {
+		return nil, Table{}, err
+	}
+	table := Table{
+		Header: []string{"NAMESPACE", "NAME", "NODE", "FUNCTION", "NETWORK", "FOR", "ADDRESSES", "READY", "AGE", "XPU", "MAC", "BRIDGEPORT"},
+		Wide:   3, Empty: "There are no XPUPorts: no pod has a Function in a network.",
+	}
+	for i := range ports.Items {
+		p := &ports.Items[i]
+		status, _, notes := ready(p.Status.Conditions)
+		table.Rows = append(table.Rows, Row{
+			Cells: []string{
+				p.Namespace, p.Name, p.Spec.NodeName, functionOf(p), p.Spec.Network, owner(p), strings.Join(p.Status.Addresses, ","), status,
+				age(p, now), p.Spec.XPU, p.Spec.MAC, p.Status.BridgePort,
+			},
+			Notes: slices.Concat(notes, going(p)),
+		})
+	}
+	return &ports, table, nil
+}
+
+// functionOf is the Function of a Port as [function.ID] writes it.
+func functionOf(p *v1alpha1.XPUPort) string {
+	if sfnum := p.Spec.Function.Subfunction; sfnum != nil {
+		return fmt.Sprintf("%s/sf%d", p.Spec.Function.PCIAddress, *sfnum)
+	}
+	return p.Spec.Function.PCIAddress
+}
+
+// owner is whom a Port is for.
+func owner(p *v1alpha1.XPUPort) string {
+	switch {
+	case p.Spec.Ahead:
+		return "whoever comes next"
+	case p.Spec.Pod != nil:
+		return "pod " + p.Spec.Pod.Namespace + "/" + p.Spec.Pod.Name
+	case p.Status.Pod != "":
+		return "pod " + p.Status.Pod
+	case p.Spec.Claim.Name != "":
+		return "claim " + p.Spec.Claim.Name
+	}
+	return ""
+}
+
+// Networks reads the XPUNetworks, and how many XPUPorts join each.
+func Networks(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.XPUNetworkList, Table, error) {
+	var networks v1alpha1.XPUNetworkList
+	var ports v1alpha1.XPUPortList
+	for _, list := range []client.ObjectList{&networks, &ports} {
+		if err := reader.List(ctx, list); err != nil {
+			return nil, Table{}, err
+		}
+	}
+	joined := map[string]int{}
+	for _, p := range ports.Items {
+		joined[p.Spec.Network]++
+	}
+	table := Table{
+		Header: []string{"NAME", "VLAN", "VNI", "MTU", "SUBNETS", "PORTS", "XPUS", "READY", "AGE", "NAMESPACES"},
+		Wide:   1, Empty: "There are no XPUNetworks: Functions are attached without a Port at their xPU.",
+	}
+	for i := range networks.Items {
+		n := &networks.Items[i]
+		status, _, notes := ready(n.Status.Conditions)
+		for _, failure := range n.Status.Failures {
+			notes = append(notes, "XPU "+failure.XPU+": "+failure.Message)
+		}
+		table.Rows = append(table.Rows, Row{
+			Cells: []string{
+				n.Name, number(n.Spec.VLAN), number(ptr.Deref(n.Spec.VNI, 0)), number(ptr.Deref(n.Spec.MTU, 0)), strings.Join(n.Spec.Subnets, ","),
+				strconv.Itoa(joined[n.Name]), fmt.Sprintf("%d/%d", n.Status.ReadyXPUs, n.Status.XPUs), status, age(n, now), allowed(n),
+			},
+			Notes: slices.Concat(notes, going(n)),
+		})
+	}
+	return &networks, table, nil
+}
+
+func allowed(n *v1alpha1.XPUNetwork) string {
+	if n.Spec.AllowedNamespaces.From != v1alpha1.NamespacesFromSelector {
+		return string(n.Spec.AllowedNamespaces.From)
+	}
+	return metav1.FormatLabelSelector(n.Spec.AllowedNamespaces.Selector)
+}
+
+// XPUs reads the XPUs, and how many XPUPorts each has.
+func XPUs(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.XPUList, Table, error) {
+	var xpus v1alpha1.XPUList
+	var ports v1alpha1.XPUPortList
+	for _, list := range []client.ObjectList{&xpus, &ports} {
+		if err := reader.List(ctx, list); err != nil {
+			return nil, Table{}, err
+		}
+	}
+	count, up := map[string]int{}, map[string]int{}
+	for _, p := range ports.Items {
+		count[p.Spec.XPU]++
+		if meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionReady) {
+			up[p.Spec.XPU]++
+		}
+	}
+	table := Table{
+		Header: []string{"NAME", "NODE", "ENDPOINT", "SERIAL", "PORTS UP", "READY", "AGE", "DIALECT", "PFS"},
+		Wide:   2, Empty: "There are no XPUs: no OPI agent is known. See docs/tutorial/first-pod.md.",
+	}
+	for i := range xpus.Items {
+		x := &xpus.Items[i]
+		status, _, notes := ready(x.Status.Conditions)
+		if x.Status.Foreign != nil {
+			notes = append(notes, fmt.Sprintf("its OPI agent also has %d ports and %d networks that are not this cluster's: %s",
+				x.Status.Foreign.Ports, x.Status.Foreign.Networks, strings.Join(x.Status.Foreign.Examples, ", ")))
+		}
+		table.Rows = append(table.Rows, Row{
+			Cells: []string{
+				x.Name, x.Node(), x.Spec.Endpoint, x.Status.Serial, fmt.Sprintf("%d/%d", up[x.Name], count[x.Name]), status, age(x, now),
+				string(x.Spec.Dialect), strings.Join(pfsOf(x), ","),
+			},
+			Notes: slices.Concat(notes, going(x)),
+		})
+	}
+	return &xpus, table, nil
+}
+
+// pfsOf are the PFs that the xPU serves, as far as they are named.
+func pfsOf(x *v1alpha1.XPU) []string {
+	if len(x.Spec.PFs) > 0 {
+		return x.Spec.PFs
+	}
+	var pfs []string
+	for _, pf := range x.Status.PFs {
+		pfs = append(pfs, pf.Address)
+	}
+	return pfs
+}
+
+// number is "" for 0, which then means that there is none.
+func number(n int32) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.Itoa(int(n))
+}

@@ -1,0 +1,213 @@
+package view
+
+import (
+	"embed"
+	"fmt"
+	"html/template"
+	"io"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+//go:embed picture.svg.tmpl page.html.tmpl
+var sources embed.FS
+
+// Measures of the picture, in CSS pixels.
+const (
+	pictureWidth = 900
+	margin       = 16
+	headHeight   = 56 // title and legend
+	cardHead     = 30
+	pfHead       = 44
+	cell         = 20  // a Function's square, with the space to the next
+	perRow       = 32  // squares side by side
+	entryHeight  = 18  // a line about one Function
+	longest      = 125 // characters that have room in such a line
+	gap          = 12
+)
+
+// picture is what the templates draw.
+type picture struct {
+	Title         string
+	Width, Height int
+	Legend        []legend
+	Cards         []cardBox
+	// Functions is for the page's table.
+	Functions []entry
+}
+
+type legend struct {
+	X         int
+	Condition condition
+	Text      string
+}
+
+type cardBox struct {
+	Title        string
+	Y, Height    int
+	TitleY       int
+	PFs          []pfBox
+	InnerX, Wide int
+}
+
+type pfBox struct {
+	Y, Height     int
+	Title, Detail string
+	TitleY        int
+	DetailY       int
+	Condition     condition
+	Squares       []square
+	Entries       []line
+}
+
+type square struct {
+	X, Y, Size int
+	Condition  condition
+	Title      string
+}
+
+type line struct {
+	X, Y      int
+	Condition condition
+	Text      string
+	Whole     string
+}
+
+// entry is a row of the page's table.
+type entry struct {
+	ID, Name, Netdev, Driver, Pool, Who string
+	Condition                           condition
+	Troubles                            []string
+}
+
+// SVG draws the node: a box for each card and PF, a square for each VF and SF in the colour of its condition, and who has which.
+func SVG(to io.Writer, state *nodestate.State) error { return execute(to, "picture.svg.tmpl", state) }
+
+// HTML writes a page with the picture, and a table of all Functions. It needs no other file.
+func HTML(to io.Writer, state *nodestate.State) error { return execute(to, "page.html.tmpl", state) }
+
+func execute(to io.Writer, name string, state *nodestate.State) error {
+	templates, err := template.ParseFS(sources, "*.tmpl")
+	if err != nil {
+		return err
+	}
+	return templates.ExecuteTemplate(to, name, draw(state))
+}
+
+// conditions are all, with what they mean, in the order of the legend.
+var conditions = [...]struct {
+	condition condition
+	text      string
+}{
+	{free, "free"}, {used, "a pod has it"}, {releasing, "on its way back"}, {troubled, "kept from pods"}, {unoffered, "in no pool"},
+}
+
+func draw(state *nodestate.State) picture {
+	p := picture{Title: title(state), Width: pictureWidth}
+	for i, c := range conditions {
+		p.Legend = append(p.Legend, legend{X: margin + i*130, Condition: c.condition, Text: c.text})
+	}
+	y := headHeight
+	for _, c := range cards(state) {
+		box := cardBox{Title: c.Title(), Y: y, TitleY: y + 20, InnerX: margin + gap, Wide: pictureWidth - 2*(margin+gap)}
+		inner := y + cardHead
+		for _, parent := range c.PFs {
+			b := drawPF(parent, inner)
+			box.PFs = append(box.PFs, b)
+			inner += b.Height + gap
+		}
+		box.Height = inner - y
+		p.Cards = append(p.Cards, box)
+		y += box.Height + gap
+		for _, parent := range c.PFs {
+			p.Functions = append(p.Functions, entryOf(parent.Function))
+			for _, f := range parent.Children {
+				p.Functions = append(p.Functions, entryOf(f))
+			}
+		}
+	}
+	p.Height = y + margin - gap
+	return p
+}
+
+func drawPF(parent pf, y int) pfBox {
+	box := pfBox{
+		Y: y, Title: strings.Join(withoutEmpty([]string{parent.ID.String() + " PF", netdevOf(parent.Function), driverOf(parent.Function)}), ", "),
+		TitleY: y + 18, DetailY: y + 35, Condition: conditionOf(parent.Function), Detail: "not seen any more",
+	}
+	if parent.Here {
+		box.Detail = strings.Join(withoutEmpty([]string{link(parent.Function), poolOf(parent.Function), who(parent.Function)}), ", ")
+		if parent.DefaultRoute {
+			box.Detail += ", the node's own traffic goes over it"
+		}
+	}
+	x, bottom := margin+2*gap, y+pfHead
+	for i, f := range parent.Children {
+		box.Squares = append(box.Squares, square{
+			X: x + i%perRow*cell, Y: bottom + i/perRow*cell, Size: cell - 4, Condition: conditionOf(f), Title: describe(f),
+		})
+	}
+	bottom += (len(parent.Children) + perRow - 1) / perRow * cell
+	for _, f := range append([]nodestate.Function{parent.Function}, parent.Children...) {
+		if f.Kind != function.PF && f.Attachment != nil {
+			bottom += entryHeight
+			box.Entries = append(box.Entries, entryLine(x, bottom, conditionOf(f), fmt.Sprintf("%s %s: %s", f.ID, name(f), who(f))))
+		}
+	}
+	for _, trouble := range distinct(append([]nodestate.Function{parent.Function}, parent.Children...)) {
+		bottom += entryHeight
+		box.Entries = append(box.Entries, entryLine(x, bottom, troubled, trouble))
+	}
+	box.Height = bottom + gap - y
+	return box
+}
+
+// entryLine is a line that has room in the picture. The whole text is shown where one points at it.
+func entryLine(x, y int, c condition, text string) line {
+	l := line{X: x, Y: y, Condition: c, Text: text, Whole: text}
+	if runes := []rune(text); len(runes) > longest {
+		l.Text = string(runes[:longest-1]) + "…"
+	}
+	return l
+}
+
+// distinct are the troubles of the Functions, each once, with how many have it.
+func distinct(functions []nodestate.Function) []string {
+	count := map[string]int{}
+	var order []string
+	for _, f := range functions {
+		for _, trouble := range troubles(f) {
+			if count[trouble]++; count[trouble] == 1 {
+				order = append(order, trouble)
+			}
+		}
+	}
+	for i, trouble := range order {
+		if n := count[trouble]; n > 1 {
+			order[i] = fmt.Sprintf("%d Functions: %s", n, trouble)
+		}
+	}
+	return order
+}
+
+func poolOf(f nodestate.Function) string {
+	if f.Pool == "" {
+		return ""
+	}
+	return "pool " + f.Pool
+}
+
+// describe is what a square says where one points at it.
+func describe(f nodestate.Function) string {
+	parts := []string{f.ID.String() + " " + name(f), netdevOf(f), driverOf(f), poolOf(f), who(f)}
+	return strings.Join(withoutEmpty(append(parts, troubles(f)...)), ", ")
+}
+
+func entryOf(f nodestate.Function) entry {
+	return entry{
+		ID: f.ID.String(), Name: name(f), Netdev: netdevOf(f), Driver: driverOf(f), Pool: f.Pool, Who: who(f),
+		Condition: conditionOf(f), Troubles: troubles(f),
+	}
+}

@@ -1,0 +1,160 @@
+package view
+
+import (
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/xlab/treeprint"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+// TreeOptions are those of [Tree].
+type TreeOptions struct {
+	// All shows every Function. Without it, Functions that follow one another and that nothing tells apart but their index are in one line.
+	All bool
+	// Paint colours a text; see conditions. Nil leaves it as it is.
+	Paint func(c string, text string) string
+}
+
+// fewest is how many Functions that are alike are drawn together.
+const fewest = 4
+
+// Tree writes cards, PFs, VFs and SFs, who has them, and what is wrong with them.
+func Tree(to io.Writer, state *nodestate.State, options TreeOptions) error {
+	if options.Paint == nil {
+		options.Paint = func(_, text string) string { return text }
+	}
+	tree := treeprint.NewWithRoot(title(state))
+	for _, c := range cards(state) {
+		branch := tree.AddBranch(c.Title())
+		for _, parent := range c.PFs {
+			options.add(branch.AddBranch(options.line(parent.Function)), parent.Children)
+		}
+	}
+	if len(state.Functions) == 0 {
+		tree.AddNode("no network card")
+	}
+	_, err := io.WriteString(to, tree.String())
+	return err
+}
+
+// title is node, source and time.
+func title(state *nodestate.State) string {
+	source := "as the kernel shows it, without xpu-agent"
+	if state.Agent != "" {
+		source = "as xpu-agent " + state.Agent + " sees it"
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s %s, %s", state.Node, source, state.Time.UTC().Format(time.DateTime+"Z")))
+}
+
+func (o TreeOptions) add(branch treeprint.Tree, functions []nodestate.Function) {
+	for len(functions) > 0 {
+		n := 1
+		for !o.All && n < len(functions) && alike(functions[0], functions[n]) {
+			n++
+		}
+		if n < fewest {
+			n = 1
+		}
+		line := o.line(functions[0])
+		if n > 1 {
+			line = o.lines(functions[:n])
+		}
+		leaf := branch.AddBranch(line)
+		for _, trouble := range troubles(functions[0]) {
+			leaf.AddNode(o.Paint(string(troubled), trouble))
+		}
+		functions = functions[n:]
+	}
+}
+
+// alike says whether nothing tells the Functions apart but index, address and names. One that somebody has is like no other.
+func alike(a, b nodestate.Function) bool {
+	if a.Attachment != nil || b.Attachment != nil || b.Index == 0 {
+		return false
+	}
+	for _, f := range []*nodestate.Function{&a, &b} {
+		f.ID, f.Index, f.Netdev, f.IOMMUGroup, f.RDMADevices = function.ID{}, 0, present(f.Netdev), "", nil
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+func present(name string) string {
+	if name == "" {
+		return ""
+	}
+	return "netdev"
+}
+
+func (o TreeOptions) line(f nodestate.Function) string {
+	parts := []string{fmt.Sprintf("%s %s", f.ID, name(f))}
+	if f.Kind == function.PF {
+		parts = append(parts, netdevOf(f), driverOf(f), link(f))
+		if f.DefaultRoute {
+			parts = append(parts, "the node's own traffic goes over it")
+		}
+	} else {
+		parts = append(parts, netdevOf(f), driverOf(f))
+	}
+	parts = append(parts, o.use(f))
+	return strings.Join(withoutEmpty(parts), ", ")
+}
+
+func (o TreeOptions) lines(functions []nodestate.Function) string {
+	first, last := functions[0], functions[len(functions)-1]
+	parts := []string{
+		fmt.Sprintf("%s %s to %s %s", first.ID, name(first), last.ID, name(last)), driverOf(first),
+		fmt.Sprintf("%d alike", len(functions)), o.use(first),
+	}
+	return strings.Join(withoutEmpty(parts), ", ")
+}
+
+// use is who has the Function or could have it.
+func (o TreeOptions) use(f nodestate.Function) string {
+	var parts []string
+	if f.Pool != "" {
+		parts = append(parts, "pool "+f.Pool)
+	}
+	c := conditionOf(f)
+	switch text := who(f); {
+	case text != "":
+		parts = append(parts, o.Paint(string(c), text))
+	case c == free:
+		parts = append(parts, o.Paint(string(c), "free"))
+	case c == troubled:
+		parts = append(parts, o.Paint(string(c), "not given to pods"))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func netdevOf(f nodestate.Function) string {
+	switch {
+	case f.Netdev != "":
+		return clean(f.Netdev)
+	case f.Potential:
+		return "made when it is allocated"
+	}
+	return ""
+}
+
+func driverOf(f nodestate.Function) string {
+	if f.Driver == "" && !f.Potential && !f.Gone && f.Class != "" {
+		return "no driver"
+	}
+	return clean(f.Driver)
+}
+
+func withoutEmpty(parts []string) []string {
+	var out []string
+	for _, part := range parts {
+		if part != "" {
+			out = append(out, part)
+		}
+	}
+	return out
+}

@@ -1,0 +1,183 @@
+// Package view shows the state of a node to people: as a tree of text, and as a picture for a ticket.
+package view
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+// card is what is in one PCI slot.
+type card struct {
+	slot  string // address without the function's number, "0000:3b:00"
+	PFs   []pf
+	first nodestate.Function // the first PF
+}
+
+// pf is a PF with its VFs and SFs. Without Here it is only known by these.
+type pf struct {
+	nodestate.Function
+	Here     bool
+	Children []nodestate.Function // VFs by index, then SFs by number
+}
+
+// cards groups the Functions, in the order of their addresses.
+func cards(state *nodestate.State) []card {
+	byPF := map[pci.Address]*pf{}
+	var order []pci.Address
+	for _, f := range state.Functions {
+		parent := byPF[f.PF]
+		if parent == nil {
+			parent = &pf{Function: nodestate.Function{ID: function.ID{Address: f.PF}, Kind: function.PF, PF: f.PF, PFName: f.PFName, NUMANode: -1}}
+			byPF[f.PF] = parent
+			order = append(order, f.PF)
+		}
+		if f.Kind == function.PF {
+			parent.Function, parent.Here = f, true
+		} else {
+			parent.Children = append(parent.Children, f)
+		}
+	}
+	slices.Sort(order)
+	var out []card
+	for _, address := range order {
+		parent := byPF[address]
+		slices.SortFunc(parent.Children, func(a, b nodestate.Function) int {
+			return cmp.Or(-cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Index, b.Index))
+		})
+		slot, _, _ := strings.Cut(string(address), ".")
+		if len(out) == 0 || out[len(out)-1].slot != slot {
+			out = append(out, card{slot: slot, first: parent.Function})
+		}
+		last := &out[len(out)-1]
+		last.PFs = append(last.PFs, *parent)
+	}
+	return out
+}
+
+// Title says which card it is.
+func (c card) Title() string {
+	parts := []string{"card " + c.slot}
+	if c.first.Vendor != "" {
+		parts = append(parts, c.first.Vendor+":"+c.first.Device)
+	}
+	if c.first.Board != "" {
+		parts = append(parts, c.first.Board)
+	}
+	if c.first.Serial != "" {
+		parts = append(parts, "serial "+c.first.Serial)
+	}
+	if c.first.PCIeRoot != "" {
+		parts = append(parts, "root "+c.first.PCIeRoot)
+	}
+	if c.first.NUMANode >= 0 {
+		parts = append(parts, fmt.Sprintf("NUMA node %d", c.first.NUMANode))
+	}
+	return clean(strings.Join(parts, ", "))
+}
+
+// name is how a Function is called among those of its card.
+func name(f nodestate.Function) string {
+	if f.Kind == function.PF {
+		return string(f.Kind)
+	}
+	return fmt.Sprintf("%s %d", f.Kind, f.Index)
+}
+
+// link is the state of a PF's link and how many VFs it has.
+func link(f nodestate.Function) string {
+	parts := []string{"link down"}
+	if f.LinkUp {
+		parts[0] = "link up"
+	}
+	if f.TotalVFs > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d VFs", f.NumVFs, f.TotalVFs))
+	} else if f.NumVFs > 0 {
+		parts = append(parts, fmt.Sprintf("%d VFs", f.NumVFs))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// condition is how a Function is, for its colour.
+type condition string
+
+const (
+	free      condition = "free"      // a pod can get it
+	used      condition = "used"      // a pod has it
+	releasing condition = "releasing" // it is on its way back, or its hooks run
+	troubled  condition = "troubled"  // it is kept from pods
+	unoffered condition = "unoffered" // no pool has it
+)
+
+func conditionOf(f nodestate.Function) condition {
+	switch a := f.Attachment; {
+	case f.Gone, a != nil && a.State == "Lost":
+		return troubled
+	case a != nil && (a.State == "Detaching" || a.State == "Releasing"):
+		return releasing
+	case a != nil:
+		return used
+	case len(f.Problems) > 0:
+		return troubled
+	case f.Pool != "":
+		return free
+	}
+	return unoffered
+}
+
+// who says who has a Function, "" for nobody.
+func who(f nodestate.Function) string {
+	a := f.Attachment
+	if a == nil {
+		return ""
+	}
+	parts := []string{a.State}
+	if a.Interface.Name != "" {
+		parts = append(parts, a.Interface.Name)
+	}
+	if a.Pod.Name != "" {
+		parts = append(parts, "of pod "+a.Pod.Namespace+"/"+a.Pod.Name)
+	}
+	if a.Claim.Name != "" {
+		parts = append(parts, "by claim "+a.Claim.Namespace+"/"+a.Claim.Name)
+	}
+	if a.Resource != "" {
+		parts = append(parts, "by "+a.Resource)
+	}
+	if hook := a.Hook; hook != nil {
+		waits := "waits for hook " + hook.Name
+		if hook.Attempts > 0 {
+			waits += fmt.Sprintf(", which failed %d times: %s", hook.Attempts, hook.Error)
+		}
+		parts = append(parts, waits)
+	}
+	return clean(strings.Join(parts, " "))
+}
+
+// troubles are the sentences about what is wrong with a Function.
+func troubles(f nodestate.Function) []string {
+	var out []string
+	if f.Gone {
+		out = append(out, "the device is gone")
+	}
+	for _, p := range f.Problems {
+		out = append(out, clean(p.Message))
+	}
+	return out
+}
+
+// clean takes from a text what could control a terminal or make a second line of it. Names of netdevs and what hooks say may have anything.
+func clean(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '�'
+	}, text)
+}
