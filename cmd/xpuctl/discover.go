@@ -2,14 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
@@ -97,17 +95,8 @@ func printState(to io.Writer, form string, state *nodestate.State) error {
 		return view.SVG(to, state)
 	case "html":
 		return view.HTML(to, state)
-	case "json":
-		encoder := json.NewEncoder(to)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(state)
-	case "yaml":
-		content, err := yaml.Marshal(state)
-		if err != nil {
-			return err
-		}
-		_, err = to.Write(content)
-		return err
+	case "json", "yaml":
+		return printValue(to, form, state)
 	}
 	paint := inspect.Painter(to)
 	return view.Tree(to, state, view.TreeOptions{All: form == "wide", Paint: func(condition, text string) string {

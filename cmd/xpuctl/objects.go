@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
@@ -110,6 +112,21 @@ func checkOutput(output string, forms ...string) error {
 		return nil
 	}
 	return fmt.Errorf("--output %q: must be %s or %s", output, strings.Join(forms[:len(forms)-1], ", "), forms[len(forms)-1])
+}
+
+// printValue prints a value that is no Kubernetes object, as json or yaml.
+func printValue(to io.Writer, form string, value any) error {
+	if form == "yaml" {
+		content, err := yaml.Marshal(value)
+		if err != nil {
+			return err
+		}
+		_, err = to.Write(content)
+		return err
+	}
+	encoder := json.NewEncoder(to)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
 }
 
 // printList prints a list as kubectl does.

@@ -18,9 +18,12 @@ type progress struct {
 	done  int
 }
 
+// unknownTotal is the total of work of which it is not known how much it is.
+const unknownTotal = 0
+
 // newProgress has something to tell only if there are several steps.
 func newProgress(to io.Writer, what string, total int) *progress {
-	if !printers.IsTerminal(to) || total < 2 {
+	if !printers.IsTerminal(to) || total == 1 {
 		to = nil
 	}
 	return &progress{to: to, what: what, total: total}
@@ -31,7 +34,11 @@ func (p *progress) step() {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	p.done++
-	if p.to != nil {
+	switch {
+	case p.to == nil:
+	case p.total == unknownTotal:
+		fmt.Fprintf(p.to, "\r%d %s", p.done, p.what)
+	default:
 		fmt.Fprintf(p.to, "\r%d/%d %s", p.done, p.total, p.what)
 	}
 }

@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/kubernetes"
-	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/report"
@@ -73,14 +70,14 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 	f.StringVar(&o.kubernetes, "kubernetes", "", "version of the scheduler, "+schedule.OldestKubernetes+" to "+schedule.NewestKubernetes+
 		"; that of the cluster, or "+schedule.NewestKubernetes+" with files alone, if empty")
 	f.StringVar(&o.gates, "feature-gates", "", "feature gates of the scheduler that are not as by default, for example DRAConsumableCapacity=false")
-	f.StringVarP(&o.output, "output", "o", "text", "text, yaml or json")
+	addOutputFlag(c, &o.output, "text", "yaml", "json")
 	f.BoolVar(&o.all, "all", false, "in text, tell also why nodes refuse pods that another node takes")
 	return c
 }
 
 func (o *scheduleOptions) run(c *cobra.Command) error {
-	if !slices.Contains([]string{"text", "yaml", "json"}, o.output) {
-		return fmt.Errorf("--output %q: must be text, yaml or json", o.output)
+	if err := checkOutput(o.output, "text", "yaml", "json"); err != nil {
+		return err
 	}
 	from, err := o.snapshot(c)
 	if err != nil {
@@ -180,20 +177,10 @@ func scheduleAll(ctx context.Context, from *snapshot.Snapshot, features schedule
 }
 
 func (o *scheduleOptions) print(to io.Writer, answer *report.Schedule) error {
-	switch o.output {
-	case "json":
-		encoder := json.NewEncoder(to)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(answer)
-	case "yaml":
-		content, err := yaml.Marshal(answer)
-		if err != nil {
-			return err
-		}
-		_, err = to.Write(content)
-		return err
+	if o.output == "text" {
+		return answer.Text(to, o.all)
 	}
-	return answer.Text(to, o.all)
+	return printValue(to, o.output, answer)
 }
 
 // clusterFlags are the flags of kubectl that say which cluster is meant.

@@ -80,16 +80,17 @@ func Pools(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.
 	for i := range pools.Items {
 		p := &pools.Items[i]
 		status, _, notes := ready(p.Status.Conditions)
-		taken, resource := "", ""
+		taken, resource, provision := "", "", string(p.Spec.Provision)
 		if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
 			spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 			resource = cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
+			provision = string(spec.ProvisionAt)
 		} else {
 			taken = strconv.Itoa(allocated[p.Name])
 		}
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
-				p.Name, string(p.Spec.Publish), string(p.Spec.Provision), p.Spec.Network, fmt.Sprint(p.Status.NodeCount),
+				p.Name, string(p.Spec.Publish), provision, p.Spec.Network, fmt.Sprint(p.Status.NodeCount),
 				fmt.Sprint(p.Status.Functions), fmt.Sprint(p.Status.Healthy), taken, status, age(p, now), number(p.Spec.Priority), resource,
 			},
 			Notes: slices.Concat(notes, going(p), onNodes(p, nodes.Items)),
@@ -161,21 +162,13 @@ func Ports(ctx context.Context, reader client.Reader, namespace string, now time
 		status, _, notes := ready(p.Status.Conditions)
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
-				p.Namespace, p.Name, p.Spec.NodeName, functionOf(p), p.Spec.Network, owner(p), strings.Join(p.Status.Addresses, ","), status,
+				p.Namespace, p.Name, p.Spec.NodeName, claim.FunctionOf(p.Spec.Function).String(), p.Spec.Network, owner(p), strings.Join(p.Status.Addresses, ","), status,
 				age(p, now), p.Spec.XPU, p.Spec.MAC, p.Status.BridgePort,
 			},
 			Notes: slices.Concat(notes, going(p)),
 		})
 	}
 	return &ports, table, nil
-}
-
-// functionOf is the Function of a Port as [function.ID] writes it.
-func functionOf(p *v1alpha1.XPUPort) string {
-	if sfnum := p.Spec.Function.Subfunction; sfnum != nil {
-		return fmt.Sprintf("%s/sf%d", p.Spec.Function.PCIAddress, *sfnum)
-	}
-	return p.Spec.Function.PCIAddress
 }
 
 // owner is whom a Port is for.

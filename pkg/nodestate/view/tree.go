@@ -108,7 +108,7 @@ func (o TreeOptions) line(f nodestate.Function) string {
 func (o TreeOptions) lines(functions []nodestate.Function) string {
 	first, last := functions[0], functions[len(functions)-1]
 	parts := []string{
-		fmt.Sprintf("%s %s to %s %s", first.ID, name(first), last.ID, name(last)), driverOf(first),
+		fmt.Sprintf("%s to %s %s-%d", first.ID, last.ID, name(first), last.Index), driverOf(first),
 		fmt.Sprintf("%d alike", len(functions)), o.use(first),
 	}
 	return strings.Join(withoutEmpty(parts), ", ")

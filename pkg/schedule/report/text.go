@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -109,6 +110,30 @@ func explanation(pod Pod) string {
 		}
 	}
 	return text.String()
+}
+
+// Why says in one sentence why no node takes the pod, by what most nodes say, and then all that the nodes say, line by line. It is nil for a
+// pod that has a node.
+func (p Pod) Why() []string {
+	if p.Node != "" {
+		return nil
+	}
+	lines := strings.Split(strings.TrimSuffix(explanation(p), "\n"), "\n")
+	reasons := p.Reasons
+	if len(reasons) == 0 && len(p.Refusals) > 0 {
+		most := slices.MaxFunc(p.Refusals, func(a, b schedule.Refusal) int { return cmp.Compare(len(a.Nodes), len(b.Nodes)) })
+		reasons = most.Reasons
+	}
+	if len(reasons) == 0 {
+		return lines
+	}
+	said := []string{reasons[0].Message}
+	for _, cause := range reasons[0].Causes {
+		said = append(said, cause.Message)
+	}
+	_, where, _ := strings.Cut(lines[0], " is pending")
+	lines[0] = strings.TrimRight(strings.TrimLeft(where, ":, "), ":.") + ": " + strings.Join(said, "; ")
+	return lines
 }
 
 // places names up to four nodes.

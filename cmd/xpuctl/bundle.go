@@ -1,0 +1,83 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/inspect/bundle"
+)
+
+// bundleOptions are those of xpuctl bundle.
+type bundleOptions struct {
+	cluster      *genericclioptions.ConfigFlags
+	agents, file string
+	lines        int64
+}
+
+func bundleCommand() *cobra.Command {
+	o := &bundleOptions{cluster: clusterFlags()}
+	c := &cobra.Command{
+		Use:   "bundle [-f FILE.tar.gz]",
+		Short: "Collect what a bug report needs in an archive, without secrets",
+		Long: `Collects in an archive: the objects of xpu-device-plugin; claims, ResourceSlices, events and the pods that have to do with them;
+what each agent knows of its node; and the logs of xpu-agent and xpu-controller.
+
+It reads no Secrets and no ConfigMaps, and leaves out values of environment variables, arguments of other programs' containers,
+annotations that have nothing to do with networks, and parameters for other drivers. Names of pods, namespaces and nodes, and
+addresses are in it: look through it before you give it to others. What could not be read is in its file errors.txt.`,
+		Example: `  xpuctl bundle
+  xpuctl bundle -f /tmp/for-ticket-4711.tar.gz --log-lines 100000`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
+	}
+	o.cluster.AddFlags(c.Flags())
+	addAgentsFlag(c.Flags(), &o.agents)
+	c.Flags().StringVarP(&o.file, "filename", "f", "", "file to write; xpu-bundle-DATE-TIME.tar.gz if empty. It must not exist")
+	c.Flags().Int64Var(&o.lines, "log-lines", 20000, "lines of each log that are taken, from its end")
+	return c
+}
+
+func (o *bundleOptions) run(c *cobra.Command) (err error) {
+	if o.lines < 1 {
+		return fmt.Errorf("--log-lines %d: must be 1 or more", o.lines)
+	}
+	agents, err := newAgents(o.cluster, o.agents)
+	if err != nil {
+		return err
+	}
+	clientset, err := kubernetes.NewForConfig(agents.Config)
+	if err != nil {
+		return err
+	}
+	now := time.Now()
+	if o.file == "" {
+		o.file = "xpu-bundle-" + now.Format("20060102-150405") + ".tar.gz"
+	}
+	file, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err = errors.Join(err, file.Close()); err != nil {
+			os.Remove(o.file)
+		}
+	}()
+	progress := newProgress(c.ErrOrStderr(), "parts collected", unknownTotal)
+	defer progress.end()
+	err = bundle.Write(c.Context(), file, bundle.Sources{
+		Reader: agents.Reader, Clientset: clientset, Namespace: o.agents, Nodes: agents.Nodes, State: agents.State, LogLines: o.lines,
+		Step: progress.step,
+	}, now)
+	if err != nil {
+		return err
+	}
+	progress.end()
+	_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n", o.file)
+	return err
+}

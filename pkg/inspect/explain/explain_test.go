@@ -1,0 +1,282 @@
+package explain
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+var at = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+
+// cluster has pod web with a claim of one VF in network blue, all as it should be.
+type cluster struct {
+	pod     *corev1.Pod
+	claim   *resourceapi.ResourceClaim
+	port    *v1alpha1.XPUPort
+	pool    *v1alpha1.DevicePool
+	network *v1alpha1.XPUNetwork
+	events  []corev1.Event
+	state   *nodestate.State
+	agent   error // why the agent cannot be asked
+	why     []string
+	target  string
+}
+
+func (c *cluster) attachment() *nodestate.Attachment { return c.state.Functions[0].Attachment }
+
+func newCluster() *cluster {
+	meta := func(name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid"), CreationTimestamp: metav1.NewTime(at)}
+	}
+	c := &cluster{
+		pod: &corev1.Pod{
+			ObjectMeta: meta("web"),
+			Spec: corev1.PodSpec{
+				NodeName: "node1", ResourceClaims: []corev1.PodResourceClaim{{Name: "nic", ResourceClaimTemplateName: new("blue")}},
+				Containers: []corev1.Container{{Name: "main"}},
+			},
+			Status: corev1.PodStatus{
+				Phase: corev1.PodRunning, ResourceClaimStatuses: []corev1.PodResourceClaimStatus{{Name: "nic", ResourceClaimName: new("web-nic")}},
+				Conditions: []corev1.PodCondition{
+					{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(at.Add(2 * time.Second))},
+					{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(at.Add(5 * time.Second))},
+				},
+			},
+		},
+		claim: &resourceapi.ResourceClaim{ObjectMeta: meta("web-nic")},
+		port: &v1alpha1.XPUPort{
+			ObjectMeta: meta("node1-0000-3b-01-0"),
+			Spec: v1alpha1.XPUPortSpec{
+				NodeName: "node1", XPU: "xpu-1", Network: "blue", MAC: "02:00:00:00:00:01", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.0"},
+				Claim: v1alpha1.ClaimRef{Name: "web-nic", UID: "web-nic-uid"},
+			},
+			Status: v1alpha1.XPUPortStatus{MTU: 1400, Addresses: []string{"10.1.0.2/24"}, BridgePort: "vf-1", Conditions: []metav1.Condition{
+				{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Up", LastTransitionTime: metav1.NewTime(at.Add(3 * time.Second))},
+			}},
+		},
+		pool:    &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Network: "blue"}},
+		network: &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10}},
+		state: &nodestate.State{Functions: []nodestate.Function{{
+			ID: function.ID{Address: "0000:3b:01.0"}, Kind: function.VF, Pool: "fast",
+			Attachment: &nodestate.Attachment{
+				State: "Attached", Pod: nodestate.Pod{Namespace: "default", Name: "web", UID: "web-uid"},
+				Claim: nodestate.Claim{Namespace: "default", Name: "web-nic", UID: "web-nic-uid", Request: "nic"},
+				Interface: nodestate.Interface{
+					Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1400, Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
+				},
+				ReservedAt: at.Add(3 * time.Second), AttachedAt: at.Add(4 * time.Second),
+			},
+		}}},
+	}
+	c.claim.Status.Allocation = &resourceapi.AllocationResult{AllocationTimestamp: &metav1.Time{Time: at.Add(time.Second)}}
+	c.claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{
+		{Request: "nic", Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast", Device: "0000-3b-01-0"},
+	}
+	return c
+}
+
+// warn adds a warning about the pod.
+func (c *cluster) warn(reason, message string) {
+	c.events = append(c.events, corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: reason},
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web", UID: "web-uid"},
+		Type:           corev1.EventTypeWarning, Reason: reason, Message: message, LastTimestamp: metav1.NewTime(at),
+	})
+}
+
+func (c *cluster) explain(t *testing.T) *Pod {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
+	if err := builder.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	objects := []client.Object{c.pod, c.pool}
+	if c.claim != nil {
+		objects = append(objects, c.claim)
+	}
+	if c.port != nil {
+		objects = append(objects, c.port)
+	}
+	if c.network != nil {
+		objects = append(objects, c.network)
+	}
+	for i := range c.events {
+		objects = append(objects, &c.events[i])
+	}
+	p, err := Of(t.Context(), Sources{
+		Reader: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
+		State:  func(context.Context, string) (*nodestate.State, error) { return c.state, c.agent },
+		Schedule: func(context.Context, *corev1.Pod) ([]string, string, error) {
+			return c.why, c.target, nil
+		},
+	}, types.NamespacedName{Namespace: "default", Name: "web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func pending(c *cluster) {
+	c.pod.Spec.NodeName, c.pod.Status.Phase, c.pod.Status.Conditions = "", corev1.PodPending, nil
+	c.claim.Status.Allocation, c.port, c.state = nil, nil, nil
+}
+
+// bound has the pod on its node, where nothing has happened yet.
+func bound(c *cluster) {
+	c.pod.Status.Phase, c.pod.Status.Conditions = corev1.PodPending, c.pod.Status.Conditions[:1]
+	c.state.Functions[0].Attachment = nil
+}
+
+func byResource(c *cluster) {
+	c.pod.Spec.ResourceClaims, c.pod.Status.ResourceClaimStatuses = nil, nil
+	c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"xpu.opiproject.org/fast": resource.MustParse("1")}
+	c.pool.Spec.Publish = v1alpha1.PublishDevicePlugin
+	c.port.Spec.Claim, c.port.Spec.Pod = v1alpha1.ClaimRef{}, &v1alpha1.PodRef{Namespace: "default", Name: "web", UID: "web-uid"}
+	a := c.attachment()
+	a.Claim, a.Resource = nodestate.Claim{}, "xpu.opiproject.org/fast"
+}
+
+func TestVerdict(t *testing.T) {
+	const title = "interface net1, request nic of claim web-nic"
+	for name, test := range map[string]struct {
+		change func(*cluster)
+		ok     bool
+		want   string
+	}{
+		"all is well":   {func(*cluster) {}, true, "nothing is wrong"},
+		"no Function":   {func(c *cluster) { c.pod.Spec.ResourceClaims = nil }, true, "the pod asks for no Function: it has no ResourceClaim for one, and no extended resource of a DevicePool"},
+		"no claim yet":  {func(c *cluster) { pending(c); c.pod.Status.ResourceClaimStatuses = nil }, false, "claim nic is not Requested: the ResourceClaim of template blue has not been made yet: see whether the template exists, and that kube-controller-manager runs"},
+		"no such claim": {func(c *cluster) { pending(c); c.claim = nil }, false, "claim nic is not Requested: ResourceClaim web-nic does not exist: create it"},
+		"no node": {func(c *cluster) {
+			pending(c)
+			c.why = []string{"none of 2 nodes can take it: all 8 are in use", "  node1:"}
+		}, false, "claim web-nic is not Allocated: none of 2 nodes can take it: all 8 are in use"},
+		"a node soon":  {func(c *cluster) { pending(c); c.target = "node2" }, false, "claim web-nic is not Allocated: node node2 can take the pod: the scheduler has not come to it yet, or waits for something else"},
+		"unknown pool": {func(c *cluster) { c.claim.Status.Allocation.Devices.Results[0].Pool = "x" }, false, `claim web-nic is not Allocated: claim default/web-nic, request "nic": pool "x": want <node>/<PF>/<DevicePool>`},
+		"port refused": {func(c *cluster) {
+			bound(c)
+			c.port.Status.Conditions[0] = metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Failed", Message: "the OPI agent said no"}
+		}, false, "request nic of claim web-nic is not Provisioned: XPUPort default/node1-0000-3b-01-0 at XPU xpu-1: Failed: the OPI agent said no"},
+		"xPU away": {func(c *cluster) {
+			bound(c)
+			c.port.Status.Conditions[0] = metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: "XPUUnavailable", Message: "cannot be reached"}
+		}, false, "request nic of claim web-nic is not Provisioned: XPUPort default/node1-0000-3b-01-0 at XPU xpu-1: XPUUnavailable: cannot be reached"},
+		"controller away": {func(c *cluster) { bound(c); c.port = nil }, false, "request nic of claim web-nic is not Provisioned: xpu-controller has not made the XPUPort in network blue yet: is it running?"},
+		"no network":      {func(c *cluster) { bound(c); c.port, c.network = nil, nil }, false, "request nic of claim web-nic is not Provisioned: XPUNetwork blue does not exist: create it, or name another one"},
+		"forbidden": {func(c *cluster) {
+			bound(c)
+			c.port = nil
+			c.claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+				Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast", Device: "0000-3b-01-0",
+				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProvisioned, Status: metav1.ConditionFalse, Reason: "Forbidden", Message: "not this namespace"}},
+			}}
+		}, false, "request nic of claim web-nic is not Provisioned: Forbidden: not this namespace"},
+		"Prepare failed": {func(c *cluster) { bound(c); c.warn("FailedPrepareDynamicResources", "VF is busy") }, false, "request nic of claim web-nic is not Prepared: VF is busy"},
+		"not attached": {func(c *cluster) {
+			c.attachment().State, c.attachment().AttachedAt = "Reserved", time.Time{}
+			c.pod.Status.Conditions = c.pod.Status.Conditions[:1]
+			c.warn("FailedCreatePodSandBox", "no such device")
+		}, false, title + " is not Attached: no such device"},
+		"lost": {func(c *cluster) { c.attachment().State = "Lost" }, false, title + " is not Attached: the device went while the pod had it"},
+		"crash": {func(c *cluster) {
+			c.pod.Status.Conditions = c.pod.Status.Conditions[:1]
+			c.pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}}
+		}, false, title + " is not Running: the pod runs, and is not ready: container main: CrashLoopBackOff"},
+		"another MAC":       {func(c *cluster) { c.attachment().Interface.MAC = "02:00:00:00:00:99" }, false, title + ": the interface has MAC 02:00:00:00:00:99 in the pod, but the xPU knows 02:00:00:00:00:01: it drops what the pod sends"},
+		"a larger MTU":      {func(c *cluster) { c.attachment().Interface.MTU = 9000 }, false, title + ": the interface has MTU 9000 in the pod, but the network carries 1400: large packets are lost"},
+		"a tag":             {func(c *cluster) { c.attachment().Interface.VLAN = 7 }, false, title + ": the PF tags what the pod sends with VLAN 7, but the xPU's port takes untagged frames"},
+		"address taken off": {func(c *cluster) { c.attachment().Interface.Addresses = nil }, false, title + ": the network gave the interface 10.1.0.2/24, but the pod does not have it"},
+		"agent away":        {func(c *cluster) { c.state, c.agent = nil, errors.New("forbidden") }, true, "nothing wrong is known, but the agent of the node could not be asked"},
+		"hook fails": {func(c *cluster) {
+			c.pod.DeletionTimestamp, c.pod.Finalizers = &metav1.Time{Time: at}, []string{"example.com/x"}
+			c.attachment().State, c.attachment().Hook = "Releasing", &nodestate.Hook{Name: "10-note", Attempts: 3, Error: "exit status 75"}
+		}, false, title + " is not Released: post-delete hook 10-note failed 3 times: exit status 75"},
+		"resource": {byResource, true, "nothing is wrong"},
+		"resource, not given": {func(c *cluster) {
+			byResource(c)
+			c.state.Functions[0].Attachment = nil
+			c.warn("UnexpectedAdmissionError", "Allocate failed")
+		}, false, "xpu.opiproject.org/fast is not Allocated: Allocate failed"},
+		"resource, no node": {func(c *cluster) {
+			byResource(c)
+			c.pod.Spec.NodeName, c.why = "", []string{"Insufficient xpu.opiproject.org/fast"}
+		}, false, "xpu.opiproject.org/fast is not Allocated: Insufficient xpu.opiproject.org/fast"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			test.change(c)
+			p := c.explain(t)
+			if p.OK != test.ok || p.Verdict != test.want {
+				t.Errorf("%t, %q\nwant %t, %q", p.OK, p.Verdict, test.ok, test.want)
+			}
+			var out bytes.Buffer
+			if err := p.Text(&out); err != nil || !strings.HasPrefix(out.String(), "pod default/web: "+test.want) {
+				t.Errorf("%v: text is\n%s", err, &out)
+			}
+		})
+	}
+}
+
+// TestOrder: a pool that provisions BeforeBind is provisioned before the pod is bound.
+func TestOrder(t *testing.T) {
+	for _, test := range []struct {
+		conditions []string
+		want       string
+	}{
+		{nil, "Requested Allocated Bound Provisioned Prepared Attached Running"},
+		{[]string{v1alpha1.ConditionProvisioned}, "Requested Allocated Provisioned Bound Prepared Attached Running"},
+	} {
+		c := newCluster()
+		c.claim.Status.Allocation.Devices.Results[0].BindingConditions = test.conditions
+		var names []string
+		for _, s := range c.explain(t).Interfaces[0].Stages {
+			names = append(names, s.Name)
+			if s.Status != Done || s.Time.IsZero() {
+				t.Errorf("stage %+v is not done, or without its time", s)
+			}
+		}
+		if got := strings.Join(names, " "); got != test.want {
+			t.Errorf("stages %s, want %s", got, test.want)
+		}
+	}
+}
+
+func TestText(t *testing.T) {
+	c := newCluster()
+	c.warn("FailedPrepareDynamicResources", "for a while\x1b[2J\nonly")
+	c.attachment().Interface.MTU = 9000
+	var out bytes.Buffer
+	if err := c.explain(t).Text(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"interface net1, request nic of claim web-nic: Function 0000:3b:01.0, pool fast, network blue, XPU xpu-1\n",
+		"  ✓ Allocated    12:00:01  Function 0000:3b:01.0 of pool fast on node node1\n",
+		"    in the pod  02:00:00:00:00:01  -     9000  10.1.0.2/24  -     Attached\n",
+		"    at the xPU  02:00:00:00:00:01  10    1400  10.1.0.2/24  vf-1  Up\n",
+		"  the interface has MTU 9000",
+		"  12:00:00  Pod/web  FailedPrepareDynamicResources  for a while^[[2J only\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the text lacks %q:\n%s", want, &out)
+		}
+	}
+}

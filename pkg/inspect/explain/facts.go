@@ -1,0 +1,220 @@
+package explain
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+)
+
+// facts are what the sources say of a pod.
+type facts struct {
+	pod      *corev1.Pod
+	claims   []podClaim
+	pools    map[string]*v1alpha1.DevicePool
+	networks map[string]*v1alpha1.XPUNetwork
+	ports    []v1alpha1.XPUPort // for the pod or for its claims
+	state    *nodestate.State   // of the pod's node; nil if the agent could not be asked
+	why      []string           // no node takes the pod
+	target   string             // node that would take a pod that has none
+	events   []Event
+	unknown  []string
+}
+
+// podClaim is a claim of the pod.
+type podClaim struct {
+	inPod string                     // name in the pod's spec; "" for the one that the scheduler makes for extended resources
+	claim *resourceapi.ResourceClaim // nil if it does not exist
+	why   string                     // why it does not
+}
+
+func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, error) {
+	f := &facts{pod: &corev1.Pod{}, pools: map[string]*v1alpha1.DevicePool{}, networks: map[string]*v1alpha1.XPUNetwork{}}
+	if err := s.Reader.Get(ctx, key, f.pod); err != nil {
+		return nil, err
+	}
+	for _, collect := range []func(context.Context, Sources) error{
+		f.readDeclarations, f.readClaims, f.readPorts, f.readEvents, f.askScheduler,
+	} {
+		if err := collect(ctx, s); err != nil {
+			return nil, fmt.Errorf("pod %s: %w", key, err)
+		}
+	}
+	f.askAgent(ctx, s)
+	return f, nil
+}
+
+func (f *facts) readDeclarations(ctx context.Context, s Sources) error {
+	var pools v1alpha1.DevicePoolList
+	var networks v1alpha1.XPUNetworkList
+	for _, list := range []client.ObjectList{&pools, &networks} {
+		if err := s.Reader.List(ctx, list); err != nil {
+			return err
+		}
+	}
+	for i := range pools.Items {
+		f.pools[pools.Items[i].Name] = &pools.Items[i]
+	}
+	for i := range networks.Items {
+		f.networks[networks.Items[i].Name] = &networks.Items[i]
+	}
+	return nil
+}
+
+// readClaims reads the claims that the pod names, and those that were made for it.
+func (f *facts) readClaims(ctx context.Context, s Sources) error {
+	for i := range f.pod.Spec.ResourceClaims {
+		wanted := &f.pod.Spec.ResourceClaims[i]
+		name, _, err := resourceclaim.Name(f.pod, wanted)
+		switch {
+		case err != nil:
+			f.claims = append(f.claims, podClaim{inPod: wanted.Name, why: fmt.Sprintf("the ResourceClaim of template %s has not been made yet: "+
+				"see whether the template exists, and that kube-controller-manager runs", ptr.Deref(wanted.ResourceClaimTemplateName, ""))})
+			continue
+		case name == nil: // none is needed
+			continue
+		}
+		if err := f.readClaim(ctx, s, wanted.Name, *name); err != nil {
+			return err
+		}
+	}
+	if made := f.pod.Status.ExtendedResourceClaimStatus; made != nil {
+		return f.readClaim(ctx, s, "", made.ResourceClaimName)
+	}
+	return nil
+}
+
+func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) error {
+	claim := &resourceapi.ResourceClaim{}
+	err := s.Reader.Get(ctx, types.NamespacedName{Namespace: f.pod.Namespace, Name: name}, claim)
+	if apierrors.IsNotFound(err) {
+		f.claims = append(f.claims, podClaim{inPod: inPod, why: fmt.Sprintf("ResourceClaim %s does not exist: create it", name)})
+		return nil
+	}
+	f.claims = append(f.claims, podClaim{inPod: inPod, claim: claim})
+	return err
+}
+
+// readPorts reads the XPUPorts of the pod's claims, and those that the agent made for the pod.
+func (f *facts) readPorts(ctx context.Context, s Sources) error {
+	var ports v1alpha1.XPUPortList
+	if err := s.Reader.List(ctx, &ports); err != nil {
+		return err
+	}
+	ours := sets.New[types.UID]()
+	for _, c := range f.claims {
+		if c.claim != nil {
+			ours.Insert(c.claim.UID)
+		}
+	}
+	f.ports = slices.DeleteFunc(ports.Items, func(p v1alpha1.XPUPort) bool {
+		forPod := p.Spec.Pod != nil && p.Spec.Pod.UID == f.pod.UID
+		return !forPod && !ours.Has(p.Spec.Claim.UID)
+	})
+	return nil
+}
+
+// readEvents reads those about the pod, its claims and its XPUPorts.
+func (f *facts) readEvents(ctx context.Context, s Sources) error {
+	about := sets.New(f.pod.UID)
+	namespaces := sets.New(f.pod.Namespace)
+	for _, c := range f.claims {
+		if c.claim != nil {
+			about.Insert(c.claim.UID)
+		}
+	}
+	for _, p := range f.ports {
+		about.Insert(p.UID)
+		namespaces.Insert(p.Namespace)
+	}
+	for _, namespace := range sets.List(namespaces) {
+		var events corev1.EventList
+		if err := s.Reader.List(ctx, &events, client.InNamespace(namespace)); err != nil {
+			return err
+		}
+		for _, e := range events.Items {
+			if about.Has(e.InvolvedObject.UID) {
+				f.events = append(f.events, newEvent(e))
+			}
+		}
+	}
+	slices.SortStableFunc(f.events, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	return nil
+}
+
+func newEvent(e corev1.Event) Event {
+	out := Event{
+		Time: e.FirstTimestamp.Time, Type: e.Type, Reason: e.Reason, Object: e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name,
+		From: cmp.Or(e.ReportingController, e.Source.Component), Message: e.Message, Count: e.Count,
+	}
+	last := []time.Time{e.EventTime.Time, e.LastTimestamp.Time}
+	if e.Series != nil {
+		last = append(last, e.Series.LastObservedTime.Time)
+		out.Count = e.Series.Count
+	}
+	for _, t := range last {
+		if t.After(out.Time) {
+			out.Time = t
+		}
+	}
+	return out
+}
+
+// askScheduler asks where a pod without a node would go.
+func (f *facts) askScheduler(ctx context.Context, s Sources) error {
+	if f.pod.Spec.NodeName != "" || f.pod.DeletionTimestamp != nil {
+		return nil
+	}
+	var err error
+	if f.why, f.target, err = s.Schedule(ctx, f.pod); err != nil {
+		f.unknown = append(f.unknown, fmt.Sprintf("where the pod could go: %v", err))
+	}
+	return nil
+}
+
+// askAgent asks the agent of the pod's node. That a person may not, or that it does not run, leaves less to tell.
+func (f *facts) askAgent(ctx context.Context, s Sources) {
+	if f.pod.Spec.NodeName == "" {
+		return
+	}
+	var err error
+	if f.state, err = s.State(ctx, f.pod.Spec.NodeName); err != nil {
+		f.unknown = append(f.unknown, fmt.Sprintf("what the agent knows: %v", err))
+	}
+}
+
+// attachment is what the agent says of the Function, by its ID as text; nil if it says nothing, or that somebody else has it.
+func (f *facts) attachment(function string, owns func(*nodestate.Attachment) bool) *nodestate.Attachment {
+	if f.state == nil {
+		return nil
+	}
+	for _, known := range f.state.Functions {
+		if known.ID.String() == function && known.Attachment != nil && owns(known.Attachment) {
+			return known.Attachment
+		}
+	}
+	return nil
+}
+
+// warning is the newest of the warnings with one of the reasons, nil if there is none.
+func (f *facts) warning(reasons ...string) *Event {
+	for i := range slices.Backward(f.events) {
+		if e := &f.events[i]; e.Type == corev1.EventTypeWarning && slices.Contains(reasons, e.Reason) {
+			return e
+		}
+	}
+	return nil
+}
