@@ -209,7 +209,8 @@ func TestVerdict(t *testing.T) {
 			c.pod.DeletionTimestamp, c.pod.Finalizers = &metav1.Time{Time: at}, []string{"example.com/x"}
 			c.attachment().State, c.attachment().Hook = "Releasing", &nodestate.Hook{Name: "10-note", Attempts: 3, Error: "exit status 75"}
 		}, false, title + " is not Released: post-delete hook 10-note failed 3 times: exit status 75"},
-		"resource": {byResource, true, "nothing is wrong"},
+		"resource":                   {byResource, true, "nothing is wrong"},
+		"resource, Port by Allocate": {func(c *cluster) { byResource(c); c.port.Spec.Pod = nil }, true, "nothing is wrong"},
 		"resource, not given": {func(c *cluster) {
 			byResource(c)
 			c.state.Functions[0].Attachment = nil

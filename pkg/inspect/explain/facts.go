@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
@@ -46,6 +47,7 @@ func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, e
 	if err := s.Reader.Get(ctx, key, f.pod); err != nil {
 		return nil, err
 	}
+	f.askAgent(ctx, s)
 	for _, collect := range []func(context.Context, Sources) error{
 		f.readDeclarations, f.readClaims, f.readPorts, f.readEvents, f.askScheduler,
 	} {
@@ -53,7 +55,6 @@ func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, e
 			return nil, fmt.Errorf("pod %s: %w", key, err)
 		}
 	}
-	f.askAgent(ctx, s)
 	return f, nil
 }
 
@@ -98,17 +99,18 @@ func (f *facts) readClaims(ctx context.Context, s Sources) error {
 }
 
 func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) error {
-	claim := &resourceapi.ResourceClaim{}
-	err := s.Reader.Get(ctx, types.NamespacedName{Namespace: f.pod.Namespace, Name: name}, claim)
+	found := &resourceapi.ResourceClaim{}
+	err := s.Reader.Get(ctx, types.NamespacedName{Namespace: f.pod.Namespace, Name: name}, found)
 	if apierrors.IsNotFound(err) {
 		f.claims = append(f.claims, podClaim{inPod: inPod, why: fmt.Sprintf("ResourceClaim %s does not exist: create it", name)})
 		return nil
 	}
-	f.claims = append(f.claims, podClaim{inPod: inPod, claim: claim})
+	f.claims = append(f.claims, podClaim{inPod: inPod, claim: found})
 	return err
 }
 
-// readPorts reads the XPUPorts of the pod's claims, and those that the agent made for the pod.
+// readPorts reads the XPUPorts of the pod's claims, and those that the agent made for the pod. One that it made when the kubelet allocated the
+// Function names no pod.
 func (f *facts) readPorts(ctx context.Context, s Sources) error {
 	var ports v1alpha1.XPUPortList
 	if err := s.Reader.List(ctx, &ports); err != nil {
@@ -120,9 +122,15 @@ func (f *facts) readPorts(ctx context.Context, s Sources) error {
 			ours.Insert(c.claim.UID)
 		}
 	}
+	has := func(a *nodestate.Attachment) bool { return a.Resource != "" && a.Pod.UID == string(f.pod.UID) }
 	f.ports = slices.DeleteFunc(ports.Items, func(p v1alpha1.XPUPort) bool {
-		forPod := p.Spec.Pod != nil && p.Spec.Pod.UID == f.pod.UID
-		return !forPod && !ours.Has(p.Spec.Claim.UID)
+		switch {
+		case p.Spec.Claim.UID != "":
+			return !ours.Has(p.Spec.Claim.UID)
+		case p.Spec.Pod != nil:
+			return p.Spec.Pod.UID != f.pod.UID
+		}
+		return p.Spec.NodeName != f.pod.Spec.NodeName || p.Spec.Ahead || f.attachment(claim.FunctionOf(p.Spec.Function).String(), has) == nil
 	})
 	return nil
 }

@@ -29,6 +29,7 @@ func (w *World) resourceSteps() []Step {
 		{"Pools for the device plugin beside those for claims; the kubelet counts extended resources", w.declareResources},
 		{"Pods ask for extended resources and name networks", w.runResourcePods},
 		{"Packets, as before", w.exchangeResources},
+		{"What an administrator sees, as before", w.inspectResourcePods},
 		{
 			"Both worlds on one node: by the device plugin, by a claim, and by a claim that the scheduler writes",
 			w.runBothWorlds,

@@ -87,6 +87,7 @@ func (w *World) claimSteps() []Step {
 		{"Pools, networks and classes; the VFs appear in ResourceSlices", w.declare},
 		{"Pods claim VFs on networks; the xPU is ready before they run", w.runPods},
 		{"Packets: VF - representor - bridge - VXLAN - bridge - representor - VF, and none between networks", w.exchange},
+		{"What an administrator sees: xpuctl explains a pod, and shows a host", w.inspectPods},
 		{"Pods are deleted, and everything is as it was", w.deletePods},
 	}
 }

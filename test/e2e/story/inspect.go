@@ -1,0 +1,110 @@
+package story
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// xpuctl calls the program as an administrator does, and returns what it prints.
+func (w *World) xpuctl(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(w.Bin, "xpuctl"), append(args, "--kubeconfig="+w.cluster.Kubeconfig)...)
+	var out, problems bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problems
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("xpuctl %s: %w: %s%s", strings.Join(args, " "), err, &problems, &out)
+	}
+	return out.String(), nil
+}
+
+// inspectPods has xpuctl tell what the story knows: that nothing is wrong with its pods.
+func (w *World) inspectPods(ctx context.Context) error {
+	var names []string
+	for _, p := range w.pods {
+		names = append(names, p.name)
+	}
+	return w.inspect(ctx, names)
+}
+
+func (w *World) inspectResourcePods(ctx context.Context) error {
+	var names []string
+	for _, p := range resourcePods {
+		names = append(names, p.name)
+	}
+	return w.inspect(ctx, names)
+}
+
+func (w *World) inspect(ctx context.Context, names []string) error {
+	for i, name := range names {
+		out, err := w.xpuctl(ctx, "explain", "pod", name, "--namespace=default")
+		if err != nil {
+			return err
+		}
+		if !strings.HasPrefix(out, "pod default/"+name+": nothing is wrong") {
+			return fmt.Errorf("xpuctl explain pod %s says\n%s", name, out)
+		}
+		if i == 0 {
+			w.tell("xpuctl explain pod "+name, out)
+		}
+	}
+	for _, node := range w.cluster.Nodes {
+		out, err := w.xpuctl(ctx, "discover", "--node="+node.Name)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(out, "Attached") {
+			return fmt.Errorf("xpuctl discover --node=%s shows no Function in a pod:\n%s", node.Name, out)
+		}
+		if node.Name == w.cluster.Nodes[0].Name {
+			w.tell("xpuctl discover --node="+node.Name, out)
+		}
+	}
+	for _, command := range []string{"pools", "ports", "networks", "xpus"} {
+		out, err := w.xpuctl(ctx, command)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(out) {
+			if strings.HasPrefix(line, " ") { // what is wrong with something
+				return fmt.Errorf("xpuctl %s says\n%s", command, out)
+			}
+		}
+	}
+	if _, err := w.xpuctl(ctx, "dead-letters"); err != nil {
+		return err
+	}
+	return w.collect(ctx)
+}
+
+// collect makes the archive for a bug report, in which nothing is missing.
+func (w *World) collect(ctx context.Context) error {
+	file := filepath.Join(w.dir, "bundle.tar.gz")
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) { // of the act before
+		return err
+	}
+	if _, err := w.xpuctl(ctx, "bundle", "--filename="+file); err != nil {
+		return err
+	}
+	missing, err := exec.CommandContext(ctx, "tar", "--extract", "--to-stdout", "--wildcards", "--file="+file, "*/errors.txt").Output()
+	if err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("xpuctl bundle could not read everything:\n%s", missing)
+	}
+	return nil
+}
+
+// tell prints a command and what it printed.
+func (w *World) tell(command, out string) {
+	w.Detail("$ %s", command)
+	for line := range strings.Lines(strings.TrimSpace(out)) {
+		w.Detail("  %s", strings.TrimRight(line, "\n"))
+	}
+}
