@@ -24,7 +24,9 @@ func main() {
 
 func run(dir string) error {
 	flags, err := flagsPage([]string{
-		"xpu-agent", "xpu-agent install-cni", "xpu-controller", "opi-bridge", "xpuctl", "xpuctl schedule", "xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp",
+		"xpu-agent", "xpu-agent install-cni", "xpu-agent state", "xpu-agent release", "xpu-controller", "opi-bridge",
+		"xpuctl", "xpuctl explain pod", "xpuctl discover", "xpuctl pools", "xpuctl ports", "xpuctl networks", "xpuctl xpus",
+		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule", "xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp",
 	})
 	if err != nil {
 		return err

@@ -84,7 +84,7 @@ func Pools(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.
 		if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
 			spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
 			resource = cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
-			provision = string(spec.ProvisionAt)
+			provision = string(cmp.Or(spec.ProvisionAt, v1alpha1.ProvisionAtAdd))
 		} else {
 			taken = strconv.Itoa(allocated[p.Name])
 		}

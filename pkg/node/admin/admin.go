@@ -106,8 +106,8 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if wanted.Hook == nodestate.PortHook && !wanted.PortGone {
-		http.Error(w, fmt.Sprintf("Function %s: the xPU may still serve its Port, and its next owner would share it; make sure that it does "+
-			"not, and say so", wanted.Function), http.StatusConflict)
+		http.Error(w, fmt.Sprintf("Function %s: the xPU may still serve its Port, and its next owner would share it: make sure that it does "+
+			"not, and say so by --port-gone", wanted.Function), http.StatusConflict)
 		return
 	}
 	if err := s.GiveUp(r.Context(), wanted.Function, wanted.Hook); err != nil {
