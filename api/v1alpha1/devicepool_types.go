@@ -14,6 +14,24 @@ const (
 	PublishDevicePlugin PublishMode = "DevicePlugin"
 )
 
+// DeviceModel says what the devices of a pool are in ResourceSlices.
+// +kubebuilder:validation:Enum=Functions;Counters;Ports
+type DeviceModel string
+
+const (
+	// ModelFunctions: each VF and SF is a device.
+	ModelFunctions DeviceModel = "Functions"
+
+	// ModelCounters: each VF and SF is a device, and so is their PF as a whole. They share counters (KEP-4815): a pod gets the PF, or
+	// pods get its VFs and SFs, never both. A PF is a device only where the pool has all of its VFs.
+	ModelCounters DeviceModel = "Counters"
+
+	// ModelPorts: each PF is one device that many claims share (KEP-5075), with ports and bandwidth as its capacity. A claim takes one
+	// port, and as much of the bandwidth as it asks for, which becomes the highest rate of a VF. The agent chooses the VF when the
+	// kubelet prepares the claim.
+	ModelPorts DeviceModel = "Ports"
+)
+
 // ProvisionMode says when the xPU is made ready for a Function.
 // +kubebuilder:validation:Enum=OnPrepare;BeforeBind;Ahead
 type ProvisionMode string
@@ -278,6 +296,8 @@ func PrivilegedFields() []PrivilegedField {
 // +kubebuilder:validation:XValidation:rule="!has(self.devicePlugin) || has(self.publish) && self.publish == 'DevicePlugin'",message="devicePlugin is only for pools with publish: DevicePlugin"
 // +kubebuilder:validation:XValidation:rule="!has(self.devicePlugin) || !has(self.devicePlugin.provisionAt) || self.devicePlugin.provisionAt != 'Allocate' || has(self.network) && size(self.network) > 0",message="provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"
 // +kubebuilder:validation:XValidation:rule="!has(self.provision) || self.provision != 'Ahead' || has(self.network) && size(self.network) > 0 && (!has(self.publish) || self.publish == 'DRA') && !has(self.sfs)",message="provision: Ahead needs network and publish: DRA, and no sfs: a Port can be made ahead only for a Function that is there, in a network that is known"
+// +kubebuilder:validation:XValidation:rule="!has(self.model) || self.model == 'Functions' || !has(self.publish) || self.publish == 'DRA'",message="model is only for pools with publish: DRA, as the device plugin API has only whole devices"
+// +kubebuilder:validation:XValidation:rule="!has(self.model) || self.model != 'Ports' || (!has(self.provision) || self.provision == 'OnPrepare') && !has(self.sfs) && (!has(self.deviceType) || self.deviceType == 'netDevice')",message="model: Ports needs provision: OnPrepare, as no VF is chosen before; and VFs, so no sfs and no deviceType but netDevice"
 // +kubebuilder:validation:XValidation:rule="!has(self.portsAhead) || has(self.provision) && self.provision == 'Ahead'",message="portsAhead is only for pools with provision: Ahead"
 type DevicePoolSpec struct {
 	// NodeSelector limits the pool to nodes with these labels; empty means every node.
@@ -312,7 +332,7 @@ type DevicePoolSpec struct {
 	SFs *SFSpec `json:"sfs,omitempty"`
 
 	// MaxAllocated is how many of the pool's Functions at one PF may be allocated at once, VFs and SFs together: less
-	// than there are, where they share what the PF has. Absent means all.
+	// than there are, where they share what the PF has. Absent means all. With model: Ports it is how many ports the PF has.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	MaxAllocated *int32 `json:"maxAllocated,omitempty"`
@@ -326,6 +346,11 @@ type DevicePoolSpec struct {
 	// +optional
 	// +kubebuilder:default=DRA
 	Publish PublishMode `json:"publish,omitempty"`
+
+	// Model says what the devices in ResourceSlices are; Functions if it is empty. Claims that have devices of another model keep
+	// them when it is changed.
+	// +optional
+	Model DeviceModel `json:"model,omitempty"`
 
 	// Provision says when the xPU is made ready.
 	// +optional

@@ -150,6 +150,16 @@ func TestValidation(t *testing.T) {
 			}), "driver is not for pools with sfs"},
 			{"pool of an unknown driver", pool(func(p *v1alpha1.DevicePool) { p.Spec.Driver = "uio" }), "spec.driver"},
 			{"pool with few at once", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.MaxAllocated = "few", ptr.To(int32(2)) }), ""},
+			{"pool whose PFs or VFs are devices", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.Model = "counters", v1alpha1.ModelCounters }), ""},
+			{"pool whose PFs claims share", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.Model = "ports", v1alpha1.ModelPorts }), ""},
+			{"pool of an unknown model", pool(func(p *v1alpha1.DevicePool) { p.Spec.Model = "Slices" }), "spec.model"},
+			{"pool whose PFs claims share before they are bound", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Model, p.Spec.Provision = v1alpha1.ModelPorts, v1alpha1.ProvisionBeforeBind
+			}), "model: Ports needs provision: OnPrepare"},
+			{"pool whose PFs claims share, of SFs", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Model, p.Spec.SFs = v1alpha1.ModelPorts, &v1alpha1.SFSpec{Count: 4}
+			}), "model: Ports needs provision: OnPrepare"},
+			{"pool whose PFs claims share, of the kubelet's", plugin(func(p *v1alpha1.DevicePool) { p.Spec.Model = v1alpha1.ModelPorts }), "model is only for pools with publish: DRA"},
 			{"pool with none at once", pool(func(p *v1alpha1.DevicePool) { p.Spec.MaxAllocated = ptr.To(int32(0)) }), "spec.maxAllocated"},
 			{"pool with few at once of the kubelet's", plugin(func(p *v1alpha1.DevicePool) { p.Spec.MaxAllocated = ptr.To(int32(2)) }), "maxAllocated is only for pools with publish: DRA"},
 			{"xpu", xpu(func(*v1alpha1.XPUSpec) {}), ""},

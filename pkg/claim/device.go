@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
@@ -17,10 +18,15 @@ import (
 type Device struct {
 	// Request is the request that the Function serves, "request/subrequest" for a prioritized list.
 	Request string
-	// Pool and Name are those of the ResourceSlice. ID is Pool, parsed, and Function is Name, parsed.
+	// Pool and Name are those of the ResourceSlice. ID is Pool, parsed, and Function is Name, parsed, unless Share is set.
 	Pool, Name string
 	ID         PoolID
 	Function   function.ID
+	// Share is the part of a PF that the claim has, where claims share the PF (model: Ports); "" for a whole Function. Function is then
+	// the VF that the agent chose for it, and its zero value before.
+	Share types.UID
+	// Bandwidth is how much of a shared PF's the claim has, in Mbit/s; 0 if the PF has no such capacity.
+	Bandwidth int
 	// BeforeBind says that the scheduler holds the pod until the xPU serves the Port.
 	BeforeBind bool
 	// Config is what the pod asks of the interface, merged from class and claim; invalid if ConfigErr is set.
@@ -70,6 +76,11 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 		Function:   function,
 		BeforeBind: slices.Contains(result.BindingConditions, v1alpha1.ConditionProvisioned),
 	}
+	if result.ShareID != nil {
+		device.Share = *result.ShareID
+		device.Function = chosen(claim, result)
+		device.Bandwidth = bandwidth(result)
+	}
 	if ptr.Deref(result.AdminAccess, false) {
 		device.ConfigErr = errors.New("adminAccess: Forbidden: a Function that is in use cannot be attached a second time; " +
 			"request it without adminAccess")
@@ -78,6 +89,9 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 	device.Config, device.Privileged, device.ConfigErr = config(claim.Status.Allocation.Devices.Config, result)
 	if device.ConfigErr == nil {
 		device.Interface, device.ConfigErr = interfaceOf(&device.Config)
+	}
+	if device.ConfigErr == nil && device.Bandwidth > 0 {
+		device.Interface.VF, device.ConfigErr = limited(device.Interface.VF, device.Bandwidth)
 	}
 	return device, nil
 }

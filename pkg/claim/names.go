@@ -129,7 +129,7 @@ const CDIKind = v1alpha1.GroupName + "/function"
 // uidLength is the length of a claim's UID, RFC 9562.
 const uidLength = 36
 
-// CDIDeviceName is the name of the CDI device for a claim's device: "<UID>-<device>". The UID keeps a runtime from using a
+// CDIDeviceName is the name of the CDI device for a claim's Function: "<UID>-<device name>", as of [function.ID.DeviceName]. The UID keeps a runtime from using a
 // cached device of another claim.
 func CDIDeviceName(claim types.UID, device string) string { return string(claim) + "-" + device }
 
@@ -151,3 +151,9 @@ func SplitCDIDeviceName(name string) (claim types.UID, id function.ID, ok bool) 
 	id, err := function.ParseDeviceName(name[uidLength+1:])
 	return types.UID(name[:uidLength]), id, err == nil
 }
+
+// Names of the capacity of PFs that claims share (model: Ports), in the driver's domain.
+const (
+	CapacityPorts     = "ports"     // how many claims can have a VF of the PF
+	CapacityBandwidth = "bandwidth" // of the link, in bit/s
+)

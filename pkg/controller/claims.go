@@ -23,6 +23,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // claims creates an XPUPort for every Function that is allocated to a ResourceClaim, deletes it when the Function is no
@@ -168,6 +169,9 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	}
 	before := c.DeepCopy()
 	for i := range devices {
+		if devices[i].Function == (function.ID{}) {
+			continue // a share, for which the agent has not chosen a VF yet
+		}
 		told, again, err := r.device(ctx, &c, &devices[i], ports)
 		if err != nil {
 			return ctrl.Result{}, err

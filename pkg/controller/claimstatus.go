@@ -57,7 +57,7 @@ func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClai
 // deviceStatus is the claim's entry for the device, nil if there is none.
 func deviceStatus(c *resourceapi.ResourceClaim, d *claim.Device) *resourceapi.AllocatedDeviceStatus {
 	for i := range c.Status.Devices {
-		if s := &c.Status.Devices[i]; s.Driver == v1alpha1.GroupName && s.Pool == d.Pool && s.Device == d.Name {
+		if s := &c.Status.Devices[i]; claim.IsOf(s, d.Pool, d.Name, d.Share) {
 			return s
 		}
 	}
@@ -74,8 +74,7 @@ func deviceCondition(c *resourceapi.ResourceClaim, d *claim.Device, conditionTyp
 // say nothing are removed.
 func setConditions(c *resourceapi.ResourceClaim, d *claim.Device, wanted []metav1.Condition) {
 	if deviceStatus(c, d) == nil {
-		entry := resourceapi.AllocatedDeviceStatus{Driver: v1alpha1.GroupName, Pool: d.Pool, Device: d.Name}
-		c.Status.Devices = append(c.Status.Devices, entry)
+		c.Status.Devices = append(c.Status.Devices, claim.NewEntry(d.Pool, d.Name, d.Share))
 	}
 	conditions := &deviceStatus(c, d).Conditions
 	for _, conditionType := range claimConditions {

@@ -35,7 +35,7 @@ type VDPA struct {
 }
 
 // Function is a PCI network function of the node, or an accelerator, as the kernel shows it. While it exists, only Netdev,
-// Driver and what a driver makes (RDMA, RDMADevices, PKey, VDPA, IOMMUGroup, DDPProfile), PFDriver, PFName, LinkType, LinkUp,
+// Driver and what a driver makes (RDMA, RDMADevices, PKey, VDPA, IOMMUGroup, DDPProfile), PFDriver, PFName, LinkType, LinkUp, LinkSpeed,
 // NumVFs, VFOffset, VFStride and DefaultRoute change. A move of the netdev and the RDMA devices to a pod changes Netdev and, if the node's
 // default route goes over the netdev, DefaultRoute.
 type Function struct {
@@ -72,7 +72,9 @@ type Function struct {
 	// bridge or a VLAN. While the routes cannot be read, it is true for all Functions with a netdev.
 	DefaultRoute bool
 	LinkUp       bool // the PF has a carrier, or had one when its netdev was last seen; true if it was never seen
-	Potential    bool // the SF does not exist yet: it is made when it is allocated, see [PotentialSF]
+	// LinkSpeed is a PF's, in Mbit/s, as its driver told it last; 0 if it never did, and for a VF or SF.
+	LinkSpeed int
+	Potential bool // the SF does not exist yet: it is made when it is allocated, see [PotentialSF]
 }
 
 // userspaceDrivers hand a device to a program instead of the kernel.

@@ -9,9 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	xpuclaim "github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// allocate makes a claim for a share of the devices. They are spread evenly: each host and PF has its share taken.
+// allocate makes claims for a part of the devices, or of the ports of PFs that claims share. They are spread evenly over hosts and PFs.
 func (c *Cluster) allocate(shape Shape, share float64) {
 	seen, taken := 0, 0
 	for _, slice := range c.Slices {
@@ -19,13 +21,23 @@ func (c *Cluster) allocate(shape Shape, share float64) {
 			if shape.allocatable != nil && !shape.allocatable(device) {
 				continue
 			}
-			seen++
-			if taken < int(math.Round(share*float64(seen))) {
-				taken++
-				c.Claims = append(c.Claims, claim(taken, shape.Classes[0].Name, slice, device))
+			for range ports(device) {
+				seen++
+				if taken < int(math.Round(share*float64(seen))) {
+					taken++
+					c.Claims = append(c.Claims, claim(taken, shape.Classes[0].Name, slice, device))
+				}
 			}
 		}
 	}
+}
+
+// ports is how many claims can have the device.
+func ports(device resourceapi.Device) int64 {
+	if capacity, shared := device.Capacity[xpuclaim.CapacityPorts]; shared {
+		return capacity.Value.Value()
+	}
+	return 1
 }
 
 // claim is one that has the device, as the scheduler would have left it for a pod that runs.

@@ -28,7 +28,7 @@ func generated(t *testing.T, shape string, o Options) *Cluster {
 // TestShapes: all shapes have as many devices as they say, within the limits of the API.
 func TestShapes(t *testing.T) {
 	want := map[string]int{
-		"dgx-a100": 208, "sriov": 128,
+		"dgx-a100": 208, "sriov": 128, "sriov-counters": 130, "sriov-ports": 2,
 		"foozer-1000-tiny": 2, "foozer-1000-small": 4, "foozer-1000-medium": 8, "foozer-1000-large": 16,
 		"foozer-4000-tiny": 2, "foozer-4000-small": 4, "foozer-4000-medium": 8, "foozer-4000-large": 16,
 	}
@@ -80,7 +80,7 @@ func TestAllocated(t *testing.T) {
 		shape     string
 		allocated float64
 		want      int
-	}{{"sriov", 0.4, 102}, {"sriov", 1, 256}, {"sriov", 0, 0}, {"dgx-a100", 0.5, 8}} {
+	}{{"sriov", 0.4, 102}, {"sriov", 1, 256}, {"sriov", 0, 0}, {"dgx-a100", 0.5, 8}, {"sriov-counters", 0.25, 64}, {"sriov-ports", 0.5, 128}} {
 		cluster := generated(t, tt.shape, Options{Nodes: 2, Allocated: tt.allocated})
 		if len(cluster.Claims) != tt.want {
 			t.Errorf("%s, %g: %d claims, want %d", tt.shape, tt.allocated, len(cluster.Claims), tt.want)
@@ -88,7 +88,11 @@ func TestAllocated(t *testing.T) {
 		taken := sets.New[string]()
 		for _, c := range cluster.Claims {
 			result := c.Status.Allocation.Devices.Results[0]
-			taken.Insert(result.Pool + "/" + result.Device)
+			device := result.Pool + "/" + result.Device
+			if result.ShareID != nil {
+				device += string(*result.ShareID)
+			}
+			taken.Insert(device)
 		}
 		if len(taken) != tt.want {
 			t.Errorf("%s, %g: %d devices are taken, want %d", tt.shape, tt.allocated, len(taken), tt.want)

@@ -21,27 +21,40 @@ const (
 	defaultVFs = 64
 	// firstVFOffset and vfStride are those of SR-IOV capabilities as ConnectX cards have them.
 	firstVFOffset, vfStride = 2, 1
+	linkSpeed               = 100_000 // Mbit/s
 )
 
-// sriovs returns the shapes of hosts with SR-IOV, as xpu-agent publishes them.
+// sriovs returns the shapes of hosts with SR-IOV, as xpu-agent publishes them by each device model.
 func sriovs() []Shape {
-	return []Shape{{
-		Name:        "sriov",
-		Description: "VFs as devices, as xpu-agent publishes a DevicePool",
-		Classes: []*resourceapi.DeviceClass{class(v1alpha1.GroupName,
-			`device.driver == "`+v1alpha1.GroupName+`" && device.attributes["`+v1alpha1.GroupName+`"].pool == "`+sriovPool+`"`)},
-		sized: true,
-		pools: func(node string, _ int, o Options) []pool {
-			return sriovPools(node, v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, o)
-		},
-	}}
+	classes := []*resourceapi.DeviceClass{class(v1alpha1.GroupName,
+		`device.driver == "`+v1alpha1.GroupName+`" && device.attributes["`+v1alpha1.GroupName+`"].pool == "`+sriovPool+`"`)}
+	shape := func(name, description string, model v1alpha1.DeviceModel) Shape {
+		return Shape{Name: name, Description: description, Classes: classes, sized: true, allocatable: isPartOfPF(model), pools: func(node string, _ int, o Options) []pool {
+			return sriovPools(node, v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: model}, o)
+		}}
+	}
+	return []Shape{
+		shape("sriov", "VFs as devices, as xpu-agent publishes a DevicePool", v1alpha1.ModelFunctions),
+		shape("sriov-counters", "VFs and whole PFs as devices with shared counters, as of a DevicePool with model: Counters", v1alpha1.ModelCounters),
+		shape("sriov-ports", "PFs that claims share, with ports and bandwidth, as of a DevicePool with model: Ports", v1alpha1.ModelPorts),
+	}
+}
+
+// isPartOfPF counts no whole PF whose VFs are devices too.
+func isPartOfPF(model v1alpha1.DeviceModel) func(resourceapi.Device) bool {
+	return func(d resourceapi.Device) bool {
+		kind := d.Attributes["kind"].StringValue
+		return model != v1alpha1.ModelCounters || kind == nil || *kind != string(function.PF)
+	}
 }
 
 // sriovPools are what the agent of a host publishes.
 func sriovPools(node string, spec v1alpha1.DevicePoolSpec, o Options) []pool {
-	p := nodepool.Pool{Name: sriovPool, Spec: spec}
+	p := nodepool.Pool{Name: sriovPool, Spec: spec, PFs: map[pci.Address]function.Function{}}
 	for pf := range cmp.Or(o.PFs, defaultPFs) {
-		p.Functions = append(p.Functions, vfs(pf, cmp.Or(o.VFs, defaultVFs))...)
+		made := vfs(pf, cmp.Or(o.VFs, defaultVFs))
+		p.PFs[made[0].PF] = pfOf(made)
+		p.Functions = append(p.Functions, made...)
 	}
 	healthy := func(function.Function) []function.Problem { return nil }
 	ahead := func(function.ID, string) bool { return false }
@@ -75,6 +88,14 @@ func vfs(pf, count int) []function.Function {
 		}
 	}
 	return vfs
+}
+
+// pfOf is the PF of the VFs.
+func pfOf(vfs []function.Function) function.Function {
+	pf := vfs[0]
+	pf.ID, pf.Kind, pf.Index, pf.Device = function.ID{Address: pf.PF}, function.PF, -1, "a2dc"
+	pf.NumVFs, pf.LinkSpeed = len(vfs), linkSpeed
+	return pf
 }
 
 // routed is the PCI address of a routing ID on a bus: VFs that do not fit on their PF's bus are on the next ones.

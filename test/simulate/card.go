@@ -32,6 +32,8 @@ type Card struct {
 	NUMANode int
 	// Serial is the serial number in the card's Vital Product Data, at most 255 characters; none if it is empty.
 	Serial string
+	// LinkSpeed is that of each PF's link in Mbit/s; 0 for a driver that does not tell it.
+	LinkSpeed int
 	// Controller is the number by which the xPU knows the host, as in c1pf0vf3; 0 if its eswitch does not name controllers.
 	Controller int
 }

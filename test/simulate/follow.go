@@ -192,7 +192,7 @@ func netdevOf(f *function, link netlink.Link) netdev {
 		up: a.RawFlags&unix.IFF_UP != 0, carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
 	}
 	if f.Index < 0 {
-		n.portName = "p" + strconv.Itoa(f.pf)
+		n.portName, n.speed = "p"+strconv.Itoa(f.pf), f.card.LinkSpeed
 	}
 	return n
 }

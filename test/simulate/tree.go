@@ -132,6 +132,7 @@ type netdev struct {
 	carrier  bool
 	state    string // operstate
 	portName string // phys_port_name, "" if the driver has none
+	speed    int    // of the link in Mbit/s, 0 if the driver does not tell it
 }
 
 // show puts a netdev into its device's directory, in place of the one that was shown before; the zero value is none.
@@ -155,7 +156,7 @@ func (t tree) show(d *device, before, now netdev) error {
 		}
 	}
 	if !now.up {
-		return os.RemoveAll(filepath.Join(dir, "carrier"))
+		return errors.Join(os.RemoveAll(filepath.Join(dir, "carrier")), os.RemoveAll(filepath.Join(dir, "speed")))
 	}
 	return nil
 }
@@ -198,7 +199,7 @@ func (t tree) hide(d *device, n netdev) error {
 	return os.RemoveAll(gone)
 }
 
-// attributes of a netdev that is down lack carrier: the kernel refuses to read it then (EINVAL).
+// attributes of a netdev that is down lack carrier and speed: the kernel refuses to read them then (EINVAL).
 func (n netdev) attributes() map[string]string {
 	a := map[string]string{
 		"address": n.address, "ifindex": strconv.Itoa(n.index), "mtu": strconv.Itoa(n.mtu), "operstate": n.state,
@@ -206,6 +207,9 @@ func (n netdev) attributes() map[string]string {
 	}
 	if n.up {
 		a["carrier"] = map[bool]string{false: "0", true: "1"}[n.carrier]
+		if n.speed > 0 {
+			a["speed"] = map[bool]string{false: "-1", true: strconv.Itoa(n.speed)}[n.carrier]
+		}
 	}
 	if n.portName != "" {
 		a["phys_port_name"] = n.portName

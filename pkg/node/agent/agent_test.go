@@ -21,6 +21,7 @@ import (
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -262,8 +263,8 @@ func (w *world) allocate(name string, function function.ID) *resourceapi.Resourc
 	return w.allocateFor("pod1", "fast", name, function)
 }
 
-// allocateFor plays the scheduler: a claim of a Function of the DevicePool for the pod.
-func (w *world) allocateFor(pod, devicePool, name string, function function.ID) *resourceapi.ResourceClaim {
+// allocateFor plays the scheduler: a claim of a Function of the DevicePool for the pod, or of a share of a PF.
+func (w *world) allocateFor(pod, devicePool, name string, function function.ID, share ...types.UID) *resourceapi.ResourceClaim {
 	w.t.Helper()
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -293,6 +294,11 @@ func (w *world) allocateFor(pod, devicePool, name string, function function.ID) 
 			}}},
 		},
 		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: types.UID(pod + "-uid")}},
+	}
+	for i := range share {
+		result := &c.Status.Allocation.Devices.Results[i]
+		result.ShareID = &share[i]
+		result.ConsumedCapacity = map[resourceapi.QualifiedName]apiresource.Quantity{claim.CapacityPorts: apiresource.MustParse("1")}
 	}
 	if err := w.admin.Status().Update(w.t.Context(), c); err != nil {
 		w.t.Fatal(err)

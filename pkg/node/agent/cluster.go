@@ -120,6 +120,7 @@ func (c *clustered) attach() error {
 		Journal:          c.journal,
 		Lifecycle:        c.lifecycle,
 		DeviceNodes:      c.nodes,
+		Report:           c.status.Report,
 		RuntimeConnected: c.nri.AwaitConnected,
 		PodGoing:         dra.API{Client: c.clientset}.Going,
 		CDI:              cdi,

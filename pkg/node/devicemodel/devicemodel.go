@@ -21,7 +21,8 @@ import (
 // taint must not move devices to other slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// The one counter in DRA pools with maxAllocated (KEP-4815). Each device consumes 1 of it while it is allocated.
+// The one counter in DRA pools with maxAllocated or model: Counters (KEP-4815). Each device consumes 1 of it while it is allocated, and a PF all
+// that there is.
 const (
 	counterSetPF     = "pf"
 	counterFunctions = "functions"
@@ -45,21 +46,59 @@ func Resources(
 		for pf, functions := range p.ByPF() {
 			id := claim.PoolID{Node: node, PF: pf, DevicePool: p.Name}
 			toDevice := func(f function.Function) resourceapi.Device { return device(p, f, problems(f), mustWait(p, f)) }
+			if p.Spec.Model == v1alpha1.ModelPorts {
+				out.Pools[id.String()] = resourceslice.Pool{Slices: shared(p, p.PFs[pf], functions, problems)}
+				continue
+			}
 			out.Pools[id.String()] = resourceslice.Pool{Slices: slicesOf(p, functions, toDevice)}
 		}
 	}
 	return out
 }
 
-// slicesOf returns the slices for the pool's Functions of one PF, as [pool.Pool.ByPF] has them: counters, VFs, SFs. A Function's index determines its slice, so
-// a Function that comes or goes changes one slice only, unless it is alone in it. Counters come first, so that their index never
-// changes. In a slice, the devices for which no pod has to wait come first, as the scheduler takes the first that will do.
+// Devices are the Functions that are devices of a DRA pool in themselves: the VFs and SFs, and PFs by the model.
+func Devices(p pool.Pool) []function.Function {
+	var out []function.Function
+	for pf, functions := range p.ByPF() {
+		if p.Spec.Model == v1alpha1.ModelPorts {
+			if f, exists := p.PFs[pf]; exists {
+				out = append(out, f)
+			}
+			continue
+		}
+		if f, whole := wholePF(p, functions); whole {
+			out = append(out, f)
+		}
+		out = append(out, functions...)
+	}
+	return out
+}
+
+// Problems are those of one of [Devices]: of a PF that claims share, the ones that all of its VFs have.
+func Problems(p pool.Pool, f function.Function, problems func(function.Function) []function.Problem) []function.Problem {
+	if p.Spec.Model != v1alpha1.ModelPorts {
+		return problems(f)
+	}
+	common, _ := ofAll(onlyVFs(p.ByPF()[f.PF]), problems)
+	return common
+}
+
+// slicesOf returns the slices for the pool's Functions of one PF, as [pool.Pool.ByPF] has them: counters, the PF, VFs, SFs. A Function's
+// index determines its slice, so a Function that comes or goes changes one slice only, unless it is alone in it. Counters come first, so
+// that their index never changes. In a slice, the devices for which no pod has to wait come first, as the scheduler takes the first that
+// will do.
 func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function.Function) resourceapi.Device) []resourceslice.Slice {
 	var out []resourceslice.Slice
-	if p.Spec.MaxAllocated != nil {
+	total := allocatable(p, functions)
+	if counted(p) {
 		out = append(out, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{{
-			Name: counterSetPF, Counters: functionCounter(int64(*p.Spec.MaxAllocated)),
+			Name: counterSetPF, Counters: functionCounter(total),
 		}}})
+	}
+	if pf, whole := wholePF(p, functions); whole {
+		d := toDevice(pf)
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetPF, Counters: functionCounter(total)}}
+		out = append(out, resourceslice.Slice{Devices: []resourceapi.Device{d}})
 	}
 	sameSlice := func(a, b function.Function) bool {
 		return a.Kind == b.Kind && a.Index/devicesPerSlice == b.Index/devicesPerSlice
@@ -79,6 +118,33 @@ func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function
 	return out
 }
 
+// counted says whether the pool's devices consume counters.
+func counted(p pool.Pool) bool {
+	return p.Spec.MaxAllocated != nil || p.Spec.Model == v1alpha1.ModelCounters
+}
+
+// allocatable is how many of a PF's Functions may be allocated at once.
+func allocatable(p pool.Pool, functions []function.Function) int64 {
+	n := int64(len(functions))
+	if p.Spec.MaxAllocated != nil {
+		return int64(*p.Spec.MaxAllocated)
+	}
+	return n
+}
+
+// wholePF is the PF of the Functions if it is a device too: the pool has all of its VFs, so that its counters keep the PF from a pod while
+// another has one of them, and the node does not need it itself.
+func wholePF(p pool.Pool, functions []function.Function) (function.Function, bool) {
+	pf, exists := p.PFs[functions[0].PF]
+	vfs := 0
+	for _, f := range functions {
+		if f.Kind == function.VF {
+			vfs++
+		}
+	}
+	return pf, p.Spec.Model == v1alpha1.ModelCounters && exists && vfs == pf.NumVFs && !pf.DefaultRoute
+}
+
 func functionCounter(n int64) map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{counterFunctions: {Value: *resource.NewQuantity(n, resource.DecimalSI)}}
 }
@@ -87,11 +153,9 @@ func functionCounter(n int64) map[string]resourceapi.Counter {
 // of k8s.cni.cncf.io. No attribute changes when a pod takes the netdev. mustWait has the scheduler wait until the xPU serves a pod's
 // Port.
 func device(p pool.Pool, f function.Function, problems []function.Problem, mustWait bool) resourceapi.Device {
-	d := resourceapi.Device{
-		Name: f.ID.DeviceName(),
-		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"index": {IntValue: new(int64(f.Index))},
-		},
+	d := resourceapi.Device{Name: f.ID.DeviceName(), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}}
+	if f.Kind != function.PF {
+		d.Attributes["index"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.Index))}
 	}
 	if f.NUMANode >= 0 {
 		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
@@ -118,7 +182,7 @@ func device(p pool.Pool, f function.Function, problems []function.Problem, mustW
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
 		d.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
 	}
-	if p.Spec.MaxAllocated != nil {
+	if counted(p) {
 		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetPF, Counters: functionCounter(1)}}
 	}
 	for _, problem := range problems {

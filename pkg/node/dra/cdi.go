@@ -81,12 +81,12 @@ func (d *Driver) writeCDI(current journal.Attachment) error {
 	var devices []specs.Device
 	for _, c := range contents {
 		devices = append(devices, specs.Device{
-			Name: claim.CDIDeviceName(uid, c.attachment.Claim.Device),
+			Name: claim.CDIDeviceName(uid, c.attachment.Function.DeviceName()),
 			ContainerEdits: specs.ContainerEdits{
 				Env:         environment(d.suffix(c.attachment), c.attachment.Claim.Request, contents),
 				DeviceNodes: c.Nodes,
 				Mounts: []*specs.Mount{{
-					HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" + c.attachment.Claim.Device,
+					HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" + c.attachment.Function.DeviceName(),
 					Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
 				}},
 			},

@@ -16,8 +16,10 @@ import (
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -118,8 +120,11 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	}
 	before := object.Status.DeepCopy()
 	for _, a := range r.journal.ByClaim(c.UID) {
-		if a.State == journal.Attached || a.State == journal.Lost {
-			setDeviceStatus(&object.Status, a)
+		if a.State != journal.Attached && a.State != journal.Lost && a.Claim.Share == "" {
+			continue
+		}
+		if err := setDeviceStatus(&object.Status, a); err != nil {
+			return fmt.Errorf("status of claim %s/%s: Function %s: %w", c.Namespace, c.Name, a.Function, err)
 		}
 	}
 	if equality.Semantic.DeepEqual(before, &object.Status) {
@@ -133,23 +138,32 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	return nil
 }
 
-// setDeviceStatus sets the Ready condition and the network data of a device that is still allocated to the claim.
-func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) {
+// setDeviceStatus sets the Ready condition and the network data of a device that is still allocated to the claim, once it is attached; and
+// which Function was chosen for a share, so that the controller can make its Port.
+func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) error {
 	if !allocated(status, a.Claim) {
-		return
+		return nil
 	}
 	i := slices.IndexFunc(status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
-		return d.Driver == v1alpha1.GroupName && d.Pool == a.Claim.Pool && d.Device == a.Claim.Device
+		return claim.IsOf(&d, a.Claim.Pool, a.Claim.Device, a.Claim.Share)
 	})
 	if i < 0 {
 		i = len(status.Devices)
-		status.Devices = append(status.Devices, resourceapi.AllocatedDeviceStatus{
-			Driver: v1alpha1.GroupName, Pool: a.Claim.Pool, Device: a.Claim.Device,
-		})
+		status.Devices = append(status.Devices, claim.NewEntry(a.Claim.Pool, a.Claim.Device, a.Claim.Share))
 	}
 	entry := &status.Devices[i]
-	entry.NetworkData = networkData(a)
-	meta.SetStatusCondition(&entry.Conditions, ready(a))
+	if a.Claim.Share != "" {
+		data, err := claim.Choice{Function: a.Function}.Data()
+		if err != nil {
+			return err
+		}
+		entry.Data = data
+	}
+	if a.State == journal.Attached || a.State == journal.Lost {
+		entry.NetworkData = networkData(a)
+		meta.SetStatusCondition(&entry.Conditions, ready(a))
+	}
+	return nil
 }
 
 // ready returns the Ready condition of a device that is attached, or that the pod lost.
@@ -176,6 +190,6 @@ func allocated(status *resourceapi.ResourceClaimStatus, c journal.Claim) bool {
 		return false
 	}
 	return slices.ContainsFunc(status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == v1alpha1.GroupName && r.Pool == c.Pool && r.Device == c.Device
+		return r.Driver == v1alpha1.GroupName && r.Pool == c.Pool && r.Device == c.Device && ptr.Deref(r.ShareID, "") == c.Share
 	})
 }

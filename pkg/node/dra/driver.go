@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -62,6 +63,8 @@ type Driver struct {
 	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes. If ctx ends before, the
 	// error says what to do.
 	RuntimeConnected func(ctx context.Context) error
+	// Report has the status of a claim written, when a Function was chosen for it.
+	Report func(journal.Claim)
 	// PodGoing says whether a pod is being deleted, or gone; see [API.Going].
 	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
 	// CDI has a file for each claim.
@@ -142,12 +145,15 @@ func (d *Driver) prepare(
 	if err := d.RuntimeConnected(forRuntime); err != nil {
 		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
+	if err := d.choose(ctx, c, pod, devices); err != nil {
+		return nil, fmt.Errorf("claim %s/%s: %w", c.Namespace, c.Name, loop.WithCause(ctx, err))
+	}
 	names := chooseNames(pod, together, d.Journal.ByPod(pod.UID))
 	waiting, cancel := context.WithTimeout(ctx, d.ProvisionTimeout)
 	defer cancel()
 	var prepared []kubeletplugin.Device
 	for _, device := range devices {
-		attachment, err := d.wanted(waiting, c, pod, device, names[device.Function])
+		attachment, err := d.wanted(waiting, c, pod, device, names[placeOf(c.UID, device)])
 		if err == nil {
 			err = d.Lifecycle.Reserve(ctx, attachment)
 		}
@@ -158,13 +164,17 @@ func (d *Driver) prepare(
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w",
 				c.Namespace, c.Name, device.Request, device.Function, loop.WithCause(ctx, err))
 		}
-		prepared = append(prepared, kubeletplugin.Device{
+		ready := kubeletplugin.Device{
 			Requests:     []string{device.Request},
 			PoolName:     device.Pool,
 			DeviceName:   device.Name,
-			CDIDeviceIDs: []string{claim.CDIKind + "=" + claim.CDIDeviceName(c.UID, device.Name)},
+			CDIDeviceIDs: []string{claim.CDIKind + "=" + claim.CDIDeviceName(c.UID, device.Function.DeviceName())},
 			Metadata:     metadata(attachment),
-		})
+		}
+		if device.Share != "" {
+			ready.ShareID = &device.Share
+		}
+		prepared = append(prepared, ready)
 	}
 	return prepared, nil
 }
@@ -208,15 +218,8 @@ func (d *Driver) wanted(
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
 	}
-	want := journal.Attachment{
-		Function: device.Function, Pod: pod,
-		Claim: journal.Claim{
-			Namespace: c.Namespace, Name: c.Name, UID: c.UID,
-			Request: device.Request, Pool: device.Pool, Device: device.Name,
-			PodClaim: c.Annotations[resourceapi.PodResourceClaimAnnotation],
-		},
-		AnyName: device.Interface.Name == "",
-	}
+	want := reservation(c, pod, device)
+	want.AnyName = device.Interface.Name == ""
 	if _, err := d.Lifecycle.Admit(ctx, want); err != nil {
 		return want, err
 	}
@@ -255,6 +258,18 @@ func (d *Driver) wanted(
 	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
 	want.Interface.Name = name.name
 	return want, name.err
+}
+
+// reservation is an attachment that says for whom a Function is, and nothing else.
+func reservation(c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device) journal.Attachment {
+	return journal.Attachment{
+		Function: device.Function, Pod: pod,
+		Claim: journal.Claim{
+			Namespace: c.Namespace, Name: c.Name, UID: c.UID,
+			Request: device.Request, Pool: device.Pool, Device: device.Name, Share: device.Share,
+			PodClaim: c.Annotations[resourceapi.PodResourceClaimAnnotation],
+		},
+	}
 }
 
 // errGone is the error for a Function that the node does not have.
@@ -335,7 +350,7 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 	var out kubeletplugin.DeviceHealthReport
 	pools, _ := d.Pools()
 	for _, p := range pools {
-		for _, f := range p.Functions {
+		for _, f := range devicemodel.Devices(p) {
 			device := kubeletplugin.DeviceHealth{
 				PoolName:           claim.PoolID{Node: d.Node, PF: f.PF, DevicePool: p.Name}.String(),
 				DeviceName:         f.ID.DeviceName(),
@@ -344,7 +359,7 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 				HealthCheckTimeout: healthTimeout,
 			}
 			var messages []string
-			for _, problem := range d.Health.Problems(f) {
+			for _, problem := range devicemodel.Problems(p, f, d.Health.Problems) {
 				device.Health = kubeletplugin.HealthStatusUnhealthy
 				messages = append(messages, problem.Message)
 			}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
@@ -70,6 +71,17 @@ func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	}
 }
 
+// place is a device in an allocation, or a share of one.
+type place struct {
+	claim        types.UID
+	pool, device string
+	share        types.UID
+}
+
+func placeOf(claim types.UID, device claim.Device) place {
+	return place{claim, device.Pool, device.Name, device.Share}
+}
+
 // chosenName is the name of an interface, or the reason why it has none.
 type chosenName struct {
 	name string
@@ -81,11 +93,15 @@ type chosenName struct {
 // interfaces are "net1", "net2", ... in the order of the claims.
 func chooseNames(
 	pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment,
-) map[function.ID]chosenName {
-	chosen := map[function.ID]chosenName{}
+) map[place]chosenName {
+	chosen := map[place]chosenName{}
 	taken := map[string]string{} // the name of the claim that has an interface name
 	for _, a := range ofPod {
-		chosen[a.Function], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
+		if a.Interface.Name == "" { // the Function was only chosen yet
+			continue
+		}
+		of := place{a.Claim.UID, a.Claim.Pool, a.Claim.Device, a.Claim.Share}
+		chosen[of], taken[a.Interface.Name] = chosenName{name: a.Interface.Name}, a.Claim.Name
 	}
 	number := 0
 	for _, asked := range []bool{true, false} {
@@ -96,11 +112,12 @@ func chooseNames(
 			devices, _ := claim.Devices(c) // prepare reports the error
 			for _, device := range devices {
 				name := device.Interface.Name
-				if _, done := chosen[device.Function]; done || asked != (name != "") {
+				of := placeOf(c.UID, device)
+				if _, done := chosen[of]; done || asked != (name != "") {
 					continue
 				}
 				if asked && taken[name] != "" {
-					chosen[device.Function] = chosenName{err: fmt.Errorf(
+					chosen[of] = chosenName{err: fmt.Errorf(
 						"interfaceName %q: claim %s of the same pod has that name already; choose another", name, taken[name])}
 					continue
 				}
@@ -108,7 +125,7 @@ func chooseNames(
 					number++
 					name = fmt.Sprintf("net%d", number)
 				}
-				chosen[device.Function], taken[name] = chosenName{name: name}, c.Name
+				chosen[of], taken[name] = chosenName{name: name}, c.Name
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,7 @@ type lastSeen struct {
 	down     bool   // a PF's netdev had no link
 	closed   bool   // it had none because it was set down; downOpen is what was before that
 	downOpen bool
+	speed    int         // of a PF's link in Mbit/s; 0 until it is known
 	ddp      *ddpProfile // a PF's; nil until it is known
 	rdma     []string
 	pkey     string
@@ -42,6 +44,7 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	case f.Kind == function.PF: // its VFs and SFs keep what they have of it until something else is seen
 		m = lastSeen{
 			instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, closed: m.closed, downOpen: m.downOpen,
+			speed: m.speed,
 		}
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
@@ -51,7 +54,7 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
 	if f.Kind == function.PF {
 		f.DDPProfile = s.readDDPProfile(f, device, &m)
-		f.PFName, f.PFDriver, f.LinkUp, f.LinkType = m.netdev, f.Driver, !m.down, m.linkType
+		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.LinkSpeed = m.netdev, f.Driver, !m.down, m.linkType, m.speed
 	} else {
 		pf := s.pfs[f.PF]
 		f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.DDPProfile
@@ -92,6 +95,7 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 func (s *scanner) readLink(device, netdev sysfs.Dir, m *lastSeen) {
 	if carrier, err := netdev.Attribute("carrier"); err == nil { // the kernel refuses while the netdev is down
 		m.down, m.closed = carrier != "1", false
+		m.speed = cmp.Or(readSpeed(netdev), m.speed)
 		return
 	}
 	state := s.attribute(device, netdev, "operstate", reasonCarrier)
@@ -102,6 +106,20 @@ func (s *scanner) readLink(device, netdev sysfs.Dir, m *lastSeen) {
 		m.downOpen = m.down
 	}
 	m.down, m.closed = state != "up", state != "up"
+}
+
+// readSpeed reads the speed of a link in Mbit/s. It is 0 if the driver does not tell it, and while there is no link: some drivers then tell
+// SPEED_UNKNOWN, which is -1, and of others the file cannot be read (speed_show in net/core/net-sysfs.c).
+func readSpeed(netdev sysfs.Dir) int {
+	text, err := netdev.Attribute("speed")
+	if err != nil {
+		return 0
+	}
+	speed, err := strconv.Atoi(text)
+	if err != nil || speed < 0 {
+		return 0
+	}
+	return speed
 }
 
 // linkTypes are those of include/uapi/linux/if_arp.h that a Function can have.

@@ -312,3 +312,27 @@ func TestDefaultRoute(t *testing.T) {
 	netdevs, failure = nil, errors.New("interrupted")
 	look("unknown again: as it was", "ens3f0")
 }
+
+// TestLinkSpeed: the speed stays what the driver told last, so that a link that goes does not look like a slower one.
+func TestLinkSpeed(t *testing.T) {
+	root := t.TempDir()
+	const netdev = inTree + "0000:3b:00.0/net/ens3f0/"
+	host().write(t, root)
+	s := testScanner(root)
+	pf := function.ID{Address: "0000:3b:00.0"}
+	for _, step := range []struct {
+		change sysfsTree
+		want   int
+	}{
+		{nil, 0},
+		{sysfsTree{netdev + "speed": "25000"}, 25000},
+		{sysfsTree{netdev + "carrier": "0", netdev + "speed": "-1"}, 25000},
+		{sysfsTree{netdev + "carrier": "1", netdev + "speed": "fast"}, 25000},
+		{sysfsTree{netdev + "speed": "10000"}, 10000},
+	} {
+		step.change.write(t, root)
+		if got := one(t, s, pf).LinkSpeed; got != step.want {
+			t.Errorf("after %v: %d Mbit/s, want %d", step.change, got, step.want)
+		}
+	}
+}

@@ -118,6 +118,7 @@ type Claim struct {
 	Request   string    `json:"request,omitempty"`  // in the claim; "main/sub" for a subrequest
 	Pool      string    `json:"pool,omitempty"`     // of the ResourceSlice
 	Device    string    `json:"device,omitempty"`   // in the ResourceSlice
+	Share     types.UID `json:"share,omitempty"`    // of the device, which is the PF; the Function was chosen for it then
 	PodClaim  string    `json:"podClaim,omitempty"` // in the pod's spec, for a claim that was made of a template
 }
 

@@ -47,8 +47,8 @@ func (m *Manager) ReserveAs(
 // take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
 func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
 	checked := want.Interface
-	if want.Claim.UID == "" && want.CNI == nil {
-		checked.Name = cmp.Or(checked.Name, "later") // the device plugin does not know it yet
+	if want.CNI == nil && (want.Claim.UID == "" || want.Claim.Share != "") {
+		checked.Name = cmp.Or(checked.Name, "later") // the device plugin, or who chose the Function for a share, does not know it yet
 	}
 	if err := checked.Validate(); err != nil {
 		return err

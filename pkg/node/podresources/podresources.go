@@ -226,6 +226,9 @@ func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignmen
 			}
 			for _, claim := range container.DynamicResources {
 				for _, device := range claim.ClaimResources {
+					if device.ShareId != nil {
+						continue // of a PF; the kubelet does not know which VF the pod has
+					}
 					id, err := function.ParseDeviceName(device.DeviceName)
 					if device.DriverName == v1alpha1.GroupName {
 						add(id, err, "")

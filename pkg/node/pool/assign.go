@@ -24,6 +24,8 @@ type Pool struct {
 	// Functions are the Functions of the pool, in the order of the inventory. SFs of spec.sfs that do not exist are
 	// [function.Function.Potential].
 	Functions []function.Function
+	// PFs are those of the Functions, as far as they exist, if the model has devices for PFs.
+	PFs       map[pci.Address]function.Function
 	Overlaps  []string            // Functions that the pool selects but that belong to another one, "0000:3b:00.2 in fast"
 	Shortages []v1alpha1.Shortage // PFs that cannot have the SFs that spec.sfs asks for
 	// Err says why the DevicePool cannot be used, because of its selectors or the name of its resource; the pool is
@@ -130,6 +132,9 @@ func Assign(
 	for i := range pools {
 		pools[i].fill(functions, owners, made)
 	}
+	for i := range pools {
+		pools[i].findPFs(functions)
+	}
 	slices.SortFunc(pools, func(a, b Pool) int { return cmp.Compare(a.Name, b.Name) })
 	return pools
 }
@@ -215,6 +220,23 @@ func (p *Pool) fill(functions []function.Function, owners, made map[function.ID]
 			return cmp.Or(cmp.Compare(a.ID.Address, b.ID.Address), cmp.Compare(a.Index, b.Index))
 		})
 	}
+}
+
+// findPFs finds the PFs of the pool's Functions.
+func (p *Pool) findPFs(functions []function.Function) {
+	if p.Spec.Model != v1alpha1.ModelCounters && p.Spec.Model != v1alpha1.ModelPorts {
+		return
+	}
+	p.PFs = map[pci.Address]function.Function{}
+	for _, f := range p.Functions {
+		p.PFs[f.PF] = function.Function{}
+	}
+	for _, f := range functions {
+		if _, wanted := p.PFs[f.ID.Address]; wanted && f.Kind == function.PF {
+			p.PFs[f.PF] = f
+		}
+	}
+	maps.DeleteFunc(p.PFs, func(_ pci.Address, f function.Function) bool { return f.Kind == "" })
 }
 
 // take gives the pool a Function, unless another one has it.

@@ -81,6 +81,11 @@ func rules(s v1alpha1.DevicePoolSpec) []rule {
 		{s.Provision == v1alpha1.ProvisionAhead && (s.Network == "" || s.Publish == v1alpha1.PublishDevicePlugin || s.SFs != nil),
 			"provision: Ahead needs network and publish: DRA, and no sfs: a Port can be made ahead only for a Function that is there, " +
 				"in a network that is known"},
+		{s.Model != "" && s.Model != v1alpha1.ModelFunctions && s.Publish == v1alpha1.PublishDevicePlugin,
+			"model is only for pools with publish: DRA, as the device plugin API has only whole devices"},
+		{s.Model == v1alpha1.ModelPorts && (s.Provision != "" && s.Provision != v1alpha1.ProvisionOnPrepare || s.SFs != nil ||
+			s.DeviceType != "" && s.DeviceType != v1alpha1.DeviceTypeNet),
+			"model: Ports needs provision: OnPrepare, as no VF is chosen before; and VFs, so no sfs and no deviceType but netDevice"},
 		{s.PortsAhead != nil && s.Provision != v1alpha1.ProvisionAhead, "portsAhead is only for pools with provision: Ahead"},
 	}
 }
@@ -101,6 +106,7 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		oneOf(path.Child("deviceType"), spec.DeviceType,
 			v1alpha1.DeviceTypeNet, v1alpha1.DeviceTypeAccelerator, v1alpha1.DeviceTypeAuxNet),
 		oneOf(path.Child("publish"), spec.Publish, v1alpha1.PublishDRA, v1alpha1.PublishDevicePlugin),
+		oneOf(path.Child("model"), spec.Model, v1alpha1.ModelFunctions, v1alpha1.ModelCounters, v1alpha1.ModelPorts),
 		oneOf(path.Child("provision"), spec.Provision, v1alpha1.ProvisionOnPrepare, v1alpha1.ProvisionBeforeBind,
 			v1alpha1.ProvisionAhead),
 		inRange(path.Child("portsAhead"), spec.PortsAhead, 1, 64),

@@ -1,0 +1,82 @@
+package claim
+
+import (
+	"encoding/json"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+)
+
+// Choice is what the agent writes into ResourceClaim.status.devices[].data of a share: the Function that it chose for it.
+type Choice struct {
+	Function function.ID `json:"function"`
+}
+
+// Data is the choice as it stands in a claim's status.
+func (c Choice) Data() (*runtime.RawExtension, error) {
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	return &runtime.RawExtension{Raw: raw}, nil
+}
+
+// chosen is the Function that the agent chose for a share, the zero value if it has not yet. What cannot be read was not written by an agent.
+func chosen(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult) function.ID {
+	for _, entry := range claim.Status.Devices {
+		if !IsOf(&entry, result.Pool, result.Device, ptr.Deref(result.ShareID, "")) || entry.Data == nil {
+			continue
+		}
+		var c Choice
+		if err := json.Unmarshal(entry.Data.Raw, &c); err == nil {
+			return c.Function
+		}
+	}
+	return function.ID{}
+}
+
+// IsOf says whether an entry of ResourceClaim.status.devices is about a device of this driver, or about a share of it.
+func IsOf(entry *resourceapi.AllocatedDeviceStatus, pool, device string, share types.UID) bool {
+	return entry.Driver == v1alpha1.GroupName && entry.Pool == pool && entry.Device == device && ptr.Deref(entry.ShareID, "") == string(share)
+}
+
+// NewEntry is an entry that says nothing yet.
+func NewEntry(pool, device string, share types.UID) resourceapi.AllocatedDeviceStatus {
+	entry := resourceapi.AllocatedDeviceStatus{Driver: v1alpha1.GroupName, Pool: pool, Device: device}
+	if share != "" {
+		entry.ShareID = ptr.To(string(share))
+	}
+	return entry
+}
+
+const megabit = 1_000_000 // bit/s
+
+// bandwidth is what a share has of its PF's, in Mbit/s. The scheduler has rounded it to whole ones.
+func bandwidth(result resourceapi.DeviceRequestAllocationResult) int {
+	consumed := result.ConsumedCapacity[CapacityBandwidth]
+	return int(consumed.Value() / megabit)
+}
+
+// limited is what the PF enforces for a VF whose claim has so much bandwidth, in Mbit/s: the highest rate is no more.
+func limited(wanted *function.VFConfig, bandwidth int) (*function.VFConfig, error) {
+	config := ptr.Deref(wanted, function.VFConfig{})
+	for _, rate := range []struct {
+		field string
+		value *int
+	}{{"vf.maxTxRate", config.MaxTxRate}, {"vf.minTxRate", config.MinTxRate}} {
+		if rate.value != nil && *rate.value > bandwidth {
+			return wanted, fmt.Errorf("%s %d: is more than the %d Mbit/s of the link that the claim has; ask for more capacity %s",
+				rate.field, *rate.value, bandwidth, CapacityBandwidth)
+		}
+	}
+	if ptr.Deref(config.MaxTxRate, 0) == 0 { // 0 is without a limit
+		config.MaxTxRate = &bandwidth
+	}
+	return &config, nil
+}

@@ -1,0 +1,92 @@
+package devicemodel
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+)
+
+// megabit is the unit of bandwidth: what a driver takes as a VF's rate.
+const megabit = 1_000_000 // bit/s
+
+// shared returns the slice of a PF of a pool with model: Ports: one device that claims share. Its ports are the pool's VFs that can be
+// given to pods, and its bandwidth that of the link, if the driver tells it. What keeps all VFs from pods taints the device.
+func shared(
+	p pool.Pool, pf function.Function, functions []function.Function, problems func(function.Function) []function.Problem,
+) []resourceslice.Slice {
+	vfs := onlyVFs(functions)
+	if len(vfs) == 0 || pf.Kind != function.PF {
+		return nil
+	}
+	common, usable := ofAll(vfs, problems)
+	if len(common) > 0 { // what is common to all does not take ports away
+		usable = int64(len(vfs))
+	}
+	d := device(p, pf, common, false)
+	d.ConsumesCounters, d.AllowMultipleAllocations = nil, new(true)
+	delete(d.Attributes, "k8s.cni.cncf.io/deviceID") // which the VF's will be
+	one, most := quantity(1), min(allocatable(p, vfs), int64(len(vfs)))
+	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		claim.CapacityPorts: {
+			Value:         quantity(min(usable, most)),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}},
+		},
+	}
+	if pf.LinkSpeed > 0 {
+		d.Capacity[claim.CapacityBandwidth] = bandwidth(int64(pf.LinkSpeed), most)
+	}
+	return []resourceslice.Slice{{Devices: []resourceapi.Device{d}}}
+}
+
+func onlyVFs(functions []function.Function) []function.Function {
+	return slices.DeleteFunc(slices.Clone(functions), func(f function.Function) bool { return f.Kind != function.VF })
+}
+
+// ofAll are the problems that all VFs have, and how many have none at all.
+func ofAll(vfs []function.Function, problems func(function.Function) []function.Problem) (common []function.Problem, usable int64) {
+	for i, f := range vfs {
+		has := problems(f)
+		if len(has) == 0 {
+			usable++
+		}
+		if i == 0 {
+			common = has
+		}
+		common = both(common, has)
+	}
+	return common, usable
+}
+
+// bandwidth is the capacity of a link of so many Mbit/s. A claim that does not ask for bandwidth gets an equal share, as an unlimited VF
+// could take what others were promised.
+func bandwidth(speed, ports int64) resourceapi.DeviceCapacity {
+	share, step, all := quantity(max(1, speed/ports)*megabit), quantity(megabit), quantity(speed*megabit)
+	return resourceapi.DeviceCapacity{
+		Value: all,
+		RequestPolicy: &resourceapi.CapacityRequestPolicy{
+			Default: &share, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &step, Step: &step},
+		},
+	}
+}
+
+func quantity(n int64) resource.Quantity { return *resource.NewQuantity(n, resource.DecimalSI) }
+
+// both are the problems with the same taints, in the order of the first.
+func both(a, b []function.Problem) []function.Problem {
+	var out []function.Problem
+	for _, problem := range a {
+		for _, other := range b {
+			if problem.Taint == other.Taint {
+				out = append(out, problem)
+				break
+			}
+		}
+	}
+	return out
+}
