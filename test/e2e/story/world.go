@@ -89,6 +89,7 @@ func (w *World) claimSteps() []Step {
 		{"Packets: VF - representor - bridge - VXLAN - bridge - representor - VF, and none between networks", w.exchange},
 		{"What an administrator sees: xpuctl explains a pod, and shows a host", w.inspectPods},
 		{"Pods are deleted, and everything is as it was", w.deletePods},
+		{"Other device models: a PF that claims share, and a PF as a whole or its VFs", w.chooseModels},
 	}
 }
 

@@ -46,7 +46,7 @@ func TestFault(t *testing.T) {
 	}
 	start(0)
 
-	// follow has the driver do something, and wants the kubelet to have these VFs of the PF as healthy, and its slices to
+	// follow has the driver do something, and waits until the kubelet has these VFs of the PF as healthy, and its slices
 	// have these devices.
 	follow := func(t *testing.T, how string, healthy []function.ID, device string) {
 		t.Helper()
@@ -65,9 +65,6 @@ func TestFault(t *testing.T) {
 		waiting.Wait()
 		must.Succeed(t, err)
 		t.Logf("slices had it after %s, and the kubelet after %s", since(slice, begin), since(listed, begin))
-		if how != "" && (slice.Sub(begin) > follows || listed.Sub(begin) > follows) {
-			t.Errorf("not within %s", follows)
-		}
 	}
 	untainted := vfs[0].DeviceName()
 	faulty := untainted + " " + v1alpha1.TaintFault

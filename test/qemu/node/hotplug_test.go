@@ -32,9 +32,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// follows is how soon ResourceSlices and the kubelet must have what the kernel told of.
-const follows = time.Second
-
 // hotplug is a node of whose PFs the first VF is offered by DRA and the others by the device plugin. The first card's
 // PF is tampered with, while two pods have VFs of the last one.
 type hotplug struct {
@@ -122,8 +119,9 @@ func (h *hotplug) settled(t *testing.T, vfs []function.ID) {
 	}
 }
 
-// follow does something, and wants the kubelet to have the healthy VFs of the PF that are not for claims, and slices to
-// have these devices of it, soon after the kernel told of the event.
+// follow does something, and waits until the kubelet has the healthy VFs of the PF that are not for claims, and slices
+// have these devices of it. It logs how long that took from the kernel's event on, and asserts nothing of it: a guest
+// without hardware virtualization is as slow as the machine is busy.
 func (h *hotplug) follow(
 	t *testing.T, about func(event string) bool, healthy []function.ID, devices []string, do func(context.Context),
 ) {
@@ -145,9 +143,6 @@ func (h *hotplug) follow(
 	event := h.kernel.first(t, begin, about)
 	t.Logf("the kernel told of it after %s; then slices had it after %s, and the kubelet after %s",
 		since(event, begin), since(published, event), since(listed, event))
-	if published.Sub(event) > follows || listed.Sub(event) > follows {
-		t.Errorf("not within %s", follows)
-	}
 }
 
 func since(then, begin time.Time) time.Duration { return then.Sub(begin).Round(time.Millisecond) }

@@ -1,0 +1,167 @@
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+)
+
+// chooseModels has a DevicePool offer a PF in other ways than VF by VF: as ports that claims share, and as a whole or its VFs.
+func (w *World) chooseModels(ctx context.Context) error {
+	manifest := filepath.Join(w.Source, "test/e2e/manifests/models.yaml")
+	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
+		return err
+	}
+	for _, step := range []func(context.Context) error{w.sharePF, w.takeWholePF} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	if _, err := w.Cluster.Kubectl(ctx, "delete", "-f", manifest, "--timeout=60s"); err != nil {
+		return err
+	}
+	return w.asBefore(ctx)
+}
+
+// modelled waits until node1 offers so many devices of the DevicePool.
+func (w *World) modelled(ctx context.Context, want int) error {
+	return poll(ctx, 30*time.Second, fmt.Sprintf("node1 offers %d devices of pool modelled", want), func(ctx context.Context) error {
+		devices, err := w.devicesOf(ctx, "node1")
+		if err != nil {
+			return err
+		}
+		devices = slices.DeleteFunc(devices, func(d resourceapi.Device) bool {
+			pool := d.Attributes["pool"].StringValue
+			return pool == nil || *pool != "modelled"
+		})
+		if len(devices) != want {
+			return fmt.Errorf("there are %d", len(devices))
+		}
+		return nil
+	})
+}
+
+// sharePF has two pods take a port each of a PF, and a quota refuse a third.
+func (w *World) sharePF(ctx context.Context) error {
+	if err := w.modelled(ctx, 1); err != nil {
+		return err
+	}
+	var chosen []function.ID
+	for _, name := range []string{"ports-1", "ports-2"} {
+		if err := w.claimedOf(ctx, "xpu-modelled", name, "node1", `"network": "blue"`); err != nil {
+			return err
+		}
+		if err := w.ready(ctx, name); err != nil {
+			return err
+		}
+		f, device, err := w.share(ctx, name)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(chosen, f) {
+			return fmt.Errorf("pod %s has VF %s, which another pod has", name, f)
+		}
+		chosen = append(chosen, f)
+		w.Detail("model: Ports: %s has a port of PF %s, and on it VF %s", name, device, f)
+	}
+	_, err := w.claim(ctx, "xpu-modelled", "ports-3", "node1", `"network": "blue"`)
+	if !apierrors.IsForbidden(err) {
+		return fmt.Errorf("a third claim: error %w, want the quota to refuse it", err)
+	}
+	w.Detail("a third claim: %s", cutTo(err.Error(), "exceeded quota"))
+	return w.end(ctx, "ports-1", "ports-2")
+}
+
+// share is the VF that the agent chose for a pod's claim, and the device that the scheduler did.
+func (w *World) share(ctx context.Context, pod string) (function.ID, string, error) {
+	var c resourceapi.ResourceClaim
+	if err := w.client.Get(ctx, client.ObjectKey{Namespace: "default", Name: pod + "-nic-0"}, &c); err != nil {
+		return function.ID{}, "", err
+	}
+	devices, err := claim.Devices(&c)
+	if err != nil {
+		return function.ID{}, "", err
+	}
+	if d := devices[0]; d.Share == "" || d.Function.Address == "" || d.Function.Address == d.ID.PF {
+		return function.ID{}, "", fmt.Errorf("claim %s has %+v, want a VF that was chosen for a share", c.Name, d)
+	}
+	return devices[0].Function, devices[0].Name, nil
+}
+
+// takeWholePF has a pod want a PF of which another has a VF, and get it when that one is gone.
+func (w *World) takeWholePF(ctx context.Context) error {
+	patch := `{"spec": {"model": "` + string(v1alpha1.ModelCounters) + `"}}`
+	if _, err := w.Cluster.Kubectl(ctx, "patch", "devicepool", "modelled", "--type=merge", "--patch", patch); err != nil {
+		return err
+	}
+	if err := w.modelled(ctx, 1+vfsOfPF); err != nil {
+		return err
+	}
+	if err := w.claimedOf(ctx, "xpu-modelled-vf", "one-vf", "node1", `"network": "blue"`); err != nil {
+		return err
+	}
+	if err := w.ready(ctx, "one-vf"); err != nil {
+		return err
+	}
+	if err := w.claimedOf(ctx, "xpu-modelled-pf", "whole", "node1", `"interfaceName": "net1"`); err != nil {
+		return err
+	}
+	const short = "short of counter functions"
+	out, err := w.xpuctl(ctx, "explain", "pod", "whole", "--namespace=default")
+	if err == nil || !strings.Contains(out, short) {
+		return fmt.Errorf("xpuctl explain pod whole says %w\n%s", err, out)
+	}
+	verdict, _, _ := strings.Cut(out, "\n")
+	w.Detail("model: Counters: %s", verdict)
+	if err := w.end(ctx, "one-vf"); err != nil {
+		return err
+	}
+	if err := w.ready(ctx, "whole"); err != nil {
+		return err
+	}
+	w.Detail("one-vf is gone: whole has the PF")
+	return w.end(ctx, "whole")
+}
+
+// end deletes pods with their claims, and waits until they are gone.
+func (w *World) end(ctx context.Context, names ...string) error {
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, w.removePod(ctx, name))
+	}
+	return errors.Join(append(errs, w.claimsGone(ctx, names))...)
+}
+
+func (w *World) claimsGone(ctx context.Context, pods []string) error {
+	return poll(ctx, 30*time.Second, "the pods' claims are gone", func(ctx context.Context) error {
+		for _, name := range pods {
+			var c resourceapi.ResourceClaim
+			err := w.client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceDefault, Name: name + "-nic-0"}, &c)
+			if !apierrors.IsNotFound(err) {
+				return errors.Join(fmt.Errorf("claim %s is still there", c.Name), err)
+			}
+		}
+		return nil
+	})
+}
+
+// cutTo is the text from the mark on.
+func cutTo(text, mark string) string {
+	if i := strings.Index(text, mark); i >= 0 {
+		return text[i:]
+	}
+	return text
+}
