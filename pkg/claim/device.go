@@ -1,7 +1,6 @@
 package claim
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -27,6 +26,9 @@ type Device struct {
 	Share types.UID
 	// Bandwidth is how much of a shared PF's the claim has, in Mbit/s; 0 if the PF has no such capacity.
 	Bandwidth int
+	// Admin says that the pod only sees the Function, which may be another pod's, and takes nothing (KEP-5018). It gets no interface and no
+	// Port, and Config is empty.
+	Admin bool
 	// BeforeBind says that the scheduler holds the pod until the xPU serves the Port.
 	BeforeBind bool
 	// Config is what the pod asks of the interface, merged from class and claim; invalid if ConfigErr is set.
@@ -81,9 +83,7 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 		device.Function = chosen(claim, result)
 		device.Bandwidth = bandwidth(result)
 	}
-	if ptr.Deref(result.AdminAccess, false) {
-		device.ConfigErr = errors.New("adminAccess: Forbidden: a Function that is in use cannot be attached a second time; " +
-			"request it without adminAccess")
+	if device.Admin = ptr.Deref(result.AdminAccess, false); device.Admin {
 		return device, nil
 	}
 	device.Config, device.Privileged, device.ConfigErr = config(claim.Status.Allocation.Devices.Config, result)

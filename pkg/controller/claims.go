@@ -169,7 +169,11 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	}
 	before := c.DeepCopy()
 	for i := range devices {
-		if devices[i].Function == (function.ID{}) {
+		switch {
+		case devices[i].Admin: // the scheduler may wait for its binding conditions all the same
+			setConditions(&c, &devices[i], provisioned(&c, v1alpha1.ReasonNoPortNeeded, onlySeen))
+			continue
+		case devices[i].Function == (function.ID{}):
 			continue // a share, for which the agent has not chosen a VF yet
 		}
 		told, again, err := r.device(ctx, &c, &devices[i], ports)
@@ -182,6 +186,9 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	return ctrl.Result{RequeueAfter: after}, r.report(ctx, &c, before, devices)
 }
 
+// onlySeen is told to claims with adminAccess.
+const onlySeen = "adminAccess: the pod sees the Function's attributes and counters, and takes nothing"
+
 // retire deletes the Ports that the claim no longer backs. The garbage collector has CollectGrace to delete those of a claim
 // that is gone or ending; it learns of new kinds late. after is the pause until the first such period ends, 0 if there is none.
 func (r *claims) retire(
@@ -191,7 +198,7 @@ func (r *claims) retire(
 		port := &ports[i]
 		current := c.UID != "" && port.Spec.Claim.UID == c.UID
 		backed := current && slices.ContainsFunc(devices, func(d claim.Device) bool {
-			return claim.PortName(d.ID.Node, d.Function) == port.Name
+			return !d.Admin && claim.PortName(d.ID.Node, d.Function) == port.Name
 		})
 		if backed || !port.DeletionTimestamp.IsZero() {
 			continue

@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
@@ -268,6 +269,72 @@ func TestBeforeBind(t *testing.T) {
 	if got := c.writes.of("ResourceClaim"); !slices.Equal(got, []string{"update status ResourceClaim", "update status ResourceClaim"}) {
 		t.Errorf("writes %q", got)
 	}
+}
+
+// A claim with adminAccess takes nothing, is told so, and its pod does not wait.
+func TestOnlySeen(t *testing.T) {
+	c := newCluster(t, nil)
+	c.xpu("card", opitest.Start(t))
+	c.network("blue", 100)
+	c.pool("fast", "blue")
+	c.eventually("the namespace allows adminAccess", func() error {
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: c.namespace}}
+		if err := c.get(namespace); err != nil {
+			return err
+		}
+		metav1.SetMetaDataLabel(&namespace.ObjectMeta, resourceapi.DRAAdminNamespaceLabelKey, "true")
+		return c.Update(context.Background(), namespace)
+	})
+	user := c.claim(want{name: "a", pool: "fast", function: vf(0)})
+	c.portReason(c.port(user, vf(0)), v1alpha1.ReasonUp, "")
+	monitor := c.claim(want{name: "b", pool: "fast", function: vf(0), beforeBind: true, admin: true})
+	c.claimReason(monitor, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoPortNeeded, "takes nothing")
+	ports, err := listPorts(context.Background(), c.Client, client.InNamespace(c.namespace))
+	if err != nil || len(ports) != 1 {
+		t.Errorf("%d XPUPorts, %v; want that of the user alone", len(ports), err)
+	}
+}
+
+// A share of a PF has a Port once the agent has told which VF it chose for it, and another one when it chose another.
+func TestChosen(t *testing.T) {
+	c := newCluster(t, nil)
+	c.xpu("card", opitest.Start(t))
+	c.network("blue", 100)
+	c.pool("fast", "blue")
+	const share = types.UID("6f1c3a5e-0d0b-4a39-9a1c-000000000001")
+	o := c.claim(want{name: "a", pool: "fast", function: function.ID{Address: testPF}, share: share})
+	choose := func(f function.ID) {
+		t.Helper()
+		c.eventually("the agent tells its choice", func() error {
+			if err := c.get(o); err != nil {
+				return err
+			}
+			data, err := claim.Choice{Function: f}.Data()
+			if err != nil {
+				return err
+			}
+			result := o.Status.Allocation.Devices.Results[0]
+			i := slices.IndexFunc(o.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+				return claim.IsOf(&d, result.Pool, result.Device, share)
+			})
+			if i < 0 {
+				i = len(o.Status.Devices)
+				o.Status.Devices = append(o.Status.Devices, claim.NewEntry(result.Pool, result.Device, share))
+			}
+			o.Status.Devices[i].Data = data
+			return c.Status().Update(context.Background(), o)
+		})
+	}
+	choose(vf(0))
+	c.portReason(c.port(o, vf(0)), v1alpha1.ReasonUp, "")
+	choose(vf(1))
+	c.portReason(c.port(o, vf(1)), v1alpha1.ReasonUp, "")
+	c.eventually("the Port of the first choice is gone", func() error {
+		if err := c.get(c.port(o, vf(0))); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it is there: %w", err)
+		}
+		return nil
+	})
 }
 
 // What the node's agent writes into the same entry stays, and stays its own.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -411,6 +412,8 @@ type want struct {
 	beforeBind bool
 	pod        string // empty for none
 	on         string // the node that the scheduler chose; empty is not said
+	admin      bool   // with adminAccess
+	share      types.UID
 }
 
 // claim creates a claim and allocates it as the scheduler would.
@@ -432,6 +435,12 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 		Request: "nic", Driver: v1alpha1.GroupName,
 		Pool:   claim.PoolID{Node: cmp.Or(w.node, c.node), PF: cmp.Or(w.pf, testPF), DevicePool: w.pool}.String(),
 		Device: w.function.DeviceName(),
+	}
+	if w.admin {
+		result.AdminAccess = &w.admin
+	}
+	if w.share != "" {
+		result.ShareID = &w.share
 	}
 	if w.beforeBind {
 		result.BindingConditions = []string{v1alpha1.ConditionProvisioned}

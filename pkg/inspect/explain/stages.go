@@ -33,6 +33,10 @@ func (f *facts) claimed(c *podClaim) []Interface {
 	}
 	var out []Interface
 	for _, device := range devices {
+		if device.Admin {
+			out = append(out, f.onlySeen(c.claim.Name, device, requested))
+			continue
+		}
 		i := Interface{Claim: c.claim.Name, Request: device.Request, Pool: device.ID.DevicePool, Function: device.Function.String()}
 		port := f.portOf(func(p *v1alpha1.XPUPort) bool {
 			return p.Spec.Claim.UID == c.claim.UID && claim.FunctionOf(p.Spec.Function) == device.Function
@@ -60,6 +64,16 @@ func (f *facts) claimed(c *podClaim) []Interface {
 		out = append(out, i)
 	}
 	return out
+}
+
+// onlySeen is a Function that the pod only looks at.
+func (f *facts) onlySeen(claim string, device claim.Device, requested Stage) Interface {
+	return Interface{
+		Claim: claim, Request: device.Request, Pool: device.ID.DevicePool, Function: device.Function.String(),
+		Stages: append([]Stage{
+			requested, {Name: Allocated, Status: Done, Text: "adminAccess: the pod sees the Function, and takes nothing"}, f.bound(),
+		}, f.ending(nil)...),
+	}
 }
 
 // network is the one that a device is to join, "" for none.

@@ -46,7 +46,7 @@ func Resources(
 		for pf, functions := range p.ByPF() {
 			id := claim.PoolID{Node: node, PF: pf, DevicePool: p.Name}
 			toDevice := func(f function.Function) resourceapi.Device { return device(p, f, problems(f), mustWait(p, f)) }
-			if p.Spec.Model == v1alpha1.ModelPorts {
+			if Shared(p.Spec) {
 				out.Pools[id.String()] = resourceslice.Pool{Slices: shared(p, p.PFs[pf], functions, problems)}
 				continue
 			}
@@ -60,7 +60,7 @@ func Resources(
 func Devices(p pool.Pool) []function.Function {
 	var out []function.Function
 	for pf, functions := range p.ByPF() {
-		if p.Spec.Model == v1alpha1.ModelPorts {
+		if Shared(p.Spec) {
 			if f, exists := p.PFs[pf]; exists {
 				out = append(out, f)
 			}
@@ -74,9 +74,22 @@ func Devices(p pool.Pool) []function.Function {
 	return out
 }
 
+// Find returns the Function that is the device of that name.
+func Find(p pool.Pool, device string) (function.Function, bool) {
+	devices := Devices(p)
+	i := slices.IndexFunc(devices, func(f function.Function) bool { return f.ID.DeviceName() == device })
+	if i < 0 {
+		return function.Function{}, false
+	}
+	return devices[i], true
+}
+
+// Shared says whether claims share the PFs of a DevicePool.
+func Shared(spec v1alpha1.DevicePoolSpec) bool { return spec.Model == v1alpha1.ModelPorts }
+
 // Problems are those of one of [Devices]: of a PF that claims share, the ones that all of its VFs have.
 func Problems(p pool.Pool, f function.Function, problems func(function.Function) []function.Problem) []function.Problem {
-	if p.Spec.Model != v1alpha1.ModelPorts {
+	if !Shared(p.Spec) {
 		return problems(f)
 	}
 	common, _ := ofAll(onlyVFs(p.ByPF()[f.PF]), problems)
@@ -149,35 +162,9 @@ func functionCounter(n int64) map[string]resourceapi.Counter {
 	return map[string]resourceapi.Counter{counterFunctions: {Value: *resource.NewQuantity(n, resource.DecimalSI)}}
 }
 
-// device returns the device of a Function. Unqualified names of attributes belong to the driver's domain. Multus reads those
-// of k8s.cni.cncf.io. No attribute changes when a pod takes the netdev. mustWait has the scheduler wait until the xPU serves a pod's
-// Port.
+// device returns the device of a Function. mustWait has the scheduler wait until the xPU serves a pod's Port.
 func device(p pool.Pool, f function.Function, problems []function.Problem, mustWait bool) resourceapi.Device {
-	d := resourceapi.Device{Name: f.ID.DeviceName(), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}}
-	if f.Kind != function.PF {
-		d.Attributes["index"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.Index))}
-	}
-	if f.NUMANode >= 0 {
-		d.Attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
-	}
-	for name, value := range map[resourceapi.QualifiedName]string{
-		"kind":                         string(f.Kind),
-		"pool":                         p.Name,
-		"pf":                           string(f.PF), // PCI address
-		"pfName":                       f.PFName,
-		"vendor":                       f.Vendor, // PCI ids in hex
-		"device":                       f.Device,
-		"k8s.cni.cncf.io/deviceID":     f.ID.String(),
-		"k8s.cni.cncf.io/resourceName": v1alpha1.GroupName + "/" + p.Name,
-		deviceattribute.StandardDeviceAttributePCIBusID: string(f.ID.Address),
-		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
-	} {
-		// Unknown values are left out: devices without a PCIe root or PF name must not match each other by it. The API refuses
-		// a longer value, such as the resource name of a DevicePool with a long name.
-		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
-			d.Attributes[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
-		}
-	}
+	d := resourceapi.Device{Name: f.ID.DeviceName(), Attributes: Attributes(p, f)}
 	if mustWait {
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
 		d.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
@@ -189,4 +176,38 @@ func device(p pool.Pool, f function.Function, problems []function.Problem, mustW
 		d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: problem.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
 	}
 	return d
+}
+
+// Attributes are those of the device of a Function. Unqualified names of attributes belong to the driver's domain. Multus reads those of
+// k8s.cni.cncf.io. No attribute changes when a pod takes the netdev.
+func Attributes(p pool.Pool, f function.Function) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+	out := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+	if f.Kind != function.PF {
+		out["index"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.Index))}
+	}
+	if f.NUMANode >= 0 {
+		out[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
+	}
+	texts := map[resourceapi.QualifiedName]string{
+		"kind":                         string(f.Kind),
+		"pool":                         p.Name,
+		"pf":                           string(f.PF), // PCI address
+		"pfName":                       f.PFName,
+		"vendor":                       f.Vendor, // PCI ids in hex
+		"device":                       f.Device,
+		"k8s.cni.cncf.io/resourceName": v1alpha1.GroupName + "/" + p.Name,
+		deviceattribute.StandardDeviceAttributePCIBusID: string(f.ID.Address),
+		deviceattribute.StandardDeviceAttributePCIeRoot: f.PCIeRoot,
+	}
+	if !Shared(p.Spec) { // else the pod's device is a VF
+		texts["k8s.cni.cncf.io/deviceID"] = f.ID.String()
+	}
+	for name, value := range texts {
+		// Unknown values are left out: devices without a PCIe root or PF name must not match each other by it. The API refuses
+		// a longer value, such as the resource name of a DevicePool with a long name.
+		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
+			out[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
+		}
+	}
+	return out
 }

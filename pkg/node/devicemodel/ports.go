@@ -30,7 +30,6 @@ func shared(
 	}
 	d := device(p, pf, common, false)
 	d.ConsumesCounters, d.AllowMultipleAllocations = nil, new(true)
-	delete(d.Attributes, "k8s.cni.cncf.io/deviceID") // which the VF's will be
 	one, most := quantity(1), min(allocatable(p, vfs), int64(len(vfs)))
 	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		claim.CapacityPorts: {

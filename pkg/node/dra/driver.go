@@ -125,11 +125,15 @@ func (d *Driver) PrepareResourceClaims(
 func (d *Driver) prepare(
 	ctx context.Context, c *resourceapi.ResourceClaim, together []*resourceapi.ResourceClaim,
 ) ([]kubeletplugin.Device, error) {
-	pod, err := consumer(c)
+	devices, err := claim.Devices(c)
 	if err != nil {
 		return nil, err
 	}
-	devices, err := claim.Devices(c)
+	prepared, devices, err := d.withoutAdmins(c, devices)
+	if err != nil || len(devices) == 0 {
+		return prepared, err
+	}
+	pod, err := consumer(c)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +155,6 @@ func (d *Driver) prepare(
 	names := chooseNames(pod, together, d.Journal.ByPod(pod.UID))
 	waiting, cancel := context.WithTimeout(ctx, d.ProvisionTimeout)
 	defer cancel()
-	var prepared []kubeletplugin.Device
 	for _, device := range devices {
 		attachment, err := d.wanted(waiting, c, pod, device, names[placeOf(c.UID, device)])
 		if err == nil {
@@ -220,6 +223,9 @@ func (d *Driver) wanted(
 	}
 	want := reservation(c, pod, device)
 	want.AnyName = device.Interface.Name == ""
+	if err := d.excluded(device); err != nil {
+		return want, err
+	}
 	if _, err := d.Lifecycle.Admit(ctx, want); err != nil {
 		return want, err
 	}

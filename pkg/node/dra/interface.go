@@ -111,6 +111,9 @@ func chooseNames(
 			}
 			devices, _ := claim.Devices(c) // prepare reports the error
 			for _, device := range devices {
+				if device.Admin {
+					continue
+				}
 				name := device.Interface.Name
 				of := placeOf(c.UID, device)
 				if _, done := chosen[of]; done || asked != (name != "") {

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -134,6 +136,58 @@ func (w *World) takeWholePF(ctx context.Context) error {
 	}
 	w.Detail("one-vf is gone: whole has the PF")
 	return w.end(ctx, "whole")
+}
+
+// monitorAll has a pod see all VFs of a pool on a node, while another pod has one of them, and take none.
+func (w *World) monitorAll(ctx context.Context) error {
+	const label = resourceapi.DRAAdminNamespaceLabelKey
+	if _, err := w.Cluster.Kubectl(ctx, "label", "namespace", "default", label+"=true"); err != nil {
+		return err
+	}
+	if err := w.claimed(ctx, "user", "node1", `"network": "blue"`); err != nil {
+		return err
+	}
+	if err := w.ready(ctx, "user"); err != nil {
+		return err
+	}
+	all := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+		Name: "all", Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: "xpu-fast", AllocationMode: resourceapi.DeviceAllocationModeAll, AdminAccess: ptr.To(true),
+		},
+	}}}}}
+	all.Namespace, all.Name = "default", "monitor-nic-0"
+	pod := podSpec{name: "monitor", node: "node1"}.pod()
+	pod.Spec.ResourceClaims[0].ResourceClaimTemplateName, pod.Spec.ResourceClaims[0].ResourceClaimName = nil, &all.Name
+	for _, o := range []client.Object{all, pod} {
+		if err := w.client.Create(ctx, o); err != nil {
+			return err
+		}
+	}
+	if err := w.ready(ctx, "monitor"); err != nil {
+		return err
+	}
+	if err := w.client.Get(ctx, client.ObjectKeyFromObject(all), all); err != nil {
+		return err
+	}
+	devices, err := claim.Devices(all)
+	if err != nil {
+		return err
+	}
+	if len(devices) != poolSize || slices.ContainsFunc(devices, func(d claim.Device) bool { return !d.Admin }) {
+		return fmt.Errorf("the monitor has %+v, want to look at all %d VFs", devices, poolSize)
+	}
+	said := meta.FindStatusCondition(all.Status.Devices[0].Conditions, v1alpha1.ConditionProvisioned)
+	if said == nil || said.Reason != v1alpha1.ReasonNoPortNeeded {
+		return fmt.Errorf("the monitor is told %+v, want that it takes nothing", said)
+	}
+	w.Detail("monitor sees %d VFs, of which a pod has one: %s", len(devices), said.Message)
+	if err := w.end(ctx, "monitor", "user"); err != nil {
+		return err
+	}
+	if _, err := w.Cluster.Kubectl(ctx, "label", "namespace", "default", label+"-"); err != nil {
+		return err
+	}
+	return w.asBefore(ctx)
 }
 
 // end deletes pods with their claims, and waits until they are gone.
