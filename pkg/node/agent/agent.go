@@ -45,7 +45,7 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	}
 	defer a.engine.Close()
 	self := podresources.Self{Namespace: config.Namespace, Name: config.PodName}
-	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, log.WithName("kubelet"))
+	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, a.journal.Sees, log.WithName("kubelet"))
 	if err != nil {
 		return err
 	}

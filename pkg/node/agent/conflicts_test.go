@@ -58,7 +58,7 @@ func newUses(
 	if err := tracker.Run(ctx, nil, stop); err != nil {
 		t.Fatal(err)
 	}
-	pods, err := podresources.NewClient(dir, podresources.Self{}, logr.Discard())
+	pods, err := podresources.NewClient(dir, podresources.Self{}, nil, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,16 +9,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
 // withoutAdmins prepares the devices with adminAccess: containers get their attributes in the device metadata file, and nothing else. It
-// returns the other devices.
+// writes down that the claim only sees them, as the kubelet tells them like devices that a pod has. It returns the other devices.
 func (d *Driver) withoutAdmins(c *resourceapi.ResourceClaim, all []claim.Device) (prepared []kubeletplugin.Device, others []claim.Device, _ error) {
+	sight := journal.Sight{Namespace: c.Namespace, Name: c.Name}
 	for _, device := range all {
 		if !device.Admin {
 			others = append(others, device)
 			continue
 		}
+		sight.Functions = append(sight.Functions, device.Function)
 		attributes, err := d.seen(device)
 		if err != nil {
 			return nil, nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function, err)
@@ -27,6 +30,12 @@ func (d *Driver) withoutAdmins(c *resourceapi.ResourceClaim, all []claim.Device)
 			Requests: []string{device.Request}, PoolName: device.Pool, DeviceName: device.Name,
 			Metadata: &kubeletplugin.DeviceMetadata{Attributes: attributes},
 		})
+	}
+	if len(prepared) == 0 {
+		return nil, others, nil
+	}
+	if err := d.Journal.PutSight(c.UID, sight); err != nil {
+		return nil, nil, err
 	}
 	return prepared, others, nil
 }

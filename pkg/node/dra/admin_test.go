@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim/claimtest"
@@ -47,6 +49,15 @@ func TestAdminAccess(t *testing.T) {
 	}
 	if after := n.journal.All(); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("reserved %+v", after)
+	}
+	if !n.journal.Sees("default", "all", function.ID{Address: "0000:3b:00.2"}) {
+		t.Error("it is not written down that the claim only looks")
+	}
+	results, err := d.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{
+		NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, UID: c.UID,
+	}})
+	if err != nil || results[c.UID] != nil || n.journal.Sees("default", "all", function.ID{Address: "0000:3b:00.2"}) {
+		t.Errorf("unprepared: %v, %v; the claim still looks", err, results[c.UID])
 	}
 	gone := of("monitor-1", "gone", claimtest.Result("all", fastPool, "0000-3b-07-0"), looking)
 	if err := prepare(t, d, gone)[gone.UID].Err; err == nil || !strings.Contains(err.Error(), "request all, Function 0000:3b:07.0: is gone from this node") {

@@ -333,6 +333,9 @@ func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
 	if err := d.Lifecycle.Unprepare(ctx, claim); err != nil {
 		return err
 	}
+	if err := d.Journal.DeleteSight(claim); err != nil {
+		return err
+	}
 	return d.CDI.Remove(cdiFile(claim))
 }
 

@@ -36,6 +36,7 @@ var (
 	metaBucket        = []byte("meta")
 	attachmentsBucket = []byte("attachments")
 	lettersBucket     = []byte("deadLetters")
+	sightsBucket      = []byte("sights")
 	schemaKey         = []byte("schema")
 )
 
@@ -55,6 +56,7 @@ type Journal struct {
 	mutex       sync.RWMutex
 	attachments map[function.ID]Attachment
 	letters     []DeadLetter
+	sights      map[types.UID]Sight
 	changes     notify.Signal
 
 	locks keylock.Locks[function.ID]
@@ -77,7 +79,7 @@ func Open(path string) (*Journal, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("journal: %w", err)
 	}
-	j := &Journal{attachments: map[function.ID]Attachment{}}
+	j := &Journal{attachments: map[function.ID]Attachment{}, sights: map[types.UID]Sight{}}
 	if err := j.open(path); err != nil {
 		if j.db != nil {
 			j.db.Close()
@@ -155,14 +157,25 @@ func (j *Journal) load() error {
 			j.attachments[a.Function] = a
 			return nil
 		})
-		complete = letters != nil // the first version of the agent had none
-		if err == nil && complete {
+		sights := tx.Bucket(sightsBucket)
+		complete = letters != nil && sights != nil // the first versions of the agent had none
+		if err == nil && letters != nil {
 			err = letters.ForEach(func(key, value []byte) error {
 				letter, err := decodeLetter(key, value)
 				if err != nil {
 					return fmt.Errorf("%w (dead letter %x: %w)", ErrCorrupt, key, err)
 				}
 				j.letters = append(j.letters, letter)
+				return nil
+			})
+		}
+		if err == nil && sights != nil {
+			err = sights.ForEach(func(key, value []byte) error {
+				var s Sight
+				if err := json.Unmarshal(value, &s); err != nil {
+					return fmt.Errorf("%w (sight %q: %w)", ErrCorrupt, key, err)
+				}
+				j.sights[types.UID(key)] = s
 				return nil
 			})
 		}
@@ -195,7 +208,7 @@ func checkSchema(value []byte) error {
 
 // initialize makes what the file lacks.
 func initialize(tx *bolt.Tx) error {
-	for _, bucket := range [][]byte{metaBucket, attachmentsBucket, lettersBucket} {
+	for _, bucket := range [][]byte{metaBucket, attachmentsBucket, lettersBucket, sightsBucket} {
 		if _, err := tx.CreateBucketIfNotExists(bucket); err != nil {
 			return err
 		}

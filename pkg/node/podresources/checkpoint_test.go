@@ -43,7 +43,7 @@ func TestIncompleteAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(kubelet.Stop)
-	client, err := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"}, testr.New(t))
+	client, err := NewClient(dir, Self{Namespace: "default", Name: "xpu-agent"}, nil, testr.New(t))
 	if err != nil {
 		t.Fatal(err)
 	}

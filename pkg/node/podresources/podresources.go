@@ -57,6 +57,7 @@ type Self struct{ Namespace, Name string }
 // goroutines at once.
 type Client struct {
 	self               Self
+	sees               Sees
 	socket, checkpoint string                          // paths
 	connection         atomic.Pointer[grpc.ClientConn] // to make one takes milliseconds of an ADD
 	log                logr.Logger
@@ -66,11 +67,17 @@ type Client struct {
 	away       bool                                         // the kubelet did not answer; guarded by refreshing
 }
 
-// NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". A list without the pod that self names is
+// Sees says whether a claim only looks at a Function and does not have it (adminAccess), which the kubelet does not tell.
+type Sees func(namespace, claim string, f function.ID) bool
+
+// NewClient makes a client for the kubelet with this directory, "/var/lib/kubelet". sees may be nil. A list without the pod that self names is
 // an error: a kubelet that was restarted lists only static pods until it has heard from the API server.
-func NewClient(kubeletDir string, self Self, log logr.Logger) (*Client, error) {
+func NewClient(kubeletDir string, self Self, sees Sees, log logr.Logger) (*Client, error) {
+	if sees == nil {
+		sees = func(string, string, function.ID) bool { return false }
+	}
 	c := &Client{
-		self: self, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
+		self: self, sees: sees, socket: filepath.Join(kubeletDir, "pod-resources", "kubelet.sock"),
 		checkpoint: filepath.Join(kubeletDir, checkpointFile), log: log,
 	}
 	c.last.Store(&map[function.ID][]Assignment{})
@@ -200,12 +207,12 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
 	}
-	return functions(response.PodResources), nil
+	return functions(response.PodResources, c.sees), nil
 }
 
 // functions finds the Functions among the devices of pods, with one assignment for each pod and resource: containers of a
 // pod may share a Function.
-func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignment {
+func functions(pods []*podresourcesapi.PodResources, sees Sees) map[function.ID][]Assignment {
 	found := map[function.ID][]Assignment{}
 	for _, pod := range pods {
 		for _, container := range pod.Containers {
@@ -230,6 +237,9 @@ func functions(pods []*podresourcesapi.PodResources) map[function.ID][]Assignmen
 						continue // of a PF; the kubelet does not know which VF the pod has
 					}
 					id, err := function.ParseDeviceName(device.DeviceName)
+					if device.DriverName == v1alpha1.GroupName && sees(claim.ClaimNamespace, claim.ClaimName, id) {
+						continue
+					}
 					if device.DriverName == v1alpha1.GroupName {
 						add(id, err, "")
 					} else {

@@ -43,7 +43,7 @@ func start(t *testing.T) (dir string, kubelet *kubelettest.Pods, client *podreso
 
 func newClient(t *testing.T, dir string, self podresources.Self, log logr.Logger) *podresources.Client {
 	t.Helper()
-	client, err := podresources.NewClient(dir, self, log)
+	client, err := podresources.NewClient(dir, self, nil, log)
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
@@ -86,6 +86,27 @@ func TestAssigned(t *testing.T) {
 				t.Errorf("assigned: -want +got\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestNotHad: pods have neither what their claims only look at, nor a PF of which they have a share.
+func TestNotHad(t *testing.T) {
+	dir, kubelet, _ := start(t)
+	client, err := podresources.NewClient(dir, podresources.Self{}, func(namespace, claim string, f function.ID) bool {
+		return namespace == "default" && claim == "monitor" && f.String() == vf
+	}, testr.New(t))
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	share := kubelettest.ClaimPod("share", "xpu.opiproject.org", "0000-3b-00-0")
+	share.Containers[0].DynamicResources[0].ClaimResources[0].ShareId = new("s1")
+	kubelet.Set(share, kubelettest.ClaimPod("monitor", "xpu.opiproject.org", "0000-3b-00-2", "0000-3b-00-4"),
+		kubelettest.ClaimPod("user", "xpu.opiproject.org", "0000-3b-00-5"))
+	got, err := client.Assigned(t.Context())
+	if err != nil || len(got) != 2 || got["0000:3b:00.4"].Pod != "monitor" || got["0000:3b:00.5"].Pod != "user" {
+		t.Errorf("Assigned = %v, %v; want what the monitor has beside what it looks at, and what the user has", got, err)
+	}
+	if claimed, err := client.Claimed(t.Context(), "default", "monitor"); err != nil || len(claimed) != 1 {
+		t.Errorf("Claimed = %v, %v; want one", claimed, err)
 	}
 }
 

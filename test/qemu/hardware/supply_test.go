@@ -69,7 +69,7 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	s.kubelet, err = kubelettest.ServePods(dir)
 	must.Succeed(t, err)
 	t.Cleanup(s.kubelet.Stop)
-	s.pods, err = podresources.NewClient(dir, podresources.Self{}, testr.New(t))
+	s.pods, err = podresources.NewClient(dir, podresources.Self{}, nil, testr.New(t))
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = s.pods.Close() })
 	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
