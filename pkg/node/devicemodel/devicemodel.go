@@ -96,10 +96,10 @@ func Problems(p pool.Pool, f function.Function, problems func(function.Function)
 	return common
 }
 
-// slicesOf returns the slices for the pool's Functions of one PF, as [pool.Pool.ByPF] has them: counters, the PF, VFs, SFs. A Function's
-// index determines its slice, so a Function that comes or goes changes one slice only, unless it is alone in it. Counters come first, so
-// that their index never changes. In a slice, the devices for which no pod has to wait come first, as the scheduler takes the first that
-// will do.
+// slicesOf returns the slices for the pool's Functions of one PF, as [pool.Pool.ByPF] has them: counters, VFs, SFs, and the PF in the last
+// slice. A Function's index determines its slice, so a Function that comes or goes changes one slice only, unless it is alone in it.
+// Counters come first, so that their index never changes. In a slice, the devices for which no pod has to wait come first, and the PF
+// last, as the scheduler takes the first that will do.
 func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function.Function) resourceapi.Device) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	total := allocatable(p, functions)
@@ -107,11 +107,6 @@ func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function
 		out = append(out, resourceslice.Slice{SharedCounters: []resourceapi.CounterSet{{
 			Name: counterSetPF, Counters: functionCounter(total),
 		}}})
-	}
-	if pf, whole := wholePF(p, functions); whole {
-		d := toDevice(pf)
-		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetPF, Counters: functionCounter(total)}}
-		out = append(out, resourceslice.Slice{Devices: []resourceapi.Device{d}})
 	}
 	sameSlice := func(a, b function.Function) bool {
 		return a.Kind == b.Kind && a.Index/devicesPerSlice == b.Index/devicesPerSlice
@@ -122,6 +117,15 @@ func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function
 		}
 		last := &out[len(out)-1]
 		last.Devices = append(last.Devices, toDevice(f))
+	}
+	if pf, whole := wholePF(p, functions); whole {
+		d := toDevice(pf)
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetPF, Counters: functionCounter(total)}}
+		if last := &out[len(out)-1]; len(last.Devices) < devicesPerSlice {
+			last.Devices = append(last.Devices, d)
+		} else {
+			out = append(out, resourceslice.Slice{Devices: []resourceapi.Device{d}})
+		}
 	}
 	for _, slice := range out {
 		slices.SortStableFunc(slice.Devices, func(a, b resourceapi.Device) int {

@@ -59,37 +59,48 @@ func TestCounters(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			devices := devicesOf(t, test.pool, healthy)
-			if isPF := devices[0].Name == "0000-3b-00-0"; isPF != test.pf || len(devices) != len(test.pool.Functions)+map[bool]int{true: 1}[test.pf] {
-				t.Fatalf("%d devices, the first is %s; want the PF: %t", len(devices), devices[0].Name, test.pf)
+			last := devices[len(devices)-1]
+			if isPF := last.Name == "0000-3b-00-0"; isPF != test.pf || len(devices) != len(test.pool.Functions)+map[bool]int{true: 1}[test.pf] {
+				t.Fatalf("%d devices, the last is %s; want the PF: %t", len(devices), last.Name, test.pf)
 			}
 			if !test.pf {
 				return
 			}
-			uses := devices[0].ConsumesCounters[0].Counters[counterFunctions].Value
-			if kind := *devices[0].Attributes["kind"].StringValue; uses.Value() != test.uses || kind != "PF" {
-				t.Errorf("device %s of kind %s consumes %s, want %d", devices[0].Name, kind, uses.String(), test.uses)
+			uses := last.ConsumesCounters[0].Counters[counterFunctions].Value
+			if kind := *last.Attributes["kind"].StringValue; uses.Value() != test.uses || kind != "PF" {
+				t.Errorf("device %s of kind %s consumes %s, want %d", last.Name, kind, uses.String(), test.uses)
 			}
-			if _, has := devices[0].Attributes["index"]; has {
+			if _, has := last.Attributes["index"]; has {
 				t.Error("a PF has an index")
 			}
 		})
 	}
 }
 
-// TestEitherPFOrVFs: the scheduler's allocator takes the PF, which comes first, and then no VF; or a VF, and then no PF.
+// TestEitherPFOrVFs: the scheduler's allocator takes VFs for a claim of any kind, and then no PF; or the PF where the VFs will not do, and
+// then no VF.
 func TestEitherPFOrVFs(t *testing.T) {
-	whole := published(modelled(v1alpha1.ModelCounters, 4, 0))
-	if got := allocateUntilFull(t, whole); got["node1/0000-3b-00-0/fast"] != 1 {
-		t.Errorf("allocated %v, want the PF alone", got)
-	}
-	tainted := Resources("node1", []pool.Pool{modelled(v1alpha1.ModelCounters, 4, 0)}, func(f function.Function) []function.Problem {
-		if f.Kind == function.PF {
-			return []function.Problem{{Taint: v1alpha1.TaintInUse, Message: "in use"}}
+	for taint, want := range map[function.Kind]int{"": 4, function.PF: 4, function.VF: 1} {
+		problems := func(f function.Function) []function.Problem {
+			if f.Kind == taint {
+				return []function.Problem{{Taint: v1alpha1.TaintInUse, Message: "in use"}}
+			}
+			return nil
 		}
-		return nil
-	}, noneAhead)
-	if got := allocateUntilFull(t, tainted); got["node1/0000-3b-00-0/fast"] != 4 {
-		t.Errorf("allocated %v, want the four VFs", got)
+		got := allocateUntilFull(t, Resources("node1", []pool.Pool{modelled(v1alpha1.ModelCounters, 4, 0)}, problems, noneAhead))
+		if got["node1/0000-3b-00-0/fast"] != want {
+			t.Errorf("allocated %v with taints on %q, want %d", got, taint, want)
+		}
+	}
+}
+
+// TestFullSlice: a PF does not make a slice larger than the API allows.
+func TestFullSlice(t *testing.T) {
+	p := modelled(v1alpha1.ModelCounters, devicesPerSlice, 0)
+	p.Functions = pooltest.VFs(0x3b, devicesPerSlice)
+	made := published(p).Pools["node1/0000-3b-00-0/fast"].Slices
+	if len(made) != 3 || len(made[1].Devices) != devicesPerSlice || len(made[2].Devices) != 1 {
+		t.Errorf("%d slices, want counters, VFs, and the PF alone", len(made))
 	}
 }
 
