@@ -47,6 +47,7 @@ func TestDiscover(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	for arguments, want := range map[string]string{
 		"discover --root /proc":              "--root /proc: no sysfs there",
+		"schedule --apply -f pod.yaml":       "--apply: is for what the cluster has",
 		"discover -o png":                    `--output "png": must be text, wide, json, yaml, svg or html`,
 		"pools -o table":                     `--output "table": must be text, wide, yaml or json`,
 		"ports --kubeconfig /nowhere":        "/nowhere",

@@ -2,14 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
+	"github.com/opiproject/xpu-device-plugin/pkg/schedule/bind"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/report"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
@@ -22,7 +26,8 @@ type scheduleOptions struct {
 	taint             []string
 	kubernetes, gates string
 	output            string
-	all               bool
+	all, apply        bool
+	timeout           time.Duration
 }
 
 func scheduleCommand() *cobra.Command {
@@ -42,6 +47,9 @@ with the objects of the files put into it. Files have Pods, in the order in whic
 ResourceSlices, ResourceClaims, ResourceClaimTemplates, DeviceClasses and DeviceTaintRules of resource.k8s.io. A Node
 without status.allocatable has enough CPU and memory for everyone.
 
+With --apply it does what it says, as a scheduler: pods whose spec.schedulerName is ` + bind.SchedulerName + ` get their claims allocated and reserved,
+and are bound to their node once the devices' binding conditions are true. All other pods are left to their scheduler.
+
 Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`,
 		Example: `  # Why are pods of this cluster pending?
   xpuctl schedule
@@ -55,6 +63,9 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
   # What if node-3 were gone, or a PF were under maintenance?
   xpuctl schedule --remove node/node-3
   xpuctl schedule --taint driver=xpu.opiproject.org,pool=node-3/0000-3b-00-0/fast:maintenance:NoSchedule
+
+  # Schedule the pods that are left to xpuctl:
+  xpuctl schedule --apply
 
   # With an older scheduler, for a program:
   xpuctl schedule --kubernetes 1.34 -f . -o json`,
@@ -71,6 +82,8 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 		"; that of the cluster, or "+schedule.NewestKubernetes+" with files alone, if empty")
 	f.StringVar(&o.gates, "feature-gates", "", "feature gates of the scheduler that are not as by default, for example DRAConsumableCapacity=false")
 	addOutputFlag(c, &o.output, "text", "yaml", "json")
+	f.BoolVar(&o.apply, "apply", false, "bind the pods whose spec.schedulerName is "+bind.SchedulerName+"; only for what the cluster has, without -f and what if")
+	f.DurationVar(&o.timeout, "binding-timeout", bind.DefaultTimeout, "how long --apply waits for the binding conditions of a pod's devices")
 	f.BoolVar(&o.all, "all", false, "in text, tell also why nodes refuse pods that another node takes")
 	return c
 }
@@ -78,6 +91,9 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 func (o *scheduleOptions) run(c *cobra.Command) error {
 	if err := checkOutput(o.output, "text", "yaml", "json"); err != nil {
 		return err
+	}
+	if o.apply && len(o.files)+len(o.add)+len(o.remove)+len(o.taint) > 0 {
+		return errors.New("--apply: is for what the cluster has; leave -f, --add, --remove and --taint out")
 	}
 	from, err := o.snapshot(c)
 	if err != nil {
@@ -87,12 +103,21 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	answer, err := scheduleAll(c.Context(), from, features)
+	decisions, err := scheduleAll(c.Context(), from, features)
 	if err != nil {
 		return err
 	}
+	answer := report.New(features.Kubernetes)
+	for _, d := range decisions {
+		answer.Add(d)
+	}
 	if err := o.print(c.OutOrStdout(), answer); err != nil {
 		return err
+	}
+	if o.apply {
+		if err := o.bindAll(c, decisions); err != nil {
+			return err
+		}
 	}
 	if len(answer.Pending()) > 0 {
 		return no(c)
@@ -159,10 +184,36 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 	return snapshot.List(ctx, client)
 }
 
+// bindAll does what was decided for the pods that are xpuctl's. What it does is told on standard error, as standard output may be JSON.
+func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decision) error {
+	config, err := restConfig(o.cluster)
+	if err != nil {
+		return err
+	}
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, d := range decisions {
+		if d.Node == "" || d.Pod.Spec.SchedulerName != bind.SchedulerName {
+			continue
+		}
+		if err := (bind.Binder{Client: client, Timeout: o.timeout}).Bind(c.Context(), d); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		fmt.Fprintf(c.ErrOrStderr(), "pod %s/%s is bound to node %s\n", d.Pod.Namespace, d.Pod.Name, d.Node)
+	}
+	return errors.Join(errs...)
+}
+
 // scheduleAll schedules the pods that have no node yet.
-func scheduleAll(ctx context.Context, from *snapshot.Snapshot, features schedule.Features) (*report.Schedule, error) {
+func scheduleAll(ctx context.Context, from *snapshot.Snapshot, features schedule.Features) ([]*schedule.Decision, error) {
 	scheduler := schedule.New(ctx, from, features)
-	answer := report.New(features.Kubernetes)
+	var decisions []*schedule.Decision
 	for _, pod := range from.Pods {
 		if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
 			continue
@@ -171,9 +222,9 @@ func scheduleAll(ctx context.Context, from *snapshot.Snapshot, features schedule
 		if err != nil {
 			return nil, err
 		}
-		answer.Add(decision)
+		decisions = append(decisions, decision)
 	}
-	return answer, nil
+	return decisions, nil
 }
 
 func (o *scheduleOptions) print(to io.Writer, answer *report.Schedule) error {

@@ -231,7 +231,8 @@ func TestReportersFollow(t *testing.T) {
 		f.is(t, false, 0)
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		if f.kernel.looks != 2 { // at the start, and when it began to listen
+		// At the start, and when it began to listen. That is one look if it began before the first.
+		if f.kernel.looks < 1 || f.kernel.looks > 2 {
 			t.Errorf("%d looks at a kernel that told nothing", f.kernel.looks)
 		}
 

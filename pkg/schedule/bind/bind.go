@@ -1,0 +1,222 @@
+// Package bind carries out what was decided for a pod, as the scheduler's plugin dynamicresources does: it allocates and reserves the claims,
+// waits for the devices' binding conditions, and binds the pod to its node.
+package bind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/utils/ptr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
+)
+
+// SchedulerName is the spec.schedulerName of the pods that may be bound: no other scheduler looks at them.
+const SchedulerName = "xpuctl"
+
+// DefaultTimeout is how long devices may take until their binding conditions are true; as that of kube-scheduler (bindingTimeout of its
+// plugin's arguments).
+const DefaultTimeout = 10 * time.Minute
+
+// Binder binds pods.
+type Binder struct {
+	// Client must speak protobuf: JSON could write the opaque parameters of an allocation in another form, which the API server refuses.
+	Client  kubernetes.Interface
+	Timeout time.Duration
+}
+
+// Bind carries out the decision. If it cannot, the claims are given back.
+func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
+	pod := d.Pod
+	switch {
+	case d.Node == "":
+		return fmt.Errorf("pod %s/%s: no node takes it", pod.Namespace, pod.Name)
+	case pod.Spec.SchedulerName != SchedulerName:
+		return fmt.Errorf("pod %s/%s: is that of scheduler %s; spec.schedulerName must be %s", pod.Namespace, pod.Name, pod.Spec.SchedulerName, SchedulerName)
+	}
+	for _, c := range d.Claims {
+		if c.PodClaim == "" {
+			return fmt.Errorf("pod %s/%s: asks for extended resources of DeviceClasses, for which kube-scheduler alone makes claims: use "+
+				"resourceClaims", pod.Namespace, pod.Name)
+		}
+		if c.Claim.UID == "" {
+			return fmt.Errorf("pod %s/%s: the claim of template %s is not made yet; try again", pod.Namespace, pod.Name, c.Template)
+		}
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+	}()
+	for i := range d.Claims {
+		if err := b.reserve(ctx, pod, &d.Claims[i]); err != nil {
+			return errors.Join(err, b.giveBack(ctx, pod, d.Claims[:i]))
+		}
+	}
+	if err := b.await(ctx, d.Claims); err != nil {
+		return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
+	}
+	binding := &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: d.Node},
+	}
+	if err := b.Client.CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
+		return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
+	}
+	return nil
+}
+
+// reserve allocates a claim, unless it is, and reserves it for the pod.
+func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimDecision) error {
+	api := b.Client.ResourceV1().ResourceClaims(pod.Namespace)
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		now, err := api.Get(ctx, c.Claim.Name, metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case now.UID != c.Claim.UID || now.DeletionTimestamp != nil:
+			return errors.New("was deleted meanwhile")
+		case c.New && now.Status.Allocation != nil:
+			return errors.New("was allocated by somebody else meanwhile; try again")
+		case !c.New && now.Status.Allocation == nil:
+			return errors.New("lost its devices meanwhile; try again")
+		}
+		if c.New && !slices.Contains(now.Finalizers, resourceapi.Finalizer) {
+			now.Finalizers = append(now.Finalizers, resourceapi.Finalizer)
+			if now, err = api.Update(ctx, now, metav1.UpdateOptions{}); err != nil {
+				return err
+			}
+		}
+		if c.New {
+			now.Status.Allocation = c.Claim.Status.Allocation.DeepCopy()
+			now.Status.Allocation.AllocationTimestamp = ptr.To(metav1.Now())
+		}
+		if !resourceclaim.IsReservedForPod(pod, now, false) {
+			now.Status.ReservedFor = append(now.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
+				Resource: "pods", Name: pod.Name, UID: pod.UID,
+			})
+		}
+		_, err = api.UpdateStatus(ctx, now, metav1.UpdateOptions{})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("claim %s: %w", c.Claim.Name, err)
+	}
+	return nil
+}
+
+// giveBack takes the pod's reservations, and what was allocated for it. It also works when ctx has ended.
+func (b Binder) giveBack(ctx context.Context, pod *corev1.Pod, claims []schedule.ClaimDecision) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	var errs []error
+	for _, c := range claims {
+		api := b.Client.ResourceV1().ResourceClaims(pod.Namespace)
+		err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			now, err := api.Get(ctx, c.Claim.Name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			now.Status.ReservedFor = slices.DeleteFunc(now.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
+				return r.UID == pod.UID
+			})
+			if c.New && len(now.Status.ReservedFor) == 0 {
+				now.Status.Allocation, now.Status.Devices = nil, nil
+			}
+			_, err = api.UpdateStatus(ctx, now, metav1.UpdateOptions{})
+			return err
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("claim %s is not given back: %w", c.Claim.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// await returns nil once the binding conditions of all devices are true.
+func (b Binder) await(ctx context.Context, claims []schedule.ClaimDecision) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, b.Timeout, fmt.Errorf("not within %s", b.Timeout))
+	defer cancel()
+	for _, c := range claims {
+		if !slices.ContainsFunc(c.Claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return len(r.BindingConditions) > 0
+		}) {
+			continue
+		}
+		if err := b.awaitClaim(ctx, types.NamespacedName{Namespace: c.Claim.Namespace, Name: c.Claim.Name}); err != nil {
+			return fmt.Errorf("claim %s: binding conditions: %w", c.Claim.Name, err)
+		}
+	}
+	return nil
+}
+
+func (b Binder) awaitClaim(ctx context.Context, key types.NamespacedName) error {
+	only := fields.OneTermEqualSelector(metav1.ObjectNameField, key.Name).String()
+	api := b.Client.ResourceV1().ResourceClaims(key.Namespace)
+	source := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = only
+			return api.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = only
+			return api.Watch(ctx, options)
+		},
+	}
+	waitsFor := errors.New("the claim is not there")
+	_, err := watchtools.UntilWithSync(ctx, source, &resourceapi.ResourceClaim{}, nil, func(e watch.Event) (bool, error) {
+		if e.Type == watch.Deleted {
+			return false, errors.New("the claim was deleted")
+		}
+		var failed error
+		waitsFor, failed = conditions(e.Object.(*resourceapi.ResourceClaim))
+		return waitsFor == nil && failed == nil, failed
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", context.Cause(ctx), waitsFor)
+	}
+	return err
+}
+
+// conditions says which binding condition is not true yet, or which failure condition is true.
+func conditions(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
+	if c.Status.Allocation == nil {
+		return nil, errors.New("the claim has lost its devices")
+	}
+	for _, result := range c.Status.Allocation.Devices.Results {
+		var told []metav1.Condition
+		for _, status := range c.Status.Devices {
+			if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device &&
+				ptr.Deref(status.ShareID, "") == string(ptr.Deref(result.ShareID, "")) {
+				told = status.Conditions
+			}
+		}
+		for _, name := range result.BindingFailureConditions {
+			if condition := meta.FindStatusCondition(told, name); condition != nil && condition.Status == metav1.ConditionTrue {
+				return nil, fmt.Errorf("device %s: %s: %s: %s", result.Device, name, condition.Reason, condition.Message)
+			}
+		}
+		for _, name := range result.BindingConditions {
+			if !meta.IsStatusConditionTrue(told, name) {
+				waitsFor = fmt.Errorf("device %s: %s is not true", result.Device, name)
+			}
+		}
+	}
+	return waitsFor, nil
+}
