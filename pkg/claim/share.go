@@ -55,12 +55,13 @@ func NewEntry(pool, device string, share types.UID) resourceapi.AllocatedDeviceS
 	return entry
 }
 
-const megabit = 1_000_000 // bit/s
+// Megabit is the unit of bandwidth that a claim can have, in bit/s: drivers take the rate of a VF in Mbit/s.
+const Megabit = 1_000_000
 
 // bandwidth is what a share has of its PF's, in Mbit/s. The scheduler has rounded it to whole ones.
 func bandwidth(result resourceapi.DeviceRequestAllocationResult) int {
 	consumed := result.ConsumedCapacity[CapacityBandwidth]
-	return int(consumed.Value() / megabit)
+	return int(consumed.Value() / Megabit)
 }
 
 // limited is what the PF enforces for a VF whose claim has so much bandwidth, in Mbit/s: the highest rate is no more.

@@ -46,9 +46,10 @@ func TestSharedPF(t *testing.T) {
 	s.start()
 	s.awaitOffer("the PF is offered", []function.ID{pf}, nil)
 	for _, slice := range s.slices() {
-		ports := slice.Spec.Devices[0].Capacity[claim.CapacityPorts].Value
-		if shared := slice.Spec.Devices[0].AllowMultipleAllocations; shared == nil || !*shared || ports.Value() != 2 {
-			t.Errorf("device %+v, want one of 2 ports that claims share", slice.Spec.Devices[0])
+		ports, bandwidth := slice.Spec.Devices[0].Capacity[claim.CapacityPorts].Value, slice.Spec.Devices[0].Capacity[claim.CapacityBandwidth].Value
+		shared := slice.Spec.Devices[0].AllowMultipleAllocations
+		if shared == nil || !*shared || ports.Value() != 2 || bandwidth.String() != "25G" {
+			t.Errorf("device %+v, want one of 2 ports and 25 Gbit/s that claims share", slice.Spec.Devices[0])
 		}
 	}
 	s.awaitRuntime()

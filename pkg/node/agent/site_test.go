@@ -79,7 +79,7 @@ func newSite(t *testing.T) *site {
 	t.Helper()
 	xpu := netns.New(t)
 	w := newNode(t, simulate.Config{
-		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b"}}, HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
+		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b", LinkSpeed: 25000}}, HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
 	})
 	w.config.ProvisionTimeout = 30 * time.Second
 	s := &site{world: w, opi: opitest.Start(t), dir: filepath.Dir(w.config.KubeletDir), before: netdevs(t)}

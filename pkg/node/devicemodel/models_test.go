@@ -116,6 +116,9 @@ func TestPorts(t *testing.T) {
 			return nil
 		}
 	}
+	each := func(f function.Function) []function.Problem {
+		return []function.Problem{{Taint: fmt.Sprint("broken-", f.Index), Message: "broken"}}
+	}
 	few := modelled(v1alpha1.ModelPorts, 8, 0)
 	few.Spec.MaxAllocated = ptr.To(int32(3))
 	many := modelled(v1alpha1.ModelPorts, 8, 10)
@@ -134,6 +137,7 @@ func TestPorts(t *testing.T) {
 		"slower than VFs":        {modelled(v1alpha1.ModelPorts, 8, 3), healthy, 4, "3M, 1M", 0},
 		"a VF is broken":         {modelled(v1alpha1.ModelPorts, 8, 100000), some("fault", 2), 3, "100G, 25G", 0},
 		"the link is down":       {modelled(v1alpha1.ModelPorts, 8, 100000), some("link-down", 0, 1, 2, 3), 4, "100G, 25G", 1},
+		"each VF is broken":      {modelled(v1alpha1.ModelPorts, 8, 0), each, 4, "", 1},
 		"SFs are not for shares": {modelled(v1alpha1.ModelPorts, 8, 0, pooltest.SF(0x3b, 1)), healthy, 4, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -12,9 +12,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// megabit is the unit of bandwidth: what a driver takes as a VF's rate.
-const megabit = 1_000_000 // bit/s
-
 // shared returns the slice of a PF of a pool with model: Ports: one device that claims share. Its ports are the pool's VFs that can be
 // given to pods, and its bandwidth that of the link, if the driver tells it. What keeps all VFs from pods taints the device.
 func shared(
@@ -25,7 +22,7 @@ func shared(
 		return nil
 	}
 	common, usable := ofAll(vfs, problems)
-	if len(common) > 0 { // what is common to all does not take ports away
+	if usable == 0 { // the taints keep claims away, and the API refuses a capacity of 0 of which claims take 1
 		usable = int64(len(vfs))
 	}
 	d := device(p, pf, common, false)
@@ -47,7 +44,7 @@ func onlyVFs(functions []function.Function) []function.Function {
 	return slices.DeleteFunc(slices.Clone(functions), func(f function.Function) bool { return f.Kind != function.VF })
 }
 
-// ofAll are the problems that all VFs have, and how many have none at all.
+// ofAll are the problems that all VFs have, or, where each has others, those of the first; and how many VFs have none at all.
 func ofAll(vfs []function.Function, problems func(function.Function) []function.Problem) (common []function.Problem, usable int64) {
 	for i, f := range vfs {
 		has := problems(f)
@@ -59,13 +56,16 @@ func ofAll(vfs []function.Function, problems func(function.Function) []function.
 		}
 		common = both(common, has)
 	}
+	if usable == 0 && len(common) == 0 && len(vfs) > 0 {
+		common = problems(vfs[0])
+	}
 	return common, usable
 }
 
 // bandwidth is the capacity of a link of so many Mbit/s. A claim that does not ask for bandwidth gets an equal share, as an unlimited VF
 // could take what others were promised.
 func bandwidth(speed, ports int64) resourceapi.DeviceCapacity {
-	share, step, all := quantity(max(1, speed/ports)*megabit), quantity(megabit), quantity(speed*megabit)
+	share, step, all := quantity(max(1, speed/ports)*claim.Megabit), quantity(claim.Megabit), quantity(speed*claim.Megabit)
 	return resourceapi.DeviceCapacity{
 		Value: all,
 		RequestPolicy: &resourceapi.CapacityRequestPolicy{
