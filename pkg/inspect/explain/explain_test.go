@@ -281,3 +281,26 @@ func TestText(t *testing.T) {
 		}
 	}
 }
+
+// TestShare: a port of a PF has no Function before the agent has chosen one.
+func TestShare(t *testing.T) {
+	c := newCluster()
+	bound(c)
+	result := &c.claim.Status.Allocation.Devices.Results[0]
+	result.Device, result.ShareID = "0000-3b-00-0", new(types.UID("s1"))
+	c.port = nil
+	i := c.explain(t).Interfaces[0]
+	if i.Function != "" || i.Stages[1].Text != "a port of PF 0000:3b:00.0 of pool fast on node node1" {
+		t.Errorf("Function %q, %+v", i.Function, i.Stages[1])
+	}
+}
+
+// TestOnlySeen: nothing is wrong with a pod that only looks at a Function, whoever has it.
+func TestOnlySeen(t *testing.T) {
+	c := newCluster()
+	c.claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
+	c.attachment().Claim.UID = "another"
+	if p := c.explain(t); !p.OK || !strings.Contains(p.Interfaces[0].Stages[1].Text, "takes nothing") {
+		t.Errorf("%t: %s: %+v", p.OK, p.Verdict, p.Interfaces)
+	}
+}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
@@ -37,7 +38,14 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			out = append(out, f.onlySeen(c.claim.Name, device, requested))
 			continue
 		}
-		i := Interface{Claim: c.claim.Name, Request: device.Request, Pool: device.ID.DevicePool, Function: device.Function.String()}
+		i := Interface{Claim: c.claim.Name, Request: device.Request, Pool: device.ID.DevicePool}
+		what := "Function " + device.Function.String()
+		if device.Share != "" {
+			what = "a port of PF " + string(device.ID.PF)
+		}
+		if device.Function != (function.ID{}) { // else the agent has not chosen a VF for the share yet
+			i.Function = device.Function.String()
+		}
 		port := f.portOf(func(p *v1alpha1.XPUPort) bool {
 			return p.Spec.Claim.UID == c.claim.UID && claim.FunctionOf(p.Spec.Function) == device.Function
 		})
@@ -45,7 +53,7 @@ func (f *facts) claimed(c *podClaim) []Interface {
 		attachment := f.attachment(i.Function, func(a *nodestate.Attachment) bool { return a.Claim.UID == string(c.claim.UID) })
 		told := toldOf(c.claim, device)
 		i.addHost(attachment, told)
-		allocated := Stage{Name: Allocated, Status: Done, Text: fmt.Sprintf("Function %s of pool %s on node %s", i.Function, i.Pool, device.ID.Node)}
+		allocated := Stage{Name: Allocated, Status: Done, Text: fmt.Sprintf("%s of pool %s on node %s", what, i.Pool, device.ID.Node)}
 		if at := c.claim.Status.Allocation.AllocationTimestamp; at != nil {
 			allocated.Time = at.Time
 		}

@@ -129,6 +129,11 @@ func (d *Driver) prepare(
 	if err != nil {
 		return nil, err
 	}
+	ctx, end, err := d.calls.TakeOver(ctx, c.UID, errPreparedAgain)
+	if err != nil {
+		return nil, fmt.Errorf("claim %s/%s: wait for the claim's last call: %w", c.Namespace, c.Name, err)
+	}
+	defer end()
 	prepared, devices, err := d.withoutAdmins(c, devices)
 	if err != nil || len(devices) == 0 {
 		return prepared, err
@@ -137,11 +142,6 @@ func (d *Driver) prepare(
 	if err != nil {
 		return nil, err
 	}
-	ctx, end, err := d.calls.TakeOver(ctx, c.UID, errPreparedAgain)
-	if err != nil {
-		return nil, fmt.Errorf("claim %s/%s: wait for the claim's last call: %w", c.Namespace, c.Name, err)
-	}
-	defer end()
 	ctx, stop := d.whilePodStays(ctx, pod)
 	defer stop()
 	forRuntime, cancel := context.WithTimeout(ctx, runtimeTimeout)
@@ -281,9 +281,9 @@ func reservation(c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Dev
 // errGone is the error for a Function that the node does not have.
 var errGone = errors.New("is gone from this node")
 
-// earlier returns what an earlier Prepare of the claim reserved; it is empty if there was none.
+// earlier returns what an earlier Prepare of the claim reserved; it is empty if there was none, or if the Function was only chosen for a share.
 func (d *Driver) earlier(claim types.UID, id function.ID) journal.Attachment {
-	if a, _ := d.Journal.Get(id); a.Claim.UID == claim {
+	if a, _ := d.Journal.Get(id); a.Claim.UID == claim && a.Interface.Name != "" {
 		return a
 	}
 	return journal.Attachment{}

@@ -140,3 +140,24 @@ func TestToldShare(t *testing.T) {
 		t.Errorf("reserved %+v, want %s", all, want)
 	}
 }
+
+// TestShareWithoutNetwork: a share without a Port has its bandwidth all the same, and may not have what its pool does not allow.
+func TestShareWithoutNetwork(t *testing.T) {
+	n := newNode(t)
+	n.specs["fast"] = v1alpha1.DevicePoolSpec{}
+	d, _ := n.sharing()
+	c := of("pod1", "net", shareOf("s1", 2000), claimtest.FromClass(`"mtu": 1400`))
+	for range 2 {
+		if err := prepare(t, d, c)[c.UID].Err; err != nil {
+			t.Fatal(err)
+		}
+		a := n.journal.All()[0]
+		if a.Interface.Name != "net1" || a.Interface.MTU != 1400 || a.Interface.VF == nil || *a.Interface.VF.MaxTxRate != 2000 {
+			t.Errorf("reserved %+v", a.Interface)
+		}
+	}
+	greedy := of("pod2", "greedy", shareOf("s2", 2000), claimtest.FromClaim(`"vf": {"trust": true}`))
+	if err := prepare(t, d, greedy)[greedy.UID].Err; err == nil || !strings.Contains(err.Error(), "vf.trust: Forbidden") {
+		t.Errorf("a privileged field of a claim: error %v", err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -66,7 +67,7 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 	}()
 	for i := range d.Claims {
 		if err := b.reserve(ctx, pod, &d.Claims[i]); err != nil {
-			return errors.Join(err, b.giveBack(ctx, pod, d.Claims[:i]))
+			return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
 		}
 	}
 	if err := b.await(ctx, d.Claims); err != nil {
@@ -130,8 +131,14 @@ func (b Binder) giveBack(ctx context.Context, pod *corev1.Pod, claims []schedule
 		api := b.Client.ResourceV1().ResourceClaims(pod.Namespace)
 		err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 			now, err := api.Get(ctx, c.Claim.Name, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
 			if err != nil {
 				return err
+			}
+			if !resourceclaim.IsReservedForPod(pod, now, false) { // it was not reached, or is somebody else's
+				return nil
 			}
 			now.Status.ReservedFor = slices.DeleteFunc(now.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
 				return r.UID == pod.UID
