@@ -27,9 +27,9 @@ build: ## Build the product's binaries into bin/
 .PHONY: tools
 tools: ## Build what the tests and the demo need beside the product
 	@mkdir -p $(BIN)
-	@echo "building devcluster, crdservers, simhost, demo"
+	@echo "building devcluster, crdservers, simhost, demo, gpudriver"
 	@cd test/devcluster && go build -o $(BIN)/ ./cmd/devcluster ./cmd/crdservers
-	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo
+	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo ./test/e2e/cmd/gpudriver
 	@$(BIN)/devcluster build
 
 .PHONY: images
@@ -38,6 +38,7 @@ images: build tools ## Make the container images, as archives in bin/images
 	@for image in xpu-agent xpu-controller opi-bridge; do \
 		$(BIN)/devcluster image $(BIN)/images/$$image.tar --name docker.io/library/$$image:dev --file images/$$image/Containerfile $(BIN) || exit 1; \
 	done
+	@$(BIN)/devcluster image $(BIN)/images/gpudriver.tar --name docker.io/library/gpudriver:dev --file test/e2e/cmd/gpudriver/Containerfile $(BIN)
 
 .PHONY: demo
 demo: preflight images ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act)

@@ -32,6 +32,7 @@ func (w *World) claimTrouble() []Step {
 		{"A network that is not there yet: the pod waits, and starts when it is made", w.waitForNetwork},
 		{"Two interfaces in one pod: two claims work, the same name twice is refused", w.twoInterfaces},
 		{"A monitoring pod sees Functions that others have, and takes none", w.monitorAll},
+		{"A GPU of another driver and a VF below one PCIe root", w.gpuBesideVF},
 		{"A DevicePool that matches nothing, and one that overlaps: the status says so", w.poolStatus},
 		{"An OPI agent that is down: the pod waits, and starts when it is back", w.waitForAgent},
 		{"An OPI agent that forgets its ports: they come back, and the packets with them", w.forgetPorts},

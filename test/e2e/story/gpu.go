@@ -1,0 +1,82 @@
+package story
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// gpuBesideVF has a pod claim a GPU of another driver and a VF below one PCIe root, and both drivers prepare their part.
+func (w *World) gpuBesideVF(ctx context.Context) error {
+	if _, err := w.Cluster.Run(ctx, "load", filepath.Join(w.Bin, "images", "gpudriver.tar")); err != nil {
+		return err
+	}
+	manifest := filepath.Join(w.Source, "test/e2e/manifests/gpu.yaml")
+	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
+		return err
+	}
+	if err := w.gpusPublished(ctx); err != nil {
+		return err
+	}
+	pod := podSpec{name: "training", node: "node1", template: "gpu-and-vf"}.pod()
+	if err := w.client.Create(ctx, pod); err != nil {
+		return err
+	}
+	if err := w.ready(ctx, "training"); err != nil {
+		return err
+	}
+	if err := w.client.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
+		return err
+	}
+	var c resourceapi.ResourceClaim
+	key := types.NamespacedName{Namespace: pod.Namespace, Name: *pod.Status.ResourceClaimStatuses[0].ResourceClaimName}
+	if err := w.client.Get(ctx, key, &c); err != nil {
+		return err
+	}
+	results := c.Status.Allocation.Devices.Results
+	if len(results) != 2 || results[0].Device != "gpu-1" {
+		return fmt.Errorf("the claim has %+v, want the GPU at the SmartNIC's PCIe root, and a VF", results)
+	}
+	if len(c.Status.Devices) != 1 || c.Status.Devices[0].NetworkData == nil {
+		return fmt.Errorf("the claim's devices are %+v, want the VF with its interface", c.Status.Devices)
+	}
+	w.Detail("training has %s of %s and VF %s, with interface %s, below pci0000:3a",
+		results[0].Device, results[0].Driver, results[1].Device, c.Status.Devices[0].NetworkData.InterfaceName)
+	if err := w.client.Delete(ctx, pod); err != nil {
+		return err
+	}
+	if err := w.asBefore(ctx); err != nil {
+		return err
+	}
+	if _, err := w.Cluster.Kubectl(ctx, "delete", "-f", manifest, "--timeout=60s"); err != nil {
+		return err
+	}
+	// The kubelet would delete them too, some time after the driver is gone.
+	_, err := w.Cluster.Kubectl(ctx, "delete", "resourceslices", "--field-selector", "spec.driver=gpu.example.com", "--ignore-not-found")
+	return err
+}
+
+// gpusPublished waits until every node offers its GPUs.
+func (w *World) gpusPublished(ctx context.Context) error {
+	return poll(ctx, 60*time.Second, "the nodes offer GPUs", func(ctx context.Context) error {
+		var slices resourceapi.ResourceSliceList
+		if err := w.client.List(ctx, &slices); err != nil {
+			return err
+		}
+		nodes := 0
+		for _, s := range slices.Items {
+			if s.Spec.Driver == "gpu.example.com" && len(s.Spec.Devices) == 2 {
+				nodes++
+			}
+		}
+		if nodes != len(w.cluster.Nodes) {
+			return fmt.Errorf("%d of %d do", nodes, len(w.cluster.Nodes))
+		}
+		return nil
+	})
+}
