@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"k8s.io/cli-runtime/pkg/printers"
 
@@ -132,4 +133,12 @@ func number(n int32) string {
 		return "-"
 	}
 	return fmt.Sprint(n)
+}
+
+// shown is a time for people.
+func shown(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.TimeOnly)
 }
