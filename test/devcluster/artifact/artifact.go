@@ -23,7 +23,7 @@ import (
 const PauseImage = "devcluster.local/pause:1"
 
 // Components are the names the Kubernetes binary answers to.
-var components = [...]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"}
+var components = [...]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"}
 
 // Set tells where the artifacts are; all paths are absolute.
 type Set struct {

@@ -66,6 +66,7 @@ func newMember(table *process.Table, groups cgroup.Tree, record state.Record, nu
 				CgroupRoot: groups.Node(name),
 				PauseImage: artifact.PauseImage,
 				Multus:     record.Multus,
+				KubeProxy:  record.KubeProxy,
 			},
 			MachineID: hex.EncodeToString(id[:16]),
 		},
@@ -173,13 +174,18 @@ func (m *member) joinCluster(ctx context.Context, nodes corev1client.NodeInterfa
 	if err := m.client.Post(ctx, node.PathRestartKubelet, nil, nil); err != nil {
 		return err
 	}
+	if m.config.KubeProxy {
+		if err := m.client.Post(ctx, node.PathRestartProxy, nil, nil); err != nil {
+			return err
+		}
+	}
 	return nodeReady(ctx, nodes, m.config.Name, m.config.BootID)
 }
 
 // explain adds the end of the logs of a node that did not start.
 func (m *member) explain(err error) error {
 	err = fmt.Errorf("%s: %w", m.config.Name, err)
-	for _, name := range []string{"init", "containerd", "kubelet"} {
+	for _, name := range []string{"init", "containerd", "kubelet", "kube-proxy"} {
 		if tail, _ := process.Tail(m.dir.Log(name), tailLines); tail != "" {
 			err = fmt.Errorf("%w\nlast lines of the log of %s:\n%s", err, name, tail)
 		}

@@ -73,7 +73,7 @@ func writeAuthority(dir string, authority *pki.Authority) error {
 	return nil
 }
 
-// issueNode makes the identity of a node's kubelet, as client and as server, and that of its Multus.
+// issueNode makes the identity of a node's kubelet, as client and as server, and those of its Multus and its kube-proxy.
 func issueNode(dir state.NodeDir, authority *pki.Authority, cluster, node, address string) error {
 	if err := os.MkdirAll(dir.PKI(), 0o700); err != nil {
 		return err
@@ -97,6 +97,7 @@ func issueNode(dir state.NodeDir, authority *pki.Authority, cluster, node, addre
 		os.WriteFile(filepath.Join(dir.PKI(), "ca.crt"), authority.Certificate(), 0o600),
 		os.WriteFile(filepath.Join(dir.PKI(), "kubelet.kubeconfig"), kubeconfig, 0o600),
 		writeKubeconfig(filepath.Join(dir.PKI(), "multus.kubeconfig"), authority, cluster, inside, pki.Request{CommonName: component.MultusUser}),
+		writeKubeconfig(filepath.Join(dir.PKI(), "kube-proxy.kubeconfig"), authority, cluster, inside, pki.Request{CommonName: "system:kube-proxy"}),
 	)
 }
 

@@ -139,8 +139,12 @@ const (
 	SchedulerHealth         = "https://127.0.0.1:10259/healthz"
 )
 
-// KubeletHealth is the kubelet's health endpoint, in the node's network namespace.
-const KubeletHealth = "http://127.0.0.1:10248/healthz"
+// Health endpoints of a node, in its network namespace.
+const (
+	KubeletHealth   = "http://127.0.0.1:10248/healthz"
+	KubeProxyHealth = "http://" + kubeProxyHealth + "/healthz"
+	kubeProxyHealth = "127.0.0.1:10256"
+)
 
 // ContainerdSocket is where containerd listens, in the node's mount namespace.
 const ContainerdSocket = "/run/containerd/containerd.sock"
@@ -150,6 +154,7 @@ const (
 	ContainerdConfig  = "/etc/containerd/config.toml"
 	KubeletConfig     = "/etc/kubernetes/kubelet.yaml"
 	KubeletKubeconfig = "/etc/kubernetes/kubelet.kubeconfig"
+	ProxyKubeconfig   = "/etc/kubernetes/kube-proxy.kubeconfig"
 	NodePKI           = "/etc/kubernetes/pki"
 	PodNetwork        = "/etc/cni/net.d/10-pods.conflist"
 	// Multus sorts before PodNetwork: the runtime takes the first.
@@ -166,6 +171,7 @@ type Node struct {
 	CgroupRoot string
 	PauseImage string
 	Multus     bool // gives pods the networks that their annotations name, on top of PodNetwork
+	KubeProxy  bool // has the addresses of Services lead to pods
 }
 
 // Containerd runs containers.
@@ -182,6 +188,21 @@ func (n Node) Kubelet() Command {
 		"--node-ip="+n.Address,
 		"--root-dir=/var/lib/kubelet",
 		"--v=2",
+	)
+}
+
+// Proxy is kube-proxy. It calls nft, which must be in the machine's PATH. The settings of connection tracking are the machine's,
+// and stay as they are.
+func (n Node) Proxy() Command {
+	return kubernetes("kube-proxy",
+		"--kubeconfig="+ProxyKubeconfig,
+		"--hostname-override="+n.Name,
+		"--proxy-mode=nftables",
+		"--healthz-bind-address="+kubeProxyHealth,
+		"--metrics-bind-address=127.0.0.1:10249",
+		"--conntrack-max-per-core=0",
+		"--conntrack-tcp-timeout-established=0",
+		"--conntrack-tcp-timeout-close-wait=0",
 	)
 }
 

@@ -41,8 +41,9 @@ type Manager struct {
 
 // Options say what kind of cluster is wanted.
 type Options struct {
-	Nodes  int
-	Multus bool // as the nodes' CNI plugin
+	Nodes     int
+	Multus    bool // as the nodes' CNI plugin
+	KubeProxy bool // on the nodes
 }
 
 // Up starts a cluster and returns when all of its nodes are Ready. If it fails nothing remains.
@@ -68,6 +69,7 @@ func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artif
 		KubernetesVersion: artifacts.KubernetesVersion,
 		Nodes:             o.Nodes,
 		Multus:            o.Multus,
+		KubeProxy:         o.KubeProxy,
 		Kubernetes:        artifacts.Kubernetes,
 		Runtime:           artifacts.Runtime,
 		Plugins:           artifacts.Plugins,

@@ -101,6 +101,9 @@ func provision(c Config) (bool, error) {
 	if c.Multus {
 		identities["multus.kubeconfig"] = component.MultusKubeconfig
 	}
+	if c.KubeProxy {
+		identities["kube-proxy.kubeconfig"] = component.ProxyKubeconfig
+	}
 	for name, target := range identities {
 		if files[target], err = os.ReadFile(filepath.Join(Own.PKI(), name)); err != nil {
 			return false, err

@@ -35,6 +35,7 @@ const (
 const (
 	PathStatus            = "/v1/status"
 	PathRestartKubelet    = "/v1/kubelet/restart" // starts it, too
+	PathRestartProxy      = "/v1/kube-proxy/restart"
 	PathRestartContainerd = "/v1/containerd/restart"
 	PathImages            = "/v1/images"
 )
@@ -115,6 +116,7 @@ func (n *Node) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET "+PathStatus, control.Handler(func(*http.Request) (any, error) { return n.status(), nil }))
 	mux.Handle("POST "+PathRestartKubelet, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartKubelet(r.Context()) }))
+	mux.Handle("POST "+PathRestartProxy, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartProxy(r.Context()) }))
 	mux.Handle("POST "+PathRestartContainerd, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartContainerd(r.Context()) }))
 	mux.Handle("POST "+PathImages, control.Handler(func(r *http.Request) (any, error) { return nil, n.load(r.Context(), r.Body) }))
 	return mux
@@ -124,7 +126,11 @@ func (n *Node) status() Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var s Status
-	for _, name := range []string{"containerd", "kubelet"} {
+	names := []string{"containerd", "kubelet"}
+	if n.config.KubeProxy {
+		names = append(names, "kube-proxy")
+	}
+	for _, name := range names {
 		c := control.Component{Name: name}
 		if p := n.programs[name]; p == nil {
 			c.Reason = "not started"
@@ -149,8 +155,18 @@ func (n *Node) restartContainerd(ctx context.Context) error {
 }
 
 func (n *Node) restartKubelet(ctx context.Context) error {
-	return n.restart(ctx, n.config.Kubelet(), func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, component.KubeletHealth, nil)
+	return n.restart(ctx, n.config.Kubelet(), healthy(component.KubeletHealth))
+}
+
+// restartProxy returns when the node's rules are those of the Services there are.
+func (n *Node) restartProxy(ctx context.Context) error {
+	return n.restart(ctx, n.config.Proxy(), healthy(component.KubeProxyHealth))
+}
+
+// healthy asks a health endpoint.
+func healthy(url string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		if err != nil {
 			return err
 		}
@@ -163,7 +179,7 @@ func (n *Node) restartKubelet(ctx context.Context) error {
 			return errors.New(response.Status)
 		}
 		return nil
-	})
+	}
 }
 
 // restart ends a program if it runs, starts it, and returns when it answers. Containers are not touched: they

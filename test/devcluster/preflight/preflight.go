@@ -37,9 +37,14 @@ func Build(cache string) error {
 	)
 }
 
-// Run checks what running a cluster with its state in stateRoot needs.
-func Run(stateRoot string) error {
+// Run checks what running a cluster with its state in stateRoot needs, with or without kube-proxy.
+func Run(stateRoot string, kubeProxy bool) error {
+	var nft error
+	if kubeProxy {
+		nft = command("nft", "install the package nftables: kube-proxy calls it")
+	}
 	return errors.Join(
+		nft,
 		root(os.Geteuid()),
 		command("mount", "install the package mount: the kubelet calls it"),
 		command("umount", "install the package mount: the kubelet calls it"),

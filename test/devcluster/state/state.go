@@ -57,6 +57,7 @@ type Record struct {
 	KubernetesVersion string `json:"kubernetesVersion"`
 	Nodes             int    `json:"nodes"`
 	Multus            bool   `json:"multus"`     // is the nodes' CNI plugin
+	KubeProxy         bool   `json:"kubeProxy"`  // runs on the nodes
 	API               string `json:"api"`        // URL of the API server on the machine's loopback
 	Kubernetes        string `json:"kubernetes"` // directories of artifacts
 	Runtime           string `json:"runtime"`

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/artifact"
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/control"
@@ -44,7 +45,7 @@ type bench struct {
 
 func newBench(t *testing.T) bench {
 	root := filepath.Join(t.TempDir(), "state")
-	if err := preflight.Run(root); err != nil {
+	if err := preflight.Run(root, true); err != nil {
 		t.Skipf("this machine cannot run a cluster: %v", err)
 	}
 	cache, err := (&options{cache: defaultCache()}).artifacts()
@@ -146,7 +147,7 @@ func TestCluster(t *testing.T) {
 	b := newBench(t)
 	name := b.name("one")
 	before := takeSnapshot(t, b)
-	b.up(name, "--nodes", "2", "--multus")
+	b.up(name, "--nodes", "2", "--multus", "--kube-proxy")
 	if _, code := b.try("up", "--name", name); code == 0 {
 		t.Error("a second up of the same cluster succeeded")
 	}
@@ -160,6 +161,7 @@ func TestCluster(t *testing.T) {
 		{"inspect tells where everything is", testInspect},
 		{"pods reach pods on other nodes", testPodNetwork},
 		{"pods reach the API server", testInClusterClient},
+		{"pods reach pods by the address of a Service", testService},
 		{"Multus gives pods more networks", testMultus},
 		{"exec passes standard output and exit code", testExec},
 		{"load brings an image to all nodes", testLoad},
@@ -222,6 +224,33 @@ func testInClusterClient(t *testing.T, b bench, name string) {
 	if !strings.Contains(out, b.set.KubernetesVersion) {
 		t.Errorf("the API server says %s, want %s", out, b.set.KubernetesVersion)
 	}
+}
+
+const service = `
+apiVersion: v1
+kind: Service
+metadata: {name: b}
+spec:
+  selector: {name: b}
+  ports: [{port: 80, targetPort: 8080}]
+`
+
+// testService reaches pod b from its own node and from the other one.
+func testService(t *testing.T, b bench, name string) {
+	b.kubectl(name, "label", "pod", "b", "name=b")
+	b.apply(name, service)
+	b.kubectl(name, "wait", "--for=jsonpath={.endpoints[0].conditions.ready}=true", "endpointslice", "--selector=kubernetes.io/service-name=b", "--timeout=30s")
+	ip := b.kubectl(name, "get", "service", "b", "--output=jsonpath={.spec.clusterIP}")
+	for _, from := range []string{"a", "b"} {
+		err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+			out, code := b.try("kubectl", "--name", name, "--", "exec", from, "--", "/pause", "get", "http://"+ip)
+			return code == 0 && strings.HasPrefix(out, "b to 10."), nil
+		})
+		if err != nil {
+			t.Errorf("pod %s does not reach Service b at %s", from, ip)
+		}
+	}
+	b.kubectl(name, "delete", "service/b")
 }
 
 const networks = `

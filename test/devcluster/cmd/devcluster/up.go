@@ -23,14 +23,14 @@ func upCommand(o *options) *cobra.Command {
 built first. If the start fails, the reason is printed and everything is taken down again.`,
 		Example: `  devcluster up
   devcluster up --name infra --nodes 3
-  devcluster up --multus`,
+  devcluster up --multus --kube-proxy`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			manager, err := o.manager()
 			if err != nil {
 				return err
 			}
-			if err := preflight.Run(manager.Store.Root); err != nil {
+			if err := preflight.Run(manager.Store.Root, cluster.KubeProxy); err != nil {
 				return err
 			}
 			set, err := build(cmd.Context(), o)
@@ -42,6 +42,7 @@ built first. If the start fails, the reason is printed and everything is taken d
 	}
 	cmd.Flags().IntVar(&cluster.Nodes, "nodes", 1, "number of nodes, named node1, node2, ...")
 	cmd.Flags().BoolVar(&cluster.Multus, "multus", false, "give pods the networks that their annotations name, by Multus")
+	cmd.Flags().BoolVar(&cluster.KubeProxy, "kube-proxy", false, "have the addresses of Services lead to pods, by kube-proxy (needs nft)")
 	return o.nameFlag(cmd)
 }
 

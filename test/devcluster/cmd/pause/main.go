@@ -2,7 +2,7 @@
 // namespaces, and a few probes for workloads, in one static binary without dependencies.
 //
 //	pause                 wait for SIGTERM or SIGINT, reaping orphans (what a pod sandbox needs)
-//	pause serve [ADDR]    answer every HTTP request with the host name (default address :8080)
+//	pause serve [ADDR]    answer every HTTP request with the host name (default address :8080), and /metrics with how many there were
 //	pause get URL         print what URL answers within 5 s; exit 1 unless the status is 200
 //	pause api PATH        get PATH from the API server with the pod's ServiceAccount, as an in-cluster client does
 //	pause mount DIR       mount a tmpfs on DIR, then wait like pause (to see where mounts propagate to)
@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -97,10 +98,17 @@ func serve(address string) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Addr: address, ReadHeaderTimeout: 5 * time.Second,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			fmt.Fprintf(w, "%s to %s\n", host, r.RemoteAddr)
-		})}
+	var requests atomic.Int64
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		fmt.Fprintf(w, "%s to %s\n", host, r.RemoteAddr)
+	})
+	// The text format of Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/
+	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, "# TYPE http_requests_total counter\nhttp_requests_total %d\n", requests.Load())
+	})
+	server := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() {
 		wait()
 		server.Close()
