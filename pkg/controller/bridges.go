@@ -101,6 +101,9 @@ func (r *bridges) portGone(_ context.Context, e event.TypedDeleteEvent[client.Ob
 	}
 }
 
+// release has the agent let the bridge go at once, unless a Port needs it.
+func (r *bridges) release(b bridge) { r.wakeups.Add(0, b) }
+
 func insert(index map[string]sets.Set[bridge], key string, b bridge) {
 	if index[key] == nil {
 		index[key] = sets.New[bridge]()

@@ -176,6 +176,7 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 		case err != nil:
 			return problemf(v1alpha1.ReasonReleasing, "XPU %s still serves it: %s", xpu, oneLine(err))
 		default:
+			r.bridges.release(bridge{network.Name, xpu})
 			return &problem{} // about to go
 		}
 	}

@@ -233,8 +233,9 @@ xpu_ports{state="releasing",xpu="card"} 1
 	c.told("XPUPort", port.Name, v1alpha1.ReasonAbandoned)
 }
 
+// TestNetworkDeletion: a network that is being deleted is not kept for Ports that may come.
 func TestNetworkDeletion(t *testing.T) {
-	c, agent, port := withPort(t, nil)
+	c, agent, port := withPort(t, func(o *Options) { o.BridgeGrace = time.Hour })
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
 	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
 	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("blue")}) {

@@ -67,7 +67,7 @@ type Options struct {
 	Debounce time.Duration
 	// OrphanGrace is how long an OPI agent keeps a port or network of the installation that no object wants. Default 30 s.
 	OrphanGrace time.Duration
-	// BridgeGrace is how long an OPI agent keeps a network after the last XPUPort there. Default 10 s.
+	// BridgeGrace is how long an OPI agent keeps a network after the last XPUPort there, unless the network is deleted. Default 10 s.
 	BridgeGrace time.Duration
 	// ResyncPeriod is how often all that an OPI agent has is compared with what is wanted; up to a quarter longer, so that not
 	// all agents are asked at once. Default 3 min.
