@@ -47,10 +47,13 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 	}
 	w.Detail("training has %s of %s and VF %s, with interface %s, below pci0000:3a",
 		results[0].Device, results[0].Driver, results[1].Device, c.Status.Devices[0].NetworkData.InterfaceName)
-	if err := w.client.Delete(ctx, pod); err != nil {
-		return err
-	}
-	if err := w.asBefore(ctx); err != nil {
+	return w.endGPUs(ctx, pod.Name, manifest)
+}
+
+// endGPUs deletes the pod, then its driver with what it offered, and sees that the world is as it was.
+func (w *World) endGPUs(ctx context.Context, pod, manifest string) error {
+	// Without the driver no kubelet could unprepare the claim.
+	if err := w.deletePod(ctx, pod); err != nil {
 		return err
 	}
 	if _, err := w.Cluster.Kubectl(ctx, "delete", "-f", manifest, "--timeout=60s"); err != nil {
@@ -58,7 +61,10 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 	}
 	// The kubelet would delete them too, some time after the driver is gone.
 	_, err := w.Cluster.Kubectl(ctx, "delete", "resourceslices", "--field-selector", "spec.driver=gpu.example.com", "--ignore-not-found")
-	return err
+	if err != nil {
+		return err
+	}
+	return w.asBefore(ctx)
 }
 
 // gpusPublished waits until every node offers its GPUs.

@@ -34,6 +34,7 @@ func (w *World) resourceSteps() []Step {
 			"Both worlds on one node: by the device plugin, by a claim, and by a claim that the scheduler writes",
 			w.runBothWorlds,
 		},
+		{"A VF as the pods' only interface: probes, a Service and a scrape", w.runOnVFAlone},
 		{"Pods are deleted, and everything is as it was", w.deleteResourcePods},
 	}
 }
@@ -506,7 +507,7 @@ func (w *World) deleteResourcePods(ctx context.Context) error {
 // endResourcePods deletes pods and waits until the world is as it was before them.
 func (w *World) endResourcePods(ctx context.Context, names ...string) error {
 	for _, name := range names {
-		if err := w.removeResourcePod(ctx, name); err != nil {
+		if err := w.deletePod(ctx, name); err != nil {
 			return err
 		}
 	}

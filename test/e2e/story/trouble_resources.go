@@ -158,7 +158,7 @@ func (w *World) worksAfter(ctx context.Context, containers string) error {
 	if err := w.talk(ctx); err != nil {
 		return err
 	}
-	return w.removeResourcePod(ctx, "after")
+	return w.deletePod(ctx, "after")
 }
 
 // containersOf tells apart the lives of a pod's containers.
@@ -174,8 +174,8 @@ func (w *World) containersOf(ctx context.Context, name string) (string, error) {
 	return string(pod.UID) + " " + strings.Join(all, ", "), nil
 }
 
-// removeResourcePod deletes a pod and waits until it is gone.
-func (w *World) removeResourcePod(ctx context.Context, name string) error {
+// deletePod deletes a pod and waits until it is gone.
+func (w *World) deletePod(ctx context.Context, name string) error {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
 	if err := w.client.Delete(ctx, pod); client.IgnoreNotFound(err) != nil {
 		return err
@@ -242,7 +242,7 @@ func (w *World) deleteWithoutAgents(ctx context.Context) error {
 		return err
 	}
 	for _, name := range []string{"here", "there"} {
-		if err := w.removeResourcePod(ctx, name); err != nil {
+		if err := w.deletePod(ctx, name); err != nil {
 			return fmt.Errorf("without agents: %w", err)
 		}
 	}
@@ -452,7 +452,7 @@ func (w *World) claimRest(ctx context.Context, count int) error {
 // moveBack ends the claims and gives the pool to the device plugin again.
 func (w *World) moveBack(ctx context.Context, taken string) error {
 	for _, name := range []string{"too-many", "rest", "here", "there"} {
-		if err := w.removeResourcePod(ctx, name); err != nil {
+		if err := w.deletePod(ctx, name); err != nil {
 			return err
 		}
 	}

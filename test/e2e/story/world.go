@@ -42,6 +42,7 @@ type World struct {
 	cluster   Cluster
 	client    client.WithWatch
 	xpus      []*xpu
+	fabric    *fabric
 	authority *authority
 	before    Snapshot
 	pods      []podSpec // of the story
@@ -121,7 +122,7 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return err
 	}
-	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus")
+	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus", "--kube-proxy")
 	if err != nil {
 		return err
 	}
@@ -144,10 +145,13 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	return err
 }
 
-// insertCards gives every node its card, every xPU its agent, and a wire between the xPUs.
+// insertCards gives every node its card, every xPU its agent, and a fabric between the xPUs.
 func (w *World) insertCards(ctx context.Context) error {
 	var err error
 	if w.authority, err = newAuthority(); err != nil {
+		return err
+	}
+	if w.fabric, err = newFabric(w.cluster); err != nil {
 		return err
 	}
 	for i, node := range w.cluster.Nodes {
@@ -159,9 +163,9 @@ func (w *World) insertCards(ctx context.Context) error {
 		if err := x.connect(w.cluster); err != nil {
 			return err
 		}
-	}
-	if err := wire(w.xpus[0], w.xpus[1]); err != nil {
-		return err
+		if err := w.fabric.plug(x, fmt.Sprintf("192.168.77.%d/24", i+1)); err != nil {
+			return err
+		}
 	}
 	for _, x := range w.xpus {
 		if err := w.startBridge(ctx, x); err != nil {
@@ -259,6 +263,9 @@ func (w *World) End(ctx context.Context) error {
 	}
 	for _, cmd := range w.running {
 		_ = cmd.Wait()
+	}
+	if w.fabric != nil {
+		errs = append(errs, w.fabric.close())
 	}
 	for _, x := range w.xpus {
 		x.links.Close()

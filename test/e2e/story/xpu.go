@@ -98,15 +98,6 @@ func (x *xpu) connect(cluster Cluster) error {
 	)
 }
 
-// wire joins the uplinks of two xPUs.
-func wire(a, b *xpu) error {
-	cable := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink", MTU: 1500}, PeerName: "uplink", PeerNamespace: netlink.NsFd(b.ns)}
-	if err := a.links.LinkAdd(cable); err != nil {
-		return fmt.Errorf("wire: %w", err)
-	}
-	return errors.Join(a.setUp("uplink", "192.168.77.1/24"), b.setUp("uplink", "192.168.77.2/24"))
-}
-
 func (x *xpu) setUp(name, address string) error {
 	l, err := x.links.LinkByName(name)
 	if err != nil {
