@@ -25,7 +25,7 @@ import (
 const patience = 15 * time.Second
 
 // expected are the guest's Functions, by what QEMU was told and by other files of sysfs than the inventory reads.
-func expected(t *testing.T, pfDriver, vfDriver string) []function.Function {
+func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function.Function {
 	t.Helper()
 	var all []function.Function
 	for _, pf := range card.PFs(t) {
@@ -35,7 +35,7 @@ func expected(t *testing.T, pfDriver, vfDriver string) []function.Function {
 			VFOffset: card.Number(t, pf, "sriov_offset"), VFStride: card.Number(t, pf, "sriov_stride"),
 			TotalVFs: card.Number(t, pf, "sriov_totalvfs"),
 			Vendor:   "8086", Device: "10c9", Driver: pfDriver, NUMANode: -1, PCIeRoot: "pci0000:00",
-			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether", LinkUp: true,
+			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether", LinkUp: true, LinkSpeed: linkSpeed,
 		}
 		if strings.HasPrefix(string(pf), "0000:21:") {
 			f.NUMANode, f.PCIeRoot = 1, "pci0000:20"
@@ -44,7 +44,7 @@ func expected(t *testing.T, pfDriver, vfDriver string) []function.Function {
 		for i := range f.NumVFs {
 			vf := f
 			vf.ID.Address, vf.Kind, vf.Index, vf.NumVFs = card.VF(t, pf, i), function.VF, i, 0
-			vf.VFOffset, vf.VFStride, vf.TotalVFs = 0, 0, 0
+			vf.VFOffset, vf.VFStride, vf.TotalVFs, vf.LinkSpeed = 0, 0, 0, 0
 			vf.Device, vf.Driver, vf.Netdev = "10ca", vfDriver, card.Netdev(vf.ID.Address)
 			vf.IOMMUGroup = card.Link(vf.ID.Address, "iommu_group")
 			all = append(all, vf)
@@ -56,12 +56,15 @@ func expected(t *testing.T, pfDriver, vfDriver string) []function.Function {
 
 // TestInventory: what is found equals what the kernel made of QEMU's command line.
 func TestInventory(t *testing.T) {
-	drivers := map[string][2]string{"igb": {"igb", "igbvf"}, "simnic": {"simnic", "simnic"}}
+	drivers := map[string]struct {
+		pf, vf    string
+		linkSpeed int
+	}{"igb": {"igb", "igbvf", 1000}, "simnic": {"simnic", "simnic", 25000}}
 	of, inGuest := drivers[os.Getenv(plan.GuestVariable)]
 	if !inGuest {
 		t.Skip("needs the cards of a guest: make test-qemu runs it in guests igb and simnic")
 	}
-	want := expected(t, of[0], of[1])
+	want := expected(t, of.pf, of.vf, of.linkSpeed)
 	groups := map[string]pci.Address{}
 	for _, f := range want {
 		if f.Netdev == "" || f.IOMMUGroup == "" {
