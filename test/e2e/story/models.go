@@ -56,9 +56,25 @@ func (w *World) modelled(ctx context.Context, want int) error {
 	})
 }
 
+// quotaCounts waits until the quota's status tells so many used devices. The API server refuses nothing by a quota that has no status yet, and
+// kube-controller-manager, which writes the first, pauses for seconds whenever it finds new kinds of objects, as those of CustomResourceDefinitions.
+func (w *World) quotaCounts(ctx context.Context, used string) error {
+	return poll(ctx, 60*time.Second, "quota modelled counts "+used+" devices", func(ctx context.Context) error {
+		var quota corev1.ResourceQuota
+		if err := w.client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceDefault, Name: "modelled"}, &quota); err != nil {
+			return err
+		}
+		got, counted := quota.Status.Used["xpu-modelled.deviceclass.resource.k8s.io/devices"]
+		if !counted || got.String() != used {
+			return fmt.Errorf("its status is %+v", quota.Status)
+		}
+		return nil
+	})
+}
+
 // sharePF has two pods take a port each of a PF, and a quota refuse a third.
 func (w *World) sharePF(ctx context.Context) error {
-	if err := w.modelled(ctx, 1); err != nil {
+	if err := errors.Join(w.modelled(ctx, 1), w.quotaCounts(ctx, "0")); err != nil {
 		return err
 	}
 	var chosen []function.ID
@@ -78,6 +94,9 @@ func (w *World) sharePF(ctx context.Context) error {
 		}
 		chosen = append(chosen, f)
 		w.Detail("model: Ports: %s has a port of PF %s, and on it VF %s", name, device, f)
+	}
+	if err := w.quotaCounts(ctx, "2"); err != nil {
+		return err
 	}
 	_, err := w.claim(ctx, "xpu-modelled", "ports-3", "node1", `"network": "blue"`)
 	if !apierrors.IsForbidden(err) {
