@@ -288,6 +288,7 @@ func noReach(t *testing.T, from, to *pod) {
 const (
 	rep1 = "vf-0000-03-00-2"
 	rep2 = "vf-0000-03-00-3"
+	rep3 = "vf-0000-03-00-4"
 )
 
 func TestClientSuite(t *testing.T) { overDataPlanes(t, testClientSuite) }

@@ -99,12 +99,13 @@ func (b *bridgePlane) join(rep, bridge netlink.Link) error {
 	return b.enslave(rep, bridge)
 }
 
-// staticEntry is an entry of a bridge's forwarding database that neither ages nor moves: frames for the address are not
-// flooded, and no other port can take the address over.
+// staticEntry is an entry of a bridge's forwarding database that does not age: frames for the address are not flooded. It is
+// sticky (Linux 4.20): otherwise it would move to another port from which a frame with that source address comes in
+// (br_fdb_update). Every write of an entry must say so again.
 func staticEntry(rep netlink.Link, mac net.HardwareAddr, vlan uint16) *netlink.Neigh {
 	return &netlink.Neigh{
-		LinkIndex: rep.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP,
-		HardwareAddr: mac, Vlan: int(vlan),
+		LinkIndex: rep.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER | netlink.NTF_STICKY,
+		State: netlink.NUD_NOARP, HardwareAddr: mac, Vlan: int(vlan),
 	}
 }
 
