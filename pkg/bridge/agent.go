@@ -20,6 +20,8 @@ type Config struct {
 	State     string    // the file that holds what clients asked for; made if missing
 	Uplink    string    // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
 	DataPlane DataPlane // empty is DataPlaneAuto
+	// SourceFilter drops what ports send with another source address than their own.
+	SourceFilter bool
 	// HostPFs are the PFs of the host that the xPU serves. Without any, PCI addresses are this machine's own.
 	HostPFs []HostPF
 }
@@ -65,6 +67,9 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 		log.Error(err, "remove what is not in the state")
 	}
 	a.reconcileAll()
+	if err := plane.sweepFilter(); err != nil {
+		log.Error(err, "remove filters of what is not in the state")
+	}
 	log.Info("state restored", "networks", len(a.networks.objects), "ports", len(a.ports.objects))
 	return a, nil
 }
@@ -104,6 +109,7 @@ const (
 	taskNetwork                 // one network
 	taskPort                    // one port
 	taskArrival                 // a new netdev may be the representor of a port that failed
+	taskFilter                  // somebody changed the source filter
 	taskRetry                   // everything that failed
 )
 
@@ -144,6 +150,14 @@ func (a *Agent) perform(t task) {
 	case taskArrival:
 		a.ports.reconcileWhere((*port).failed)
 		a.retrySoon() // a driver may tell later whose representor it is, without an event
+	case taskFilter:
+		if err := a.plane.restoreFilter(); err != nil {
+			a.log.Error(err, "restore the source filter")
+			a.tasks.AddRateLimited(t)
+			return
+		}
+		a.tasks.Forget(t)
+		a.log.Info("somebody changed the source filter, it is as wanted again")
 	case taskRetry:
 		if a.retry() {
 			a.tasks.AddRateLimited(t)

@@ -73,8 +73,13 @@ func (p *paper) detach(port string) error {
 }
 
 func (p *paper) sweep([]string, map[string]membership) error { return nil }
-func (p *paper) watch(func(task)) error                      { return nil }
-func (p *paper) close()                                      {}
+func (p *paper) sweepFilter() error                          { return nil }
+func (p *paper) dropped() (map[task]uint64, error) {
+	return map[task]uint64{{taskPort, "vf-0000-3b-00-2"}: 7, {taskNetwork, "net-blue"}: 3}, nil
+}
+func (p *paper) restoreFilter() error   { return nil }
+func (p *paper) watch(func(task)) error { return nil }
+func (p *paper) close()                 {}
 
 // onPaper gives an agent on paper with the networks net-blue (VLAN 10) and net-red (VLAN 20, VNI 200).
 func onPaper(t *testing.T) (*Agent, *paper) {
@@ -473,7 +478,14 @@ opi_bridge_ports{state="deleting"} 0
 opi_bridge_ports{state="down"} 1
 opi_bridge_ports{state="up"} 1
 `
-	if err := testutil.CollectAndCompare(a, strings.NewReader(want), "opi_bridge_networks", "opi_bridge_ports"); err != nil {
+	const dropped = `
+# HELP opi_bridge_dropped_frames_total Frames with somebody else's source address that the source filter dropped, by the bridge port that sent them, or by the logical bridge whose VXLAN port they came from; only those that sent any.
+# TYPE opi_bridge_dropped_frames_total counter
+opi_bridge_dropped_frames_total{network="",port="vf-0000-3b-00-2"} 7
+opi_bridge_dropped_frames_total{network="net-blue",port=""} 3
+`
+	names := []string{"opi_bridge_networks", "opi_bridge_ports", "opi_bridge_dropped_frames_total"}
+	if err := testutil.CollectAndCompare(a, strings.NewReader(dropped+want), names...); err != nil {
 		t.Error(err)
 	}
 	if n := testutil.CollectAndCount(a, "opi_bridge_rpc_duration_seconds"); n != 1 {

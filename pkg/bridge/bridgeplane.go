@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
@@ -32,6 +33,7 @@ type bridgePlane struct {
 	events       *nl.NetlinkSocket
 	devlink      *devlink.Conn
 	representors *representorCache
+	filter       *sourcefilter.Filter
 
 	vlanAware bool
 	vlans     map[string]uint16 // VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
@@ -94,7 +96,7 @@ func (b *bridgePlane) available(n segment) error {
 
 // removeNetwork removes the network's netdevs. Its ports must have been detached.
 func (b *bridgePlane) removeNetwork(id string) error {
-	if err := b.removeOwn(vxlanName(id), "vxlan", id); err != nil {
+	if err := b.removeVXLAN(id); err != nil {
 		return err
 	}
 	delete(b.vlans, id)
@@ -121,6 +123,9 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if err != nil {
 		return err
 	}
+	if err := b.filterSource(rep, to); err != nil {
+		return err
+	}
 	if err := b.join(rep, bridge); err != nil {
 		return err
 	}
@@ -140,6 +145,32 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	}
 	return nil
 }
+
+// filterSource keeps what comes from a representor from having another source address than it may.
+func (b *bridgePlane) filterSource(rep netlink.Link, to membership) error {
+	port := sourcefilter.Port{Index: rep.Attrs().Index}
+	for _, n := range to.networks {
+		port.Networks = append(port.Networks, n.id)
+	}
+	if to.filtered {
+		port.MAC = to.mac
+	}
+	return linkError(b.filter.SetPort(port), rep, "filter its source addresses")
+}
+
+func (b *bridgePlane) dropped() (map[task]uint64, error) {
+	counters, err := b.filter.Dropped()
+	frames := map[task]uint64{}
+	for index, n := range counters {
+		if user, used := b.users.Load(index); used {
+			frames[user.(task)] = n
+		}
+	}
+	return frames, err
+}
+
+func (b *bridgePlane) sweepFilter() error   { return b.filter.Sweep() }
+func (b *bridgePlane) restoreFilter() error { return b.filter.Restore() }
 
 // sweep also takes netdevs out of the agent's bridges that are not the representor of a port that belongs there.
 func (b *bridgePlane) sweep(networks []string, ports map[string]membership) error {

@@ -33,6 +33,7 @@ type membership struct {
 	mac      net.HardwareAddr
 	networks []segment
 	trunk    bool // frames carry the VLAN ids of their networks
+	filtered bool // the port may send with its MAC address only
 }
 
 // dataplane realises networks and ports. All calls may be repeated.
@@ -45,6 +46,12 @@ type dataplane interface {
 	detach(port string) error
 	// sweep removes what the agent has made, with either data plane, for other networks and ports than these.
 	sweep(networks []string, ports map[string]membership) error
+	// sweepFilter ends the filtering of what has not been attached since the start.
+	sweepFilter() error
+	// restoreFilter makes the source filter anew, which somebody else changed.
+	restoreFilter() error
+	// dropped returns how many frames the source filter has dropped, by the port, or the network by VXLAN, that they came from.
+	dropped() (map[task]uint64, error)
 	// watch calls emit with what each event may have changed. It returns nil after close.
 	watch(emit func(task)) error
 	// close ends watch. What was realised stays as it is.
@@ -66,6 +73,9 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	plane, err := openBridgePlane(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: withAddress(cfg.HostPFs)}, which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
+	}
+	if err := plane.filter.Supported(); err != nil {
+		log.Info("no source filter", "reason", err.Error())
 	}
 	if plane.vlanAware {
 		err := plane.probeVLANFiltering()

@@ -13,6 +13,16 @@ import (
 )
 
 func (b *bridgePlane) watch(emit func(task)) error {
+	ended := make(chan error, 2)
+	go func() { ended <- b.watchNetdevs(emit) }()
+	go func() { ended <- b.filter.Watch(func() { emit(task{kind: taskFilter}) }) }()
+	if err := <-ended; err != nil {
+		return err
+	}
+	return <-ended
+}
+
+func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 	lost := func() {
 		clear(b.representors.known)
 		b.representors.stale.Store(true)

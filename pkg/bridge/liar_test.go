@@ -2,14 +2,19 @@ package bridge_test
 
 import (
 	"bytes"
+	"errors"
 	"net"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
 var broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
@@ -36,6 +41,39 @@ func (p *pod) send(t *testing.T, dst, src net.HardwareAddr, etherType uint16, pa
 	}
 }
 
+// ear is a packet socket of a pod for frames of etherTypeTest.
+type ear struct {
+	t      *testing.T
+	socket int
+}
+
+func (p *pod) listen(t *testing.T) *ear {
+	t.Helper()
+	const networkOrder = etherTypeTest>>8 | etherTypeTest<<8&0xffff
+	e := &ear{t: t}
+	must.Succeed(t, p.Do(func() (err error) {
+		e.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, networkOrder)
+		return err
+	}))
+	t.Cleanup(func() { _ = unix.Close(e.socket) })
+	must.Succeed(t, unix.SetsockoptTimeval(e.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}))
+	return e
+}
+
+// next returns the payload of the next frame.
+func (e *ear) next() string {
+	e.t.Helper()
+	for {
+		buffer := make([]byte, 2000)
+		n, err := unix.Read(e.socket, buffer)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		must.Succeed(e.t, err)
+		return string(buffer[:n])
+	}
+}
+
 // etherTypeTest is one of those that IEEE 802 leaves for experiments.
 const etherTypeTest = 0x88b5
 
@@ -47,11 +85,11 @@ func (p *pod) pretend(t *testing.T, victim *pod) {
 	}
 }
 
-// TestMACStaysWithItsPort: no other port and no other xPU takes over the MAC address of a port by sending from it.
+// TestMACStaysWithItsPort: even without a filter no other port and no other xPU takes over the MAC address of a port by sending from it.
 func TestMACStaysWithItsPort(t *testing.T) { overDataPlanes(t, testMACStaysWithItsPort) }
 
 func testMACStaysWithItsPort(t *testing.T, plane bridge.DataPlane) {
-	a, b := wired(t, plane)
+	a, b := wired(t, plane, func(cfg *bridge.Config) { cfg.SourceFilter = false })
 	for _, x := range []*xpu{a, b} {
 		x.network("net-blue", 10, 1000)
 	}
@@ -73,5 +111,120 @@ func testMACStaysWithItsPort(t *testing.T, plane bridge.DataPlane) {
 				t.Fatalf("after %s sent from the MAC address of the victim: reaches it: %t, %v", who, ok, err)
 			}
 		}
+	}
+}
+
+// TestLiesAreDropped: what a pod sends from another's MAC address arrives nowhere, and the filter outlives the agent and what others do to it.
+func TestLiesAreDropped(t *testing.T) { overDataPlanes(t, testLiesAreDropped) }
+
+func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
+	a, b := wired(t, plane)
+	for _, x := range []*xpu{a, b} {
+		x.network("net-blue", 10, 1000)
+	}
+	liar, near, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, b, rep1, 3)
+	a.port(rep1, "net-blue", liar.mac)
+	a.port(rep2, "net-blue", near.mac)
+	b.port(rep1, "net-blue", far.mac)
+	reach(t, liar, near)
+	reach(t, liar, far)
+
+	ears := []*ear{near.listen(t), far.listen(t)}
+	lie := func(when string) {
+		t.Helper()
+		liar.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest, []byte("a lie, "+when))
+		liar.send(t, broadcast, liar.mac, etherTypeTest, []byte("the truth, "+when))
+		for _, e := range ears {
+			if got := e.next(); got != "the truth, "+when {
+				t.Errorf("heard %q, want the truth", got)
+			}
+		}
+	}
+	lie("at first")
+	a.stop()
+	lie("without an agent")
+	a.start()
+	lie("after a restart")
+
+	var nft *nftables.Conn
+	must.Succeed(t, a.Do(func() (err error) {
+		nft, err = nftables.New(nftables.AsLasting())
+		return err
+	}))
+	t.Cleanup(func() { _ = nft.CloseLasting() })
+	nft.FlushRuleset()
+	must.Succeed(t, nft.Flush())
+	must.Eventually(t, "the filter is there again", func() bool {
+		tables, err := nft.ListTablesOfFamily(nftables.TableFamilyBridge)
+		must.Succeed(t, err)
+		return len(tables) == 1
+	})
+	lie("after somebody removed the filter")
+
+	must.Succeed(t, a.client.DeletePort(a.ctx(), rep1))
+	set := &nftables.Set{Table: &nftables.Table{Name: "opi-bridge", Family: nftables.TableFamilyBridge}, Name: "macs"}
+	if left, err := nft.GetSetElements(set); err != nil || len(left) != 1 {
+		t.Errorf("after delete the filter knows %d MAC addresses, %v; want that of the other port", len(left), err)
+	}
+}
+
+// TestNoFilter: without the filter a pod may send from any MAC address, for routers and bridges in pods.
+func TestNoFilter(t *testing.T) { overDataPlanes(t, testNoFilter) }
+
+func testNoFilter(t *testing.T, plane bridge.DataPlane) {
+	x := newXPU(t, plane, "")
+	x.cfg.SourceFilter = false
+	x.start()
+	x.network("net-blue", 10, 0)
+	router, pod := newPod(t, x, rep1, 1), newPod(t, x, rep2, 2)
+	x.port(rep1, "net-blue", router.mac)
+	x.port(rep2, "net-blue", pod.mac)
+	reach(t, router, pod)
+	e := pod.listen(t)
+	router.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest, []byte("routed"))
+	if got := e.next(); got != "routed" {
+		t.Errorf("heard %q", got)
+	}
+}
+
+// TestPodsDoNotReachTheXPU: a pod gets no answer from the xPU itself, on whatever address of it, although both are at one bridge.
+func TestPodsDoNotReachTheXPU(t *testing.T) { overDataPlanes(t, testPodsDoNotReachTheXPU) }
+
+func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
+	for name, filtered := range map[string]bool{"filtered": true, "not filtered": false} {
+		t.Run(name, func(t *testing.T) {
+			x := newXPU(t, plane, "")
+			x.cfg.SourceFilter = filtered
+			management := netns.New(t)
+			netns.Connect(t, x.Namespace, "oob", management, "eth0")
+			addAddress(t, x.Namespace, "oob", "203.0.113.7/24")
+			x.start()
+			x.network("net-blue", 10, 0)
+			prisoner := newPod(t, x, rep1, 1)
+			x.port(rep1, "net-blue", prisoner.mac)
+
+			// The pod has a route to the xPU's address, and sends to the MAC addresses of the bridge and of its own representor.
+			eth0, err := prisoner.Handle().LinkByName("eth0")
+			must.Succeed(t, err)
+			_, subnet, _ := net.ParseCIDR("203.0.113.0/24")
+			must.Succeed(t, prisoner.Handle().RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: subnet, Scope: netlink.SCOPE_LINK}))
+			_, pods, _ := net.ParseCIDR("192.0.2.0/24")
+			bridgeLink := x.link(x.bridge("net-blue"))
+			must.Succeed(t, x.Handle().RouteAdd(&netlink.Route{LinkIndex: bridgeLink.Attrs().Index, Dst: pods, Scope: netlink.SCOPE_LINK}))
+			machine := net.ParseIP("203.0.113.7").To4()
+			for _, mac := range []net.HardwareAddr{bridgeLink.Attrs().HardwareAddr, x.link(rep1).Attrs().HardwareAddr, nil} {
+				if mac != nil {
+					must.Succeed(t, prisoner.Handle().NeighSet(&netlink.Neigh{
+						LinkIndex: eth0.Attrs().Index, IP: machine, HardwareAddr: mac, State: netlink.NUD_PERMANENT,
+					}))
+				} else {
+					must.Succeed(t, prisoner.Handle().NeighDel(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, IP: machine}))
+				}
+				q := prisoner.pinger(t)
+				if ok, err := q.once(&pod{ip: machine}, 300*time.Millisecond); ok {
+					t.Errorf("reaches the xPU by MAC %s: %v", mac, err)
+				}
+			}
+		})
 	}
 }

@@ -14,6 +14,10 @@ import (
 var (
 	portsDesc    = prometheus.NewDesc("opi_bridge_ports", "Bridge ports, by state.", []string{"state"}, nil)
 	networksDesc = prometheus.NewDesc("opi_bridge_networks", "Logical bridges, by state.", []string{"state"}, nil)
+	droppedDesc  = prometheus.NewDesc("opi_bridge_dropped_frames_total",
+		"Frames with somebody else's source address that the source filter dropped, by the bridge port that sent them, "+
+			"or by the logical bridge whose VXLAN port they came from; only those that sent any.",
+		[]string{"port", "network"}, nil)
 )
 
 func newCallDurations() *prometheus.HistogramVec {
@@ -29,14 +33,26 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 	a.calls.Describe(ch)
 	ch <- portsDesc
 	ch <- networksDesc
+	ch <- droppedDesc
 }
 
 // Collect is part of [prometheus.Collector].
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	a.calls.Collect(ch)
-	a.mu.RLock()
+	a.mu.Lock()
 	networks, ports := a.networks.count(), a.ports.count()
-	a.mu.RUnlock()
+	dropped, err := a.plane.dropped()
+	a.mu.Unlock()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(droppedDesc, err)
+	}
+	for from, frames := range dropped {
+		labels := []string{from.id, ""}
+		if from.kind == taskNetwork {
+			labels = []string{"", from.id}
+		}
+		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(frames), labels...)
+	}
 	for s, word := range map[state]string{stateUp: "up", stateDown: "down", stateDeleting: "deleting"} {
 		ch <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(ports[s]), word)
 		ch <- prometheus.MustNewConstMetric(networksDesc, prometheus.GaugeValue, float64(networks[s]), word)

@@ -45,7 +45,9 @@ type xpu struct {
 
 func newXPU(t *testing.T, plane bridge.DataPlane, uplink string) *xpu {
 	t.Helper()
-	cfg := bridge.Config{State: filepath.Join(t.TempDir(), "state.db"), Uplink: uplink, DataPlane: plane}
+	cfg := bridge.Config{
+		State: filepath.Join(t.TempDir(), "state.db"), Uplink: uplink, DataPlane: plane, SourceFilter: true,
+	}
 	return &xpu{Namespace: netns.New(t), t: t, cfg: cfg}
 }
 
@@ -306,9 +308,13 @@ func testClientSuite(t *testing.T, plane bridge.DataPlane) {
 }
 
 // wired gives two xPUs whose uplinks are joined by a wire.
-func wired(t *testing.T, plane bridge.DataPlane) (a, b *xpu) {
+func wired(t *testing.T, plane bridge.DataPlane, configure ...func(*bridge.Config)) (a, b *xpu) {
 	t.Helper()
 	a, b = newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
+	for _, c := range configure {
+		c(&a.cfg)
+		c(&b.cfg)
+	}
 	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
 	addAddress(t, a.Namespace, "p0", "198.51.100.1/24")
 	addAddress(t, b.Namespace, "p0", "198.51.100.2/24")

@@ -143,7 +143,9 @@ func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePor
 
 // membership describes to the data plane what a port has to be in.
 func (a *Agent) membership(spec *evpn.BridgePortSpec) membership {
-	m := membership{mac: spec.GetMacAddress(), trunk: spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK}
+	m := membership{
+		mac: spec.GetMacAddress(), trunk: spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK, filtered: a.cfg.SourceFilter,
+	}
 	for _, id := range networksOf(spec) {
 		m.networks = append(m.networks, a.segment(id))
 	}

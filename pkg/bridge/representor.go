@@ -128,8 +128,16 @@ func (b *bridgePlane) detach(port string) error {
 	return err
 }
 
-// release takes a netdev out of the agent's bridge and sets it down. It leaves a netdev alone that is in no bridge of the agent.
+// release takes a netdev out of the agent's bridge, sets it down and ends its source filter.
 func (b *bridgePlane) release(link netlink.Link) error {
+	if err := b.takeOut(link); err != nil {
+		return err
+	}
+	return linkError(b.filter.Remove(link.Attrs().Index), link, "end the filter of its source addresses")
+}
+
+// takeOut leaves a netdev alone that is in no bridge of the agent.
+func (b *bridgePlane) takeOut(link netlink.Link) error {
 	master, err := b.master(link)
 	if err != nil || master == nil || !isOurs(master) {
 		return err
@@ -158,8 +166,11 @@ func (b *bridgePlane) forget(port string, now netlink.Link) {
 			continue
 		}
 		b.users.Delete(index)
-		if link, err := b.handle.LinkByIndex(index); err == nil {
-			_ = b.release(link) // sweep tries again at the next start
+		link, err := b.handle.LinkByIndex(index)
+		if err != nil {
+			_ = b.filter.Remove(index) // as below
+			continue
 		}
+		_ = b.release(link) // sweep tries again at the next start
 	}
 }

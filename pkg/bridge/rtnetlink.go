@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
@@ -43,6 +44,9 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 	if b.devlink, err = devlink.Dial(threadNamespace()); err != nil {
 		return nil, err
 	}
+	if b.filter, err = sourcefilter.Open(); err != nil {
+		return nil, err
+	}
 	b.representors = &representorCache{resolver: resolver, ports: b.devlink.Ports, physPorts: b.physPorts, known: map[int]bool{}}
 	return b, nil
 }
@@ -68,6 +72,9 @@ func (b *bridgePlane) close() {
 	}
 	if b.devlink != nil {
 		b.devlink.Close()
+	}
+	if b.filter != nil {
+		_ = b.filter.Close()
 	}
 }
 

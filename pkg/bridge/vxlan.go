@@ -11,7 +11,7 @@ import (
 // section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
 func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
 	if n.vni == 0 {
-		return nil, b.removeOwn(vxlanName(n.id), "vxlan", n.id)
+		return nil, b.removeVXLAN(n.id)
 	}
 	uplink, err := b.findUplink()
 	if err != nil {
@@ -44,6 +44,9 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 		err = linkError(b.handle.LinkSetMTU(link, want.MTU), link, "set MTU %d", want.MTU)
 	}
 	if err == nil {
+		err = linkError(b.filter.SetVXLAN(n.id, link.Attrs().Index), link, "filter foreign source addresses")
+	}
+	if err == nil {
 		err = b.enslave(link, bridge)
 	}
 	if err != nil {
@@ -51,6 +54,13 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 	}
 	b.users.Store(link.Attrs().Index, task{taskNetwork, n.id})
 	return link, b.up(link)
+}
+
+func (b *bridgePlane) removeVXLAN(network string) error {
+	if err := b.removeOwn(vxlanName(network), "vxlan", network); err != nil {
+		return err
+	}
+	return b.filter.SetVXLAN(network, 0)
 }
 
 func (b *bridgePlane) findUplink() (netlink.Link, error) {

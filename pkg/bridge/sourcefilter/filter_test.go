@@ -1,0 +1,424 @@
+package sourcefilter_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// lab is a machine with a bridge that has three ports: a pod's, a VXLAN port, and that of a listener.
+type lab struct {
+	*netns.Namespace
+	t        *testing.T
+	filter   *sourcefilter.Filter
+	pod      *station
+	remote   *station
+	listener *station
+	markers  uint32
+}
+
+// station is the other end of a port's wire.
+type station struct {
+	t      *testing.T
+	port   int // ifindex of the port
+	link   int // ifindex of the station's own netdev
+	socket int
+}
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	l := &lab{Namespace: netns.New(t), t: t}
+	l.open()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "br0"
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	must.Succeed(t, l.Handle().LinkAdd(bridge))
+	must.Succeed(t, l.Handle().LinkSetUp(bridge))
+	for name, s := range map[string]**station{"pod": &l.pod, "remote": &l.remote, "listener": &l.listener} {
+		*s = l.connect(bridge, name)
+	}
+	must.Succeed(t, l.filter.SetVXLAN("blue", l.remote.port))
+	for _, from := range []*station{l.pod, l.remote} {
+		l.await(from)
+	}
+	return l
+}
+
+func (l *lab) open() {
+	l.t.Helper()
+	must.Succeed(l.t, l.Do(func() (err error) {
+		l.filter, err = sourcefilter.Open()
+		return err
+	}))
+	filter := l.filter
+	l.t.Cleanup(func() { _ = filter.Close() })
+	if err := filter.Supported(); err != nil {
+		l.t.Skip(err)
+	}
+}
+
+func (l *lab) connect(bridge netlink.Link, name string) *station {
+	l.t.Helper()
+	other := netns.New(l.t)
+	netns.Connect(l.t, l.Namespace, name, other, "eth0")
+	port, err := l.Handle().LinkByName(name)
+	must.Succeed(l.t, err)
+	must.Succeed(l.t, l.Handle().LinkSetMaster(port, bridge))
+	eth0, err := other.Handle().LinkByName("eth0")
+	must.Succeed(l.t, err)
+	s := &station{t: l.t, port: port.Attrs().Index, link: eth0.Attrs().Index}
+	must.Succeed(l.t, other.Do(func() (err error) {
+		const all = unix.ETH_P_ALL>>8 | unix.ETH_P_ALL<<8&0xffff // in network byte order
+		s.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
+		if err == nil {
+			err = unix.Bind(s.socket, &unix.SockaddrLinklayer{Protocol: all, Ifindex: s.link})
+		}
+		return err
+	}))
+	l.t.Cleanup(func() { _ = unix.Close(s.socket) })
+	must.Succeed(l.t, unix.SetsockoptTimeval(s.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20}))
+	return s
+}
+
+// await returns when frames of a station come to the listener: the kernel takes a port into service after its carrier is there.
+func (l *lab) await(from *station) {
+	l.t.Helper()
+	hello := ethernet(otherMAC, etherTypeTest, binary.NativeEndian.AppendUint32(nil, uint32(from.port)))
+	must.Eventually(l.t, "a port is in service", func() bool {
+		from.send(hello)
+		buffer := make([]byte, 2000)
+		n, _, err := unix.Recvfrom(l.listener.socket, buffer, unix.MSG_DONTWAIT)
+		return err == nil && bytes.Equal(buffer[:n], hello)
+	})
+}
+
+func (s *station) send(frame []byte) {
+	s.t.Helper()
+	must.Succeed(s.t, unix.Sendto(s.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: s.link, Halen: 6}))
+}
+
+// passes tells whether a frame from a station comes to the listener. What comes after it on the same wire is a frame that nobody drops.
+func (l *lab) passes(from *station, frame []byte) bool {
+	l.t.Helper()
+	l.markers++
+	marker := ethernet(podMAC, unix.ETH_P_IP, ipv4(pod4, l.markers))
+	if from == l.remote {
+		marker = ethernet(otherMAC, unix.ETH_P_IP, ipv4(other4, l.markers))
+	}
+	from.send(frame)
+	from.send(marker)
+	if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_8021Q {
+		frame = slices.Delete(slices.Clone(frame), 12, 16) // packet sockets get the outer tag apart
+	}
+	passed := false
+	for {
+		buffer := make([]byte, 2000)
+		n, err := unix.Read(l.listener.socket, buffer)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		must.Succeed(l.t, err)
+		switch got := buffer[:n]; {
+		case bytes.Equal(got, marker):
+			return passed
+		case bytes.Equal(got, frame):
+			passed = true
+		}
+	}
+}
+
+var (
+	podMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	otherMAC = net.HardwareAddr{2, 0, 0, 0, 0, 9}
+
+	pod4, other4         = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.9")
+	pod6, other6         = netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("2001:db8::9")
+	podLinkLocal         = netip.MustParseAddr("fe80::ff:fe00:1")
+	otherLinkLocal       = netip.MustParseAddr("fe80::ff:fe00:9")
+	unspecified4, nobody = netip.IPv4Unspecified(), netip.IPv6Unspecified()
+)
+
+// etherTypeTest is one of those that IEEE 802 leaves for experiments.
+const etherTypeTest = 0x88b5
+
+func ethernet(src net.HardwareAddr, etherType uint16, payload []byte) []byte {
+	return slices.Concat([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, src, binary.BigEndian.AppendUint16(nil, etherType), payload)
+}
+
+func arp(operation uint16, mac net.HardwareAddr, sender netip.Addr) []byte {
+	return slices.Concat([]byte{0, 1, 8, 0, 6, 4}, binary.BigEndian.AppendUint16(nil, operation), mac, sender.AsSlice(), make([]byte, 6), other4.AsSlice())
+}
+
+// ipv4 is a packet with a right checksum: bridges drop others where iptables looks into them (br_netfilter).
+func ipv4(src netip.Addr, data ...uint32) []byte {
+	header := make([]byte, 20, 40)
+	header[0], header[3], header[8], header[9] = 0x45, byte(20+4*len(data)), 64, unix.IPPROTO_UDP
+	copy(header[12:], src.AsSlice())
+	copy(header[16:], other4.AsSlice())
+	sum := uint32(0)
+	for i := 0; i < len(header); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(header[i:]))
+	}
+	binary.BigEndian.PutUint16(header[10:], ^uint16(sum+sum>>16))
+	for _, word := range data {
+		header = binary.BigEndian.AppendUint32(header, word)
+	}
+	return header
+}
+
+func ipv6(src netip.Addr, next byte, payload []byte) []byte {
+	header := []byte{0x60, 0, 0, 0, byte(len(payload) >> 8), byte(len(payload)), next, 255}
+	return slices.Concat(header, src.AsSlice(), other6.AsSlice(), payload)
+}
+
+// discovery is a message of Neighbor Discovery with an address in it, or none, and options.
+func discovery(src netip.Addr, kind byte, target netip.Addr, options ...byte) []byte {
+	message := []byte{kind, 0, 0, 0, 0, 0, 0, 0}
+	if target.IsValid() {
+		message = append(message, target.AsSlice()...)
+	}
+	return ipv6(src, unix.IPPROTO_ICMPV6, append(message, options...))
+}
+
+func option(kind byte, value []byte) []byte { return append([]byte{kind, 1}, value...) }
+
+// TestPortWithAddresses: what a pod may send that has a MAC address and addresses.
+func TestPortWithAddresses(t *testing.T) {
+	l := newLab(t)
+	must.Succeed(t, l.filter.SetPort(sourcefilter.Port{
+		Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{pod4, pod6, unspecified4},
+	}))
+	must.Succeed(t, l.filter.SetPort(sourcefilter.Port{
+		Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{pod4, pod6},
+	}))
+	router, none := netip.Addr{}, netip.Addr{}
+	const rs, ra, ns, na, redirect = 133, 134, 135, 136, 137
+	for name, test := range map[string]struct {
+		frame  []byte
+		passes bool
+	}{
+		"IPv4":                               {ethernet(podMAC, unix.ETH_P_IP, ipv4(pod4)), true},
+		"IPv4, another's MAC":                {ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4)), false},
+		"IPv4, another's address":            {ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), false},
+		"IPv4, no address yet":               {ethernet(podMAC, unix.ETH_P_IP, ipv4(unspecified4)), true},
+		"IPv4, too short":                    {ethernet(podMAC, unix.ETH_P_IP, []byte{0x45})[:15], false},
+		"ARP request":                        {ethernet(podMAC, unix.ETH_P_ARP, arp(1, podMAC, pod4)), true},
+		"ARP reply":                          {ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, pod4)), true},
+		"ARP probe":                          {ethernet(podMAC, unix.ETH_P_ARP, arp(1, podMAC, unspecified4)), true},
+		"ARP, another's address":             {ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, other4)), false},
+		"ARP, another's MAC in it":           {ethernet(podMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)), false},
+		"ARP of something else":              {ethernet(podMAC, unix.ETH_P_ARP, append([]byte{0, 6}, arp(2, podMAC, other4)[2:]...)), false},
+		"ARP, cut":                           {ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, other4))[:24], false},
+		"IPv6":                               {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(pod6, unix.IPPROTO_UDP, make([]byte, 8))), true},
+		"IPv6, own link-local":               {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(podLinkLocal, unix.IPPROTO_UDP, make([]byte, 8))), true},
+		"IPv6, another's address":            {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(other6, unix.IPPROTO_UDP, make([]byte, 8))), false},
+		"IPv6, another's link-local":         {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(otherLinkLocal, unix.IPPROTO_UDP, make([]byte, 8))), false},
+		"router solicitation":                {ethernet(podMAC, unix.ETH_P_IPV6, discovery(podLinkLocal, rs, router, option(1, podMAC)...)), true},
+		"router solicitation, no address":    {ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, rs, router)), true},
+		"router advertisement":               {ethernet(podMAC, unix.ETH_P_IPV6, discovery(podLinkLocal, ra, router, make([]byte, 8)...)), false},
+		"redirect":                           {ethernet(podMAC, unix.ETH_P_IPV6, discovery(podLinkLocal, redirect, pod6, make([]byte, 16)...)), false},
+		"solicitation":                       {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6, option(1, podMAC)...)), true},
+		"solicitation, no option":            {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6)), true},
+		"solicitation, another's MAC in it":  {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6, option(1, otherMAC)...)), false},
+		"solicitation, another's address":    {ethernet(podMAC, unix.ETH_P_IPV6, discovery(other6, ns, pod6, option(1, podMAC)...)), false},
+		"duplicate address detection":        {ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, ns, pod6)), true},
+		"duplicate address detection, nonce": {ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, ns, pod6, option(14, make([]byte, 6))...)), true},
+		"advertisement":                      {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, pod6, option(2, podMAC)...)), true},
+		"advertisement from the link-local":  {ethernet(podMAC, unix.ETH_P_IPV6, discovery(podLinkLocal, na, pod6, option(2, podMAC)...)), true},
+		"advertisement, another's address":   {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, other6, option(2, podMAC)...)), false},
+		"advertisement, another's MAC in it": {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, pod6, option(2, otherMAC)...)), false},
+		"advertisement, MAC in 2nd option": {ethernet(podMAC, unix.ETH_P_IPV6,
+			discovery(pod6, na, pod6, append(option(2, podMAC), option(2, otherMAC)...)...)), false},
+		"advertisement behind a header": {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(pod6, unix.IPPROTO_DSTOPTS,
+			append([]byte{unix.IPPROTO_ICMPV6, 0, 1, 4, 0, 0, 0, 0}, discovery(pod6, na, other6)[40:]...))), false},
+		"MLD":                {ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, 143, none)), true},
+		"something else":     {ethernet(podMAC, etherTypeTest, nil), false},
+		"IPv4 behind a tag":  {ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 8, 0}, ipv4(other4))), false},
+		"own IPv4, a tag":    {ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 8, 0}, ipv4(pod4))), true},
+		"IPv4, two tags":     {ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 0x81, 0, 0, 6, 8, 0}, ipv4(other4))), false},
+		"own IPv4, two tags": {ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 0x81, 0, 0, 6, 8, 0}, ipv4(pod4))), false},
+	} {
+		if got := l.passes(l.pod, test.frame); got != test.passes {
+			t.Errorf("%s: passes: %t, want %t", name, got, test.passes)
+		}
+	}
+	dropped, err := l.filter.Dropped()
+	if err != nil || len(dropped) != 1 || dropped[l.pod.port] < 20 {
+		t.Errorf("dropped %v, %v; want some 20 frames of port %d", dropped, err, l.pod.port)
+	}
+}
+
+// TestForeign: what comes from other machines may not pretend to be a port of this one, and is let through otherwise.
+func TestForeign(t *testing.T) {
+	l := newLab(t)
+	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{pod4, pod6}}
+	must.Succeed(t, l.filter.SetPort(port))
+	lies := map[string][]byte{
+		"MAC address":           ethernet(podMAC, etherTypeTest, nil),
+		"ARP":                   ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)),
+		"advertisement":         ethernet(otherMAC, unix.ETH_P_IPV6, discovery(other6, 136, pod6, option(2, otherMAC)...)),
+		"solicitation":          ethernet(otherMAC, unix.ETH_P_IPV6, discovery(pod6, 135, other6, option(1, otherMAC)...)),
+		"link-local":            ethernet(otherMAC, unix.ETH_P_IPV6, discovery(other6, 136, podLinkLocal, option(2, otherMAC)...)),
+		"MAC address, no frame": ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)),
+	}
+	for name, frame := range lies {
+		if l.passes(l.remote, frame) {
+			t.Errorf("%s: passes", name)
+		}
+	}
+	for name, frame := range map[string][]byte{
+		"ARP":           ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, other4)),
+		"advertisement": ethernet(otherMAC, unix.ETH_P_IPV6, discovery(other6, 136, other6, option(2, otherMAC)...)),
+		"routed":        ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4)),
+	} {
+		if !l.passes(l.remote, frame) {
+			t.Errorf("honest %s: does not pass", name)
+		}
+	}
+
+	must.Succeed(t, l.filter.Remove(port.Index))
+	for name, frame := range lies {
+		if !l.passes(l.remote, frame) {
+			t.Errorf("%s: does not pass although the port is gone", name)
+		}
+	}
+}
+
+// TestPortWithMAC: a port without addresses may send what it wants with its MAC address, one without a MAC address anything.
+func TestPortWithMAC(t *testing.T) {
+	l := newLab(t)
+	own, lie := ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4))
+	for name, test := range map[string]struct {
+		port      sourcefilter.Port
+		own, lies bool
+	}{
+		"MAC address":    {sourcefilter.Port{MAC: podMAC}, true, false},
+		"no MAC address": {sourcefilter.Port{Addresses: []netip.Addr{pod4}}, true, true},
+	} {
+		test.port.Index = l.pod.port
+		must.Succeed(t, l.filter.SetPort(test.port))
+		if passes := l.passes(l.pod, own); passes != test.own {
+			t.Errorf("%s: its own frame passes: %t", name, passes)
+		}
+		if passes := l.passes(l.pod, lie); passes != test.lies {
+			t.Errorf("%s: a lie passes: %t", name, passes)
+		}
+	}
+}
+
+// TestAdopt: a filter that is opened again goes on with what there is, and without what nobody asks for any more.
+func TestAdopt(t *testing.T) {
+	l := newLab(t)
+	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}
+	must.Succeed(t, l.filter.SetPort(port))
+	lie := ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4))
+	l.open()
+	if l.passes(l.pod, lie) {
+		t.Error("a lie passes after the filter was opened again")
+	}
+	must.Succeed(t, l.filter.SetPort(port))
+	must.Succeed(t, l.filter.Sweep())
+	if l.passes(l.pod, lie) {
+		t.Error("a lie passes after sweep")
+	}
+	l.open()
+	must.Succeed(t, l.filter.Sweep())
+	if !l.passes(l.pod, lie) {
+		t.Error("the port is filtered although nobody asked for it")
+	}
+}
+
+// TestTakenAway: a table that somebody else removed or emptied is made anew.
+func TestTakenAway(t *testing.T) {
+	l := newLab(t)
+	var conn *nftables.Conn
+	must.Succeed(t, l.Do(func() (err error) {
+		conn, err = nftables.New(nftables.AsLasting())
+		return err
+	}))
+	t.Cleanup(func() { _ = conn.CloseLasting() })
+	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}
+	must.Succeed(t, l.filter.SetPort(port))
+	lie := ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4))
+
+	changed := make(chan struct{}, 100)
+	must.Run(t, func(ctx context.Context) error {
+		defer context.AfterFunc(ctx, func() { _ = l.filter.Close() })()
+		return l.filter.Watch(func() {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		})
+	})
+	conn.FlushRuleset()
+	must.Succeed(t, conn.Flush())
+	<-changed
+	if !l.passes(l.pod, lie) {
+		t.Fatal("a lie does not pass without a table")
+	}
+	must.Succeed(t, l.filter.Restore())
+	if l.passes(l.pod, lie) {
+		t.Error("a lie passes after restore")
+	}
+
+	conn.FlushRuleset()
+	must.Succeed(t, conn.Flush())
+	port.Addresses = []netip.Addr{pod4}
+	must.Succeed(t, l.filter.SetPort(port))
+	if l.passes(l.pod, lie) || l.passes(l.pod, ethernet(podMAC, unix.ETH_P_IP, ipv4(other4))) {
+		t.Error("a lie passes after the next change")
+	}
+	must.Succeed(t, l.filter.Remove(port.Index))
+	if !l.passes(l.pod, lie) {
+		t.Error("the port is filtered although it was removed")
+	}
+}
+
+// TestOwnChanges: the filter's own changes and those of other tables are nothing to restore for, those of others in its table are.
+func TestOwnChanges(t *testing.T) {
+	l := newLab(t)
+	var conn *nftables.Conn
+	must.Succeed(t, l.Do(func() (err error) {
+		conn, err = nftables.New(nftables.AsLasting())
+		return err
+	}))
+	t.Cleanup(func() { _ = conn.CloseLasting() })
+	var others atomic.Bool
+	changed := make(chan bool, 100)
+	must.Run(t, func(ctx context.Context) error {
+		defer context.AfterFunc(ctx, func() { _ = l.filter.Close() })()
+		return l.filter.Watch(func() { changed <- others.Load() })
+	})
+	for range 3 {
+		must.Succeed(t, l.filter.SetPort(sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}))
+		must.Succeed(t, l.filter.Remove(l.pod.port))
+	}
+	must.Succeed(t, l.filter.Restore())
+	other := conn.AddTable(&nftables.Table{Name: "other", Family: nftables.TableFamilyBridge})
+	must.Succeed(t, conn.Flush())
+	conn.DelTable(other)
+	must.Succeed(t, conn.Flush())
+
+	others.Store(true)
+	ours := &nftables.Table{Name: sourcefilter.TableName, Family: nftables.TableFamilyBridge}
+	conn.FlushChain(&nftables.Chain{Name: "prerouting", Table: ours})
+	must.Succeed(t, conn.Flush())
+	if !<-changed {
+		t.Error("told of a change of its own, or of another table")
+	}
+}

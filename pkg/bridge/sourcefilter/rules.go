@@ -1,0 +1,202 @@
+package sourcefilter
+
+import (
+	"encoding/binary"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// chain is a chain with its rules. A rule is a list of expressions: each must hold for the next one to be looked at, and the last
+// one is what becomes of the frame. A part that the frame does not have does not hold.
+type chain struct {
+	nftables.Chain
+	rules [][]expr.Any
+}
+
+// Names of the table's chains.
+const (
+	chainPrerouting = "prerouting" // whatever comes in from any port of a bridge
+	chainInput      = "input"      // what the machine itself would get
+	chainSource     = "source"     // from a port with a MAC address
+	chainARP        = "arp"        // from a port with addresses
+	chainIPv4       = "ipv4"       //
+	chainIPv6       = "ipv6"       //
+	chainForeign    = "foreign"    // from a VXLAN port
+	chainDrop       = "drop"       // counts and drops
+)
+
+// Registers of nf_tables, of 4 bytes each. A key of two parts is in neighbouring ones.
+const (
+	regPort = unix.NFT_REG32_00
+	regRest = unix.NFT_REG32_01
+)
+
+// NFPROTO_BRIDGE: where a frame is before it is forwarded (NF_BR_PRI_NAT_DST_BRIDGED of linux/netfilter_bridge.h).
+const priorityFirst = nftables.ChainPriority(-300)
+
+func (f *Filter) chains() []*chain {
+	base := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority) nftables.Chain {
+		return nftables.Chain{Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority}
+	}
+	return []*chain{
+		{base(chainPrerouting, nftables.ChainHookPrerouting, priorityFirst), [][]expr.Any{
+			rule(fromPort(setFiltered), goTo(chainSource)),
+			rule(goTo(chainForeign)),
+		}},
+		{base(chainInput, nftables.ChainHookInput, priorityFirst), [][]expr.Any{
+			rule(fromPort(setIsolated), drop()),
+		}},
+		{nftables.Chain{Name: chainSource}, [][]expr.Any{
+			rule(unlessOwn(setMACs, etherSource()), goTo(chainDrop)),
+			rule(unlessPort(setAddressed), accept()),
+			rule(etherTypeIs(unix.ETH_P_ARP), goTo(chainARP)),
+			rule(etherTypeIs(unix.ETH_P_IP), goTo(chainIPv4)),
+			rule(etherTypeIs(unix.ETH_P_IPV6), goTo(chainIPv6)),
+			rule(goTo(chainDrop)), // such as an IP packet within two VLAN tags
+		}},
+		{nftables.Chain{Name: chainARP}, [][]expr.Any{
+			rule(fromARP(), when(arpSender(), 0, 0, 0, 0), accept()), // a probe claims nothing (RFC 5227)
+			rule(fromARP(), whenOwn(setIPv4, arpSender()), accept()),
+			rule(goTo(chainDrop)),
+		}},
+		{nftables.Chain{Name: chainIPv4}, [][]expr.Any{
+			rule(when(ipv4Source(), 0, 0, 0, 0), accept()), // DHCP of one that has no address yet (RFC 2131)
+			rule(whenOwn(setIPv4, ipv4Source()), accept()),
+			rule(goTo(chainDrop)),
+		}},
+		{nftables.Chain{Name: chainIPv6}, ipv6Rules()},
+		{nftables.Chain{Name: chainForeign}, [][]expr.Any{
+			rule(whenOwn(setForeignMACs, etherSource()), goTo(chainDrop)),
+			rule(etherTypeIs(unix.ETH_P_ARP), whenOwn(setForeignIPv4, arpSender()), goTo(chainDrop)),
+			rule(etherTypeIs(unix.ETH_P_IPV6), icmpv6(advertisement), whenOwn(setForeignIPv6, ndTarget()), goTo(chainDrop)),
+			rule(etherTypeIs(unix.ETH_P_IPV6), icmpv6(solicitation), whenOwn(setForeignIPv6, ipv6Source()), goTo(chainDrop)),
+		}},
+		{nftables.Chain{Name: chainDrop}, [][]expr.Any{
+			rule([]expr.Any{load(expr.MetaKeyIIF, regPort), &expr.Dynset{
+				SrcRegKey: regPort, SetName: setDroppedFrames, SetID: f.sets[setDroppedFrames].ID,
+				Operation: uint32(unix.NFT_DYNSET_OP_UPDATE), Exprs: []expr.Any{&expr.Counter{}},
+			}}, drop()),
+			rule(drop()), // when there are too many counters
+		}},
+	}
+}
+
+// Types of ICMPv6 (RFC 4861, section 4).
+const (
+	routerSolicitation = 133
+	solicitation       = 135
+	advertisement      = 136
+	redirect           = 137
+)
+
+// Options of Neighbor Discovery (RFC 4861, section 4.6; RFC 3971, section 5.3.2).
+const (
+	optionSourceMAC = 1
+	optionTargetMAC = 2
+	optionNonce     = 14
+)
+
+// ipv6Rules are those for a port with addresses. Neighbor Discovery may have one option of 8 bytes: the port's MAC address, or the nonce
+// of duplicate address detection (RFC 7527). A port is no router.
+func ipv6Rules() [][]expr.Any {
+	const optionLength = 8
+	own, none := whenOwn(setIPv6, ipv6Source()), when(ipv6Source(), make([]byte, 16)...)
+	var rules [][]expr.Any
+	// discovery lets messages of one kind through, with this source and this length without an option.
+	discovery := func(kind, length byte, source, claim []expr.Any, option byte) {
+		message := rule(icmpv6(kind), source, claim)
+		optionType, optionMAC := transport(uint32(length), 1), transport(uint32(length)+2, 6)
+		rules = append(rules, rule(message, when(ipv6PayloadLength(), 0, length), accept()))
+		with := rule(message, when(ipv6PayloadLength(), 0, length+optionLength))
+		if option == optionNonce {
+			rules = append(rules, rule(with, when(optionType, option), accept()))
+			return
+		}
+		rules = append(rules, rule(with, when(optionType, option), whenOwn(setMACs, optionMAC), accept()))
+	}
+	discovery(routerSolicitation, 8, own, nil, optionSourceMAC)
+	discovery(routerSolicitation, 8, none, nil, optionNonce)
+	discovery(solicitation, 24, own, nil, optionSourceMAC)
+	discovery(solicitation, 24, none, nil, optionNonce)
+	discovery(advertisement, 24, own, whenOwn(setIPv6, ndTarget()), optionTargetMAC)
+	for kind := byte(routerSolicitation); kind <= redirect; kind++ {
+		rules = append(rules, rule(icmpv6(kind), goTo(chainDrop)))
+	}
+	return append(rules,
+		rule(none, accept()), // MLD of one that has no address yet (RFC 3590)
+		rule(own, accept()),
+		rule(goTo(chainDrop)),
+	)
+}
+
+func rule(parts ...[]expr.Any) (all []expr.Any) {
+	for _, part := range parts {
+		all = append(all, part...)
+	}
+	return all
+}
+
+func load(key expr.MetaKey, register uint32) expr.Any {
+	return &expr.Meta{Key: key, Register: register}
+}
+
+// fromPort holds for frames from the ports in a set.
+func fromPort(set string) []expr.Any { return lookup(set, false, load(expr.MetaKeyIIF, regPort)) }
+
+func unlessPort(set string) []expr.Any { return lookup(set, true, load(expr.MetaKeyIIF, regPort)) }
+
+// whenOwn holds if the set has the port that the frame comes from with this part of the frame.
+func whenOwn(set string, part expr.Any) []expr.Any {
+	return lookup(set, false, load(expr.MetaKeyIIF, regPort), part)
+}
+
+// fromARP holds for ARP of IPv4 over Ethernet in which the port tells its own MAC address.
+func fromARP() []expr.Any {
+	return append(when(arpForm(), 0, 1, 8, 0, 6, 4), whenOwn(setMACs, arpSenderMAC())...)
+}
+
+func unlessOwn(set string, part expr.Any) []expr.Any {
+	return lookup(set, true, load(expr.MetaKeyIIF, regPort), part)
+}
+
+func lookup(set string, invert bool, key ...expr.Any) []expr.Any {
+	return append(key, &expr.Lookup{SourceRegister: regPort, SetName: set, Invert: invert})
+}
+
+// when holds if a part of the frame has this value.
+func when(part expr.Any, value ...byte) []expr.Any {
+	return []expr.Any{part, &expr.Cmp{Op: expr.CmpOpEq, Register: regRest, Data: value}}
+}
+
+func etherTypeIs(etherType uint16) []expr.Any {
+	return when(load(expr.MetaKeyPROTOCOL, regRest), binary.BigEndian.AppendUint16(nil, etherType)...)
+}
+
+func icmpv6(kind byte) []expr.Any {
+	return append(when(load(expr.MetaKeyL4PROTO, regRest), unix.IPPROTO_ICMPV6), when(transport(0, 1), kind)...)
+}
+
+func payload(base expr.PayloadBase, offset, length uint32) expr.Any {
+	return &expr.Payload{DestRegister: regRest, Base: base, Offset: offset, Len: length}
+}
+
+func etherSource() expr.Any       { return payload(expr.PayloadBaseLLHeader, 6, 6) }
+func arpForm() expr.Any           { return payload(expr.PayloadBaseNetworkHeader, 0, 6) } // Ethernet, IPv4, and their lengths
+func arpSenderMAC() expr.Any      { return payload(expr.PayloadBaseNetworkHeader, 8, 6) }
+func arpSender() expr.Any         { return payload(expr.PayloadBaseNetworkHeader, 14, 4) }
+func ipv4Source() expr.Any        { return payload(expr.PayloadBaseNetworkHeader, 12, 4) }
+func ipv6PayloadLength() expr.Any { return payload(expr.PayloadBaseNetworkHeader, 4, 2) }
+func ipv6Source() expr.Any        { return payload(expr.PayloadBaseNetworkHeader, 8, 16) }
+func ndTarget() expr.Any          { return transport(8, 16) }
+func transport(offset, length uint32) expr.Any {
+	return payload(expr.PayloadBaseTransportHeader, offset, length)
+}
+
+func goTo(chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}
+}
+
+func accept() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}} }
+func drop() []expr.Any   { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}} }
