@@ -100,6 +100,9 @@ the agent stops.`,
 	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto),
 		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; "+
 			"auto is vlan-aware where the kernel can")
+	f.StringVar(&o.agent.Sysctl, "sysctl", "/proc/sys",
+		"`directory` with the kernel's parameters: in a container, where nobody can write to /proc/sys, a mount of the machine's "+
+			"net/ipv4/igmp_max_memberships")
 	f.BoolVar(&o.agent.SourceFilter, "source-filter", true,
 		"drop what a port sends with another MAC address than its own; needs a kernel with nftables for bridges")
 	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")

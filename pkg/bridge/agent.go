@@ -19,6 +19,7 @@ import (
 type Config struct {
 	State     string    // the file that holds what clients asked for; made if missing
 	Uplink    string    // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
+	Sysctl    string    // a directory that has, of what is in /proc/sys, what VXLAN needs to be changed; empty is /proc/sys
 	DataPlane DataPlane // empty is DataPlaneAuto
 	// SourceFilter drops what ports send with another source address than their own.
 	SourceFilter bool

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -73,6 +74,11 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	plane, err := openBridgePlane(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: withAddress(cfg.HostPFs)}, which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Uplink != "" {
+		if err := raiseGroupLimits(cmp.Or(cfg.Sysctl, "/proc/sys")); err != nil {
+			log.Info("few networks may have a VNI", "reason", err.Error())
+		}
 	}
 	if err := plane.filter.Supported(); err != nil {
 		log.Info("no source filter", "reason", err.Error())

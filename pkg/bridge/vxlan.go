@@ -53,7 +53,7 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 		return nil, err
 	}
 	b.users.Store(link.Attrs().Index, task{taskNetwork, n.id})
-	return link, b.up(link)
+	return link, explainGroupLimits(b.up(link))
 }
 
 func (b *bridgePlane) removeVXLAN(network string) error {

@@ -1,0 +1,64 @@
+package bridge_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// manyVNIs is more than the multicast groups that a socket may join where nobody changed net.ipv4.igmp_max_memberships.
+const manyVNIs = 30
+
+// underlay gives an xPU an uplink with an address.
+func underlay(t *testing.T, plane bridge.DataPlane) *xpu {
+	t.Helper()
+	x := newXPU(t, plane, "p0")
+	netns.Connect(t, x.Namespace, "p0", netns.New(t), "wire")
+	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
+	return x
+}
+
+// ensureNetworks makes networks with a VNI until one of them is not up.
+func (x *xpu) ensureNetworks(n int) error {
+	x.t.Helper()
+	for i := range n {
+		vni := uint32(1000 + i)
+		err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: fmt.Sprintf("net-%d", i), VLAN: uint16(10 + i), VNI: &vni})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestManyVNIs(t *testing.T) { overDataPlanes(t, testManyVNIs) }
+
+func testManyVNIs(t *testing.T, plane bridge.DataPlane) {
+	x := underlay(t, plane)
+	x.start()
+	if err := x.ensureNetworks(manyVNIs); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestTooManyVNIs: where the agent may not change the limits, a network beyond them is down and says what to do.
+func TestTooManyVNIs(t *testing.T) { overDataPlanes(t, testTooManyVNIs) }
+
+func testTooManyVNIs(t *testing.T, plane bridge.DataPlane) {
+	x := underlay(t, plane)
+	x.cfg.Sysctl = t.TempDir()
+	x.start()
+	err := x.ensureNetworks(manyVNIs)
+	if err == nil {
+		t.Fatal("all networks are up without more groups")
+	}
+	for _, want := range []string{"net.ipv4.igmp_max_memberships", "net.core.optmem_max", "sysctl -w"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: does not tell of %s", err, want)
+		}
+	}
+}
