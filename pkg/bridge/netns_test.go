@@ -557,10 +557,10 @@ func TestNetdevsOfOthersAreLeftAlone(t *testing.T) {
 
 func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "p0")
-	for _, name := range []string{"br-net-blue", "br-net-pink"} {
+	for name, flags := range map[string]net.Flags{"br-net-blue": net.FlagUp, "br-net-pink": net.FlagUp, "br-net-grey": 0} {
 		foreign := netlink.NewLinkAttrs()
 		foreign.Name = name
-		foreign.Flags = net.FlagUp
+		foreign.Flags = flags
 		if err := x.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: foreign}); err != nil {
 			t.Fatal(err)
 		}
@@ -601,7 +601,7 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	if plane == bridge.DataPlaneVLANAware {
 		return // its networks have no bridge of their own, whose name could be taken
 	}
-	for _, id := range []string{"net-blue", "net-pink"} {
+	for _, id := range []string{"net-blue", "net-pink", "net-grey"} {
 		err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: id, VLAN: 10})
 		if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "is not ours") {
 			t.Errorf("a network whose bridge's name is taken: %v", err)
@@ -615,13 +615,13 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// TestDiedBeforeMarking: a bridge that was made but not marked yet is taken for ours.
+// TestDiedBeforeMarking: a bridge that was made but has no alias yet is known as the agent's by its group.
 func TestDiedBeforeMarking(t *testing.T) { overDataPlanes(t, testDiedBeforeMarking) }
 
 func testDiedBeforeMarking(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = x.bridge("net-blue")
+	attrs.Name, attrs.Group = x.bridge("net-blue"), 0x6f7069
 	if err := x.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 		t.Fatal(err)
 	}

@@ -81,6 +81,10 @@ func (b *bridgePlane) close() {
 // aliasPrefix begins the mark of the agent's netdevs, which is their ifalias. The id of a network follows, or sharedID.
 const aliasPrefix = "opi-bridge:"
 
+// linkGroup is the group of the agent's netdevs, the letters "opi". A netdev is made with it, and gets its alias only later: the
+// agent may end in between.
+const linkGroup = 0x6f7069
+
 // markOf returns the id in a netdev's mark. ours is false if it has no mark.
 func markOf(link netlink.Link) (id string, ours bool) {
 	return strings.CutPrefix(link.Attrs().Alias, aliasPrefix)
@@ -114,17 +118,18 @@ func (b *bridgePlane) find(name string) (netlink.Link, error) {
 }
 
 // ensure returns the agent's netdev of a name, type and id, and makes it if it is missing. A netdev that somebody else made is
-// an error. One that has no alias and is down is the agent's, which may have ended between making and marking it.
+// an error.
 func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error) {
 	link, err := b.find(want.Attrs().Name)
 	if err == nil && link == nil {
+		want.Attrs().Group = linkGroup
 		link, err = want, linkError(b.handle.LinkAdd(want), want, "add %s", want.Type())
 	}
 	if err != nil {
 		return nil, err
 	}
 	attrs := link.Attrs()
-	unmarked := attrs.Alias == "" && attrs.Flags&net.FlagUp == 0
+	unmarked := attrs.Alias == "" && attrs.Group == linkGroup
 	if link.Type() != want.Type() || !unmarked && attrs.Alias != aliasPrefix+id {
 		return nil, fmt.Errorf("netdev %s: the name is taken by a netdev that is not ours (type %s, alias %q)",
 			attrs.Name, link.Type(), attrs.Alias)
