@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -30,7 +31,11 @@ type bridgePlane struct {
 	uplink       string // empty: no VXLAN
 	handle       *netlink.Handle
 	raw          nl.SocketHandle // for requests for which the netlink library has no function
+	strict       nl.SocketHandle // for lists of which the kernel leaves out what is of other netdevs
 	events       *nl.NetlinkSocket
+	forwarding   forwarding
+	closed       atomic.Bool
+	uplinkNow    uplinkState // as watch knows it
 	devlink      *devlink.Conn
 	representors *representorCache
 	filter       *sourcefilter.Filter
@@ -82,7 +87,7 @@ func (b *bridgePlane) ensureNetwork(n segment) error {
 	if err != nil || vxlan == nil || !b.vlanAware {
 		return err
 	}
-	return b.setVLANs(vxlan, []uint16{n.vlan}, false, nil)
+	return b.setVLANs(vxlan, []uint16{n.vlan}, false)
 }
 
 func (b *bridgePlane) available(n segment) error {
@@ -132,18 +137,13 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	b.users.Store(rep.Attrs().Index, task{taskPort, port})
 	if !b.vlanAware {
 		vlans = []uint16{0} // stands for all in a bridge that does not filter VLANs
-	} else if err := b.setVLANs(rep, vlans, to.trunk, to.mac); err != nil {
+	} else if err := b.setVLANs(rep, vlans, to.trunk); err != nil {
 		return err
 	}
 	if err := b.up(rep); err != nil {
 		return err
 	}
-	for _, vlan := range vlans {
-		if err := b.handle.NeighSet(staticEntry(rep, to.mac, vlan)); err != nil {
-			return linkError(err, rep, "forward %s to it", to.mac)
-		}
-	}
-	return nil
+	return b.forward(to.mac, rep, bridge, port, vlans)
 }
 
 // filterSource keeps what comes from a representor from having another source address than it may.

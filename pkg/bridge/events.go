@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -13,13 +13,42 @@ import (
 )
 
 func (b *bridgePlane) watch(emit func(task)) error {
-	ended := make(chan error, 2)
-	go func() { ended <- b.watchNetdevs(emit) }()
-	go func() { ended <- b.filter.Watch(func() { emit(task{kind: taskFilter}) }) }()
-	if err := <-ended; err != nil {
-		return err
+	sources := []func() error{
+		func() error { return b.watchNetdevs(emit) },
+		func() error { return b.watchEntries(emit) },
+		func() error { return b.filter.Watch(func() { emit(task{kind: taskFilter}) }) },
 	}
-	return <-ended
+	ended := make(chan error, len(sources))
+	for _, source := range sources {
+		go func() { ended <- source() }()
+	}
+	for range sources {
+		if err := <-ended; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// receive calls handle with each message of the kernel, and lost when there were some that nobody read. It returns nil after close.
+func (b *bridgePlane) receive(socket *nl.NetlinkSocket, lost func(), handle func(syscall.NetlinkMessage)) error {
+	for {
+		messages, from, err := socket.Receive()
+		switch {
+		case b.closed.Load():
+			return nil
+		case errors.Is(err, unix.ENOBUFS):
+			lost()
+			continue
+		case err != nil:
+			return fmt.Errorf("netlink events: %w", err)
+		case from.Pid != nl.PidKernel:
+			continue // any process may send to a netlink socket
+		}
+		for _, m := range messages {
+			handle(m)
+		}
+	}
 }
 
 func (b *bridgePlane) watchNetdevs(emit func(task)) error {
@@ -28,37 +57,57 @@ func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 		b.representors.stale.Store(true)
 		emit(task{kind: taskAll})
 	}
-	for {
-		msgs, from, err := b.events.Receive()
-		switch {
-		case errors.Is(err, os.ErrClosed):
-			return nil
-		case errors.Is(err, unix.ENOBUFS):
-			lost()
-			continue
-		case err != nil:
-			return fmt.Errorf("netdev events: %w", err)
-		case from.Pid != nl.PidKernel:
-			continue // any process may send to a netlink socket
-		}
-		for _, msg := range msgs {
-			switch msg.Header.Type {
-			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-				// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of bridges.
-				bridging := len(msg.Data) > 0 && msg.Data[0] == unix.AF_BRIDGE
-				link, err := netlink.LinkDeserialize(nil, msg.Data)
-				if err != nil {
-					lost()
-					continue
-				}
-				for _, t := range b.tasksOf(link, msg.Header.Type == unix.RTM_DELLINK, bridging) {
-					emit(t)
-				}
-			case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-				emit(task{kind: taskUplink}) // addresses of netdevs other than the uplink are rare on an xPU
+	return b.receive(b.events, lost, func(m syscall.NetlinkMessage) {
+		switch m.Header.Type {
+		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+			// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of bridges.
+			bridging := len(m.Data) > 0 && m.Data[0] == unix.AF_BRIDGE
+			link, err := netlink.LinkDeserialize(nil, m.Data)
+			if err != nil {
+				lost()
+				return
+			}
+			for _, t := range b.tasksOf(link, m.Header.Type == unix.RTM_DELLINK, bridging) {
+				emit(t)
+			}
+		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+			if len(m.Data) >= unix.SizeofIfAddrmsg && int(nl.DeserializeIfAddrmsg(m.Data).Index) == b.uplinkNow.index {
+				emit(task{kind: taskUplink})
 			}
 		}
+	})
+}
+
+func (b *bridgePlane) watchEntries(emit func(task)) error {
+	lost := func() { emit(task{kind: taskAll}) }
+	return b.receive(b.forwarding.events, lost, func(m syscall.NetlinkMessage) {
+		entry, err := netlink.NeighDeserialize(m.Data)
+		if err != nil {
+			lost()
+			return
+		}
+		for _, t := range b.tasksOfEntry(entry, m.Header.Type == unix.RTM_DELNEIGH) {
+			emit(t)
+		}
+	})
+}
+
+// uplinkState is what networks with a VNI depend on.
+type uplinkState struct{ index, mtu int }
+
+// uplinkChanged tells whether an event has anything new of the uplink for the networks. Each VXLAN port that is made is an event of it too.
+func (b *bridgePlane) uplinkChanged(attrs *netlink.LinkAttrs, removed bool) bool {
+	is := attrs.Name == b.uplink || slices.Contains(attrs.AltNames, b.uplink)
+	if !is && attrs.Index != b.uplinkNow.index {
+		return false
 	}
+	now := uplinkState{attrs.Index, attrs.MTU}
+	if removed || !is {
+		now = uplinkState{}
+	}
+	before := b.uplinkNow
+	b.uplinkNow = now
+	return now != before
 }
 
 // tasksOf returns what an event of a netdev may have changed. bridging says that the event is of the family of bridges.
@@ -75,12 +124,11 @@ func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task 
 	if user, used := b.users.Load(attrs.Index); used {
 		tasks = append(tasks, user.(task))
 	}
-	names := append(slices.Clone(attrs.AltNames), attrs.Name)
-	for _, name := range names {
+	for _, name := range append(slices.Clone(attrs.AltNames), attrs.Name) {
 		tasks = append(tasks, task{taskPort, name})
-		if name == b.uplink {
-			tasks = append(tasks, task{kind: taskUplink})
-		}
+	}
+	if !bridging && b.uplinkChanged(attrs, removed) {
+		tasks = append(tasks, task{kind: taskUplink})
 	}
 	switch {
 	case bridging:

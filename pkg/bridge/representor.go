@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // representor finds the port's netdev. It refuses one that this machine uses itself or that another port has.
@@ -99,16 +98,6 @@ func (b *bridgePlane) join(rep, bridge netlink.Link) error {
 	return b.enslave(rep, bridge)
 }
 
-// staticEntry is an entry of a bridge's forwarding database that does not age: frames for the address are not flooded. It is
-// sticky (Linux 4.20): otherwise it would move to another port from which a frame with that source address comes in
-// (br_fdb_update). Every write of an entry must say so again.
-func staticEntry(rep netlink.Link, mac net.HardwareAddr, vlan uint16) *netlink.Neigh {
-	return &netlink.Neigh{
-		LinkIndex: rep.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER | netlink.NTF_STICKY,
-		State: netlink.NUD_NOARP, HardwareAddr: mac, Vlan: int(vlan),
-	}
-}
-
 func (b *bridgePlane) detach(port string) error {
 	link, err := b.locate(port)
 	if err != nil && !isNoRepresentor(err) {
@@ -130,6 +119,7 @@ func (b *bridgePlane) detach(port string) error {
 
 // release takes a netdev out of the agent's bridge, sets it down and ends its source filter.
 func (b *bridgePlane) release(link netlink.Link) error {
+	b.forgetForwarding(link.Attrs().Index)
 	if err := b.takeOut(link); err != nil {
 		return err
 	}
@@ -168,6 +158,7 @@ func (b *bridgePlane) forget(port string, now netlink.Link) {
 		b.users.Delete(index)
 		link, err := b.handle.LinkByIndex(index)
 		if err != nil {
+			b.forgetForwarding(index)
 			_ = b.filter.Remove(index) // as below
 			continue
 		}

@@ -35,11 +35,22 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 	if err := b.events.SetReceiveBufferSize(1<<20, false); err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: receive buffer: %w", err)
 	}
+	if b.forwarding.events, err = subscribeToEntries(); err != nil {
+		return nil, fmt.Errorf("subscribe to forwarding databases: %w", err)
+	}
 	if b.raw.Socket, err = nl.Subscribe(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
+	if b.strict.Socket, err = nl.Subscribe(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	// Without it (before Linux 4.20) lists have everything, and cost more.
+	_ = unix.SetsockoptInt(b.strict.Socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	if b.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
+	}
+	if uplink, err := b.find(uplink); err == nil && uplink != nil {
+		b.uplinkNow = uplinkState{uplink.Attrs().Index, uplink.Attrs().MTU}
 	}
 	if b.devlink, err = devlink.Dial(threadNamespace()); err != nil {
 		return nil, err
@@ -63,10 +74,15 @@ func threadNamespace() string {
 }
 
 func (b *bridgePlane) close() {
+	b.closed.Store(true)
 	if b.events != nil {
 		_ = b.events.Close()
 	}
+	if b.forwarding.events != nil {
+		_ = b.forwarding.events.Close()
+	}
 	_ = b.raw.Close()
+	_ = b.strict.Close()
 	if b.handle != nil {
 		_ = b.handle.Close()
 	}

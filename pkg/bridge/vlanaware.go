@@ -3,7 +3,6 @@ package bridge
 import (
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -36,8 +35,8 @@ func isVLANFiltering(link netlink.Link) bool {
 }
 
 // setVLANs brings the VLANs of a port of the bridge to those wanted. tagged says whether their frames have a tag on the wire,
-// in either direction. A VLAN that is right already is not set again, since that would be an event. mac is that of the port's static entries, nil without any.
-func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool, mac net.HardwareAddr) error {
+// in either direction. A VLAN that is right already is not set again, since that would be an event.
+func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool) error {
 	all, err := b.handle.BridgeVlanList()
 	if err != nil {
 		return linkError(err, link, "VLANs")
@@ -46,7 +45,7 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool, ma
 	for _, vlan := range all[int32(link.Attrs().Index)] {
 		if slices.Contains(want, vlan.Vid) {
 			right[vlan.Vid] = vlan.PortVID() == !tagged && vlan.EngressUntag() == !tagged
-		} else if err := b.leaveVLAN(link, vlan.Vid, mac); err != nil {
+		} else if err := b.leaveVLAN(link, vlan.Vid); err != nil {
 			return err
 		}
 	}
@@ -60,11 +59,19 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool, ma
 	return nil
 }
 
-// leaveVLAN removes the static entry first: the kernel keeps it without the VLAN, and then refuses its removal (br_fdb_delete).
-func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16, mac net.HardwareAddr) error {
-	if mac != nil {
-		if err := b.handle.NeighDel(staticEntry(link, mac, vlan)); err != nil && !errors.Is(err, unix.ENOENT) {
-			return linkError(err, link, "no longer forward %s in VLAN %d to it", mac, vlan)
+// leaveVLAN removes the agent's entries first: the kernel keeps them without the VLAN, and then refuses their removal (br_fdb_delete).
+func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16) error {
+	entries, err := b.entriesOf(link.Attrs().Index)
+	if err != nil {
+		return linkError(err, link, "forwarding database")
+	}
+	for _, e := range entries {
+		if !isOwnEntry(e) || e.Vlan != int(vlan) {
+			continue
+		}
+		b.forwarding.entries.Delete(keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan))
+		if err := b.endForwarding(link.Attrs().Index, e.HardwareAddr, e.Vlan); err != nil {
+			return linkError(err, link, "no longer forward %s in VLAN %d to it", e.HardwareAddr, vlan)
 		}
 	}
 	if err := b.handle.BridgeVlanDel(link, vlan, false, false, false, true); !errors.Is(err, unix.ENOENT) {
