@@ -87,6 +87,8 @@ the agent stops.`,
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
 	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
 		"`file` that keeps the logical bridges and bridge ports; made if missing")
+	f.BoolVar(&o.agent.NewState, "new-state", false,
+		"go on with a --state that is new although an agent has made networks and ports before: they are removed; for one start")
 	f.StringVar(&o.agent.Uplink, "uplink", "",
 		"`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
 	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, "+

@@ -18,6 +18,7 @@ import (
 // Config is what an Agent needs to know.
 type Config struct {
 	State     string    // the file that holds what clients asked for; made if missing
+	NewState  bool      // take what an agent with another state file has made out of service
 	Uplink    string    // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
 	Sysctl    string    // a directory that has, of what is in /proc/sys, what VXLAN needs to be changed; empty is /proc/sys
 	DataPlane DataPlane // empty is DataPlaneAuto
@@ -45,15 +46,7 @@ type Agent struct {
 // makes what is missing, and removes what has the agent's mark and is not in the state file. A namespace can have one Agent.
 // An object that cannot be realised is DOWN until Run succeeds with it; New returns no error for it.
 func New(cfg Config, log logr.Logger) (*Agent, error) {
-	state, err := openState(cfg.State)
-	if err != nil {
-		return nil, err
-	}
-	plane, err := openDataPlane(cfg, log)
-	if err != nil {
-		return nil, errors.Join(err, state.Close())
-	}
-	a, err := newAgent(cfg, log, plane, state)
+	a, err := newAgent(cfg, log, func() (dataplane, error) { return openDataPlane(cfg, log) })
 	if err != nil {
 		return nil, err
 	}
@@ -64,27 +57,33 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 		}
 	}
 	// An error is only logged, so that the agent serves the rest; the next start tries again.
-	if err := plane.sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
+	if err := a.plane.sweep(slices.Collect(maps.Keys(a.networks.objects)), ports); err != nil {
 		log.Error(err, "remove what is not in the state")
 	}
 	a.reconcileAll()
-	if err := plane.sweepFilter(); err != nil {
+	if err := a.plane.sweepFilter(); err != nil {
 		log.Error(err, "remove filters of what is not in the state")
 	}
 	log.Info("state restored", "networks", len(a.networks.objects), "ports", len(a.ports.objects))
 	return a, nil
 }
 
-// newAgent loads the objects and leaves the data plane as it is. It closes plane and state if it fails.
-func newAgent(cfg Config, log logr.Logger, plane dataplane, state *bbolt.DB) (*Agent, error) {
+// newAgent loads the objects and opens the data plane, which it leaves as it is.
+func newAgent(cfg Config, log logr.Logger, openPlane func() (dataplane, error)) (*Agent, error) {
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
-	a := &Agent{
-		cfg: cfg, log: log, plane: plane, state: state,
-		tasks: workqueue.NewTypedRateLimitingQueue(backoff), calls: newCallDurations(),
-	}
+	a := &Agent{cfg: cfg, log: log, tasks: workqueue.NewTypedRateLimitingQueue(backoff), calls: newCallDurations()}
 	a.networks, a.ports = newNetworks(a), newPorts(a)
-	if err := errors.Join(a.networks.load(), a.ports.load()); err != nil {
-		return nil, errors.Join(err, a.Close())
+	fresh, err := a.openState()
+	if err != nil {
+		return nil, err
+	}
+	if a.plane, err = openPlane(); err != nil {
+		return nil, errors.Join(err, a.state.Close())
+	}
+	if fresh {
+		if err := a.beginState(); err != nil {
+			return nil, errors.Join(err, a.Close())
+		}
 	}
 	return a, nil
 }

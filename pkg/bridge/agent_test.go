@@ -77,9 +77,10 @@ func (p *paper) sweepFilter() error                          { return nil }
 func (p *paper) dropped() (map[task]uint64, error) {
 	return map[task]uint64{{taskPort, "vf-0000-3b-00-2"}: 7, {taskNetwork, "net-blue"}: 3}, nil
 }
-func (p *paper) restoreFilter() error   { return nil }
-func (p *paper) watch(func(task)) error { return nil }
-func (p *paper) close()                 {}
+func (p *paper) restoreFilter() error    { return nil }
+func (p *paper) watch(func(task)) error  { return nil }
+func (p *paper) made() ([]string, error) { return nil, nil }
+func (p *paper) close()                  {}
 
 // onPaper gives an agent on paper with the networks net-blue (VLAN 10) and net-red (VLAN 20, VNI 200).
 func onPaper(t *testing.T) (*Agent, *paper) {
@@ -97,15 +98,11 @@ func onPaper(t *testing.T) (*Agent, *paper) {
 
 func open(t *testing.T, path string, plane dataplane) *Agent {
 	t.Helper()
-	state, err := openState(path)
+	a, err := newAgent(Config{Uplink: "p0", State: path}, testr.New(t), func() (dataplane, error) { return plane, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = state.Close() })
-	a, err := newAgent(Config{Uplink: "p0", State: path}, testr.New(t), plane, state)
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { _ = a.state.Close() })
 	t.Cleanup(a.tasks.ShutDown)
 	a.reconcileAll()
 	return a

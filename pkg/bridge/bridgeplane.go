@@ -172,6 +172,28 @@ func (b *bridgePlane) dropped() (map[task]uint64, error) {
 func (b *bridgePlane) sweepFilter() error   { return b.filter.Sweep() }
 func (b *bridgePlane) restoreFilter() error { return b.filter.Restore() }
 
+func (b *bridgePlane) made() ([]string, error) {
+	links, err := b.handle.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list netdevs: %w", err)
+	}
+	ownBridges := map[int]bool{} // by ifindex
+	for _, link := range links {
+		if isOurs(link) && link.Type() == "bridge" {
+			ownBridges[link.Attrs().Index] = true
+		}
+	}
+	var names []string
+	for _, link := range links {
+		id, ours := markOf(link)
+		if ours && id != sharedID || !ours && ownBridges[link.Attrs().MasterIndex] {
+			names = append(names, link.Attrs().Name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
 // sweep also takes netdevs out of the agent's bridges that are not the representor of a port that belongs there.
 func (b *bridgePlane) sweep(networks []string, ports map[string]membership) error {
 	belongs := map[int]string{} // ids of bridges by the ifindex of a representor

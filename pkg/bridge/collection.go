@@ -1,22 +1,19 @@
 package bridge
 
 import (
-	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"time"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 )
 
 // object is a LogicalBridge or a BridgePort that a client asked for. S is its spec in the API.
@@ -258,22 +255,6 @@ func (c *collection[S, M]) finish(id string) error {
 	return nil
 }
 
-// openState opens the file that keeps what clients asked for. Each write is on the disk before it returns. The values are
-// messages of the API, of which only the spec counts, and a status that is TO_BE_DELETED.
-func openState(path string) (*bbolt.DB, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("state: %w", err)
-	}
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: 2 * time.Second})
-	if errors.Is(err, bolterrors.ErrTimeout) {
-		return nil, fmt.Errorf("state %s: in use, does another opi-bridge run?", path)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("state %s: %w", path, err)
-	}
-	return db, nil
-}
-
 // put writes an object to the state file. The error is a gRPC status.
 func (c *collection[S, M]) put(id string, spec S, oper state) error {
 	data, err := proto.Marshal(c.message("", spec, oper))
@@ -287,19 +268,13 @@ func (c *collection[S, M]) put(id string, spec S, oper state) error {
 }
 
 // load reads the objects from the state file.
-func (c *collection[S, M]) load() error {
-	return c.agent.state.Update(func(tx *bbolt.Tx) error {
-		bucket, err := tx.CreateBucketIfNotExists([]byte(c.bucket))
-		if err != nil {
-			return fmt.Errorf("state: %s: %w", c.bucket, err)
+func (c *collection[S, M]) load(bucket *bbolt.Bucket) error {
+	return bucket.ForEach(func(id, data []byte) error {
+		m := c.message("", *new(S), 0)
+		if err := proto.Unmarshal(data, m); err != nil {
+			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)
 		}
-		return bucket.ForEach(func(id, data []byte) error {
-			m := c.message("", *new(S), 0)
-			if err := proto.Unmarshal(data, m); err != nil {
-				return fmt.Errorf("state: %s %s: %w", c.bucket, id, err)
-			}
-			c.objects[string(id)] = &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting}
-			return nil
-		})
+		c.objects[string(id)] = &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting}
+		return nil
 	})
 }

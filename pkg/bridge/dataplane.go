@@ -45,6 +45,8 @@ type dataplane interface {
 	removeNetwork(id string) error
 	attach(port string, to membership) error
 	detach(port string) error
+	// made returns the names of netdevs that networks and ports have, whoever asked for these.
+	made() ([]string, error)
 	// sweep removes what the agent has made, with either data plane, for other networks and ports than these.
 	sweep(networks []string, ports map[string]membership) error
 	// sweepFilter ends the filtering of what has not been attached since the start.

@@ -435,6 +435,7 @@ func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
 	if err := os.Remove(x.cfg.State); err != nil {
 		t.Fatal(err)
 	}
+	x.cfg.NewState = true
 	x.start()
 	if plane == bridge.DataPlaneBridgePerNetwork && (x.hasLink("br-net-blue") || x.hasLink("br-net-red")) {
 		t.Error("bridges are left that are not in the state")

@@ -65,7 +65,7 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 			}
 			return err
 		},
-		remove:    a.plane.removeNetwork,
+		remove:    func(id string) error { return a.plane.removeNetwork(id) },
 		failureOf: func(n *network) error { return n.failure },
 		message: func(name string, spec *evpn.LogicalBridgeSpec, oper state, components ...*evpn.Component) *evpn.LogicalBridge {
 			m := &evpn.LogicalBridge{Name: name, Spec: spec}

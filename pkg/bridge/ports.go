@@ -65,7 +65,7 @@ func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 			}
 			return a.plane.attach(id, a.membership(spec))
 		},
-		remove:    a.plane.detach,
+		remove:    func(id string) error { return a.plane.detach(id) },
 		failureOf: a.portFailure,
 		message: func(name string, spec *evpn.BridgePortSpec, oper state, components ...*evpn.Component) *evpn.BridgePort {
 			m := &evpn.BridgePort{Name: name, Spec: spec}

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
@@ -60,10 +61,10 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 // even open its sockets, as the other agent serves them.
 func takeJournal(ctx context.Context, path string, log logr.Logger) (*journal.Journal, error) {
 	records, err := journal.Open(path)
-	if errors.Is(err, journal.ErrLocked) {
+	if errors.Is(err, boltfile.ErrLocked) {
 		log.Info("Waiting for another agent to end, which has the journal", "path", path)
 	}
-	for errors.Is(err, journal.ErrLocked) && ctx.Err() == nil {
+	for errors.Is(err, boltfile.ErrLocked) && ctx.Err() == nil {
 		records, err = journal.Open(path)
 	}
 	return records, err

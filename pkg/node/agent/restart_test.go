@@ -12,6 +12,7 @@ import (
 	"github.com/go-logr/logr/testr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
@@ -243,7 +244,7 @@ func TestTwoAgents(t *testing.T) {
 	defer second.records.Close()
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if _, err := takeJournal(ended, path, testr.New(t)); !errors.Is(err, journal.ErrLocked) {
+	if _, err := takeJournal(ended, path, testr.New(t)); !errors.Is(err, boltfile.ErrLocked) {
 		t.Errorf("error %v of one that is told to end while it waits", err)
 	}
 }

@@ -9,28 +9,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-const (
-	schema      = 1           // the version of what is in the file; fields may be added to the values without a new one
-	lockTimeout = time.Second // for another process to give the file up
-)
+const schema = 1 // the version of what is in the file; fields may be added to the values without a new one
 
 var (
 	metaBucket        = []byte("meta")
@@ -38,13 +30,6 @@ var (
 	lettersBucket     = []byte("deadLetters")
 	sightsBucket      = []byte("sights")
 	schemaKey         = []byte("schema")
-)
-
-var (
-	// ErrLocked is returned if another process has the file open.
-	ErrLocked = errors.New("is in use by another process; is another agent running?")
-	// ErrCorrupt is returned for a file that cannot be understood. What it knew is lost when it is moved away.
-	ErrCorrupt = errors.New("is corrupt; move it away to start with an empty journal")
 )
 
 // Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads come
@@ -74,132 +59,79 @@ type Records interface {
 	Subscribe(context.Context) <-chan struct{}
 }
 
-// Open opens the file, and makes it with its directory if it is missing. The error may be [ErrLocked] or [ErrCorrupt].
+// Open opens the file, and makes it with its directory if it is missing. The error may be [boltfile.ErrLocked] or
+// [boltfile.ErrCorrupt].
 func Open(path string) (*Journal, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("journal: %w", err)
-	}
 	j := &Journal{attachments: map[function.ID]Attachment{}, sights: map[types.UID]Sight{}}
-	if err := j.open(path); err != nil {
-		if j.db != nil {
-			j.db.Close()
-		}
+	complete := false
+	db, err := boltfile.Open(path, func(tx *bolt.Tx) (err error) {
+		complete, err = j.load(tx)
+		return err
+	})
+	if errors.Is(err, boltfile.ErrCorrupt) {
+		return nil, fmt.Errorf("journal %s: %w; move it away to start with an empty journal", path, err)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
+	}
+	j.db = db
+	if complete {
+		return j, nil
+	}
+	if err := db.Update(initialize); err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, errors.Join(err, db.Close()))
 	}
 	return j, nil
 }
 
-// open turns a panic into an error, as bbolt trusts the pages of its file, and reads a truncated one beyond its end.
-func (j *Journal) open(path string) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	var file *os.File
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%w (%v)", ErrCorrupt, r)
-			if j.db == nil && file != nil {
-				// bbolt leaves its mapping behind, and that keeps the lock although the file is closed.
-				_ = unix.Flock(int(file.Fd()), unix.LOCK_UN)
-				file.Close()
-			}
+// load reads all records. complete is false if the file lacks buckets, since it is new or of the first versions of the agent.
+func (j *Journal) load(tx *bolt.Tx) (complete bool, err error) {
+	meta, attachments, letters, sights := tx.Bucket(metaBucket), tx.Bucket(attachmentsBucket), tx.Bucket(lettersBucket), tx.Bucket(sightsBucket)
+	if meta == nil && attachments == nil {
+		return false, nil
+	}
+	if meta == nil || attachments == nil {
+		return false, fmt.Errorf("%w (a bucket is missing)", boltfile.ErrCorrupt)
+	}
+	if err := checkSchema(meta.Get(schemaKey)); err != nil {
+		return false, err
+	}
+	err = attachments.ForEach(func(key, value []byte) error {
+		a, err := decode(key, value)
+		if err != nil {
+			return fmt.Errorf("%w (record %q: %w)", boltfile.ErrCorrupt, key, err)
 		}
-	}()
-	// The list of free pages stays in the file: bbolt would look for them in a goroutine of its own, where a damaged page
-	// cannot be recovered from.
-	j.db, err = bolt.Open(path, 0o600, &bolt.Options{
-		Timeout: lockTimeout,
-		OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
-			file, err = os.OpenFile(name, flag, mode)
-			return file, err
-		},
+		j.attachments[a.Function] = a
+		return nil
 	})
-	switch {
-	case errors.Is(err, bolterrors.ErrTimeout):
-		return ErrLocked
-	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
-		return fmt.Errorf("%w (%w)", ErrCorrupt, err)
-	case err != nil:
-		return err
-	}
-	if err := j.load(); err != nil {
-		return err
-	}
-	return syncDirectory(filepath.Dir(path)) // the file may be new
-}
-
-// syncDirectory makes the name of a new file durable, which syncing the file does not.
-func syncDirectory(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
-
-func (j *Journal) load() error {
-	complete := false
-	err := j.db.View(func(tx *bolt.Tx) error {
-		meta, attachments, letters := tx.Bucket(metaBucket), tx.Bucket(attachmentsBucket), tx.Bucket(lettersBucket)
-		if meta == nil && attachments == nil {
-			return nil // the file is new
-		}
-		if meta == nil || attachments == nil {
-			return fmt.Errorf("%w (a bucket is missing)", ErrCorrupt)
-		}
-		if err := checkSchema(meta.Get(schemaKey)); err != nil {
-			return err
-		}
-		err := attachments.ForEach(func(key, value []byte) error {
-			a, err := decode(key, value)
+	if err == nil && letters != nil {
+		err = letters.ForEach(func(key, value []byte) error {
+			letter, err := decodeLetter(key, value)
 			if err != nil {
-				return fmt.Errorf("%w (record %q: %w)", ErrCorrupt, key, err)
+				return fmt.Errorf("%w (dead letter %x: %w)", boltfile.ErrCorrupt, key, err)
 			}
-			j.attachments[a.Function] = a
+			j.letters = append(j.letters, letter)
 			return nil
 		})
-		sights := tx.Bucket(sightsBucket)
-		complete = letters != nil && sights != nil // the first versions of the agent had none
-		if err == nil && letters != nil {
-			err = letters.ForEach(func(key, value []byte) error {
-				letter, err := decodeLetter(key, value)
-				if err != nil {
-					return fmt.Errorf("%w (dead letter %x: %w)", ErrCorrupt, key, err)
-				}
-				j.letters = append(j.letters, letter)
-				return nil
-			})
-		}
-		if err == nil && sights != nil {
-			err = sights.ForEach(func(key, value []byte) error {
-				var s Sight
-				if err := json.Unmarshal(value, &s); err != nil {
-					return fmt.Errorf("%w (sight %q: %w)", ErrCorrupt, key, err)
-				}
-				j.sights[types.UID(key)] = s
-				return nil
-			})
-		}
-		if err != nil {
-			return err
-		}
-		// This comes after all pages were seen here, as the library looks at them in a goroutine of its own. That one goes on
-		// reading until the channel is empty, even in a file that is closed.
-		for damage := range tx.Check() {
-			err = cmp.Or(err, fmt.Errorf("%w (%w)", ErrCorrupt, damage))
-		}
-		return err
-	})
-	if err != nil || complete {
-		return err
 	}
-	return j.db.Update(initialize)
+	if err == nil && sights != nil {
+		err = sights.ForEach(func(key, value []byte) error {
+			var s Sight
+			if err := json.Unmarshal(value, &s); err != nil {
+				return fmt.Errorf("%w (sight %q: %w)", boltfile.ErrCorrupt, key, err)
+			}
+			j.sights[types.UID(key)] = s
+			return nil
+		})
+	}
+	return letters != nil && sights != nil, err
 }
 
 func checkSchema(value []byte) error {
 	version, err := strconv.Atoi(string(value))
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w (schema version %q)", ErrCorrupt, value)
+		return fmt.Errorf("%w (schema version %q)", boltfile.ErrCorrupt, value)
 	case version != schema:
 		return fmt.Errorf("has schema version %d, this program knows %d: another version of the agent wrote it", version, schema)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -160,8 +161,8 @@ func TestFailedWriteIsNotKept(t *testing.T) {
 func TestOpenLocked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
 	open(t, path)
-	if _, err := journal.Open(path); !errors.Is(err, journal.ErrLocked) || !strings.Contains(err.Error(), path) {
-		t.Errorf("error %v, want %v with the path", err, journal.ErrLocked)
+	if _, err := journal.Open(path); !errors.Is(err, boltfile.ErrLocked) || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v, want %v with the path", err, boltfile.ErrLocked)
 	}
 }
 
@@ -198,8 +199,8 @@ func TestOpenDamaged(t *testing.T) {
 			if err == nil {
 				t.Fatalf("opened, with %d attachments", len(j.All()))
 			}
-			if !errors.Is(err, journal.ErrCorrupt) || !strings.Contains(err.Error(), path) {
-				t.Errorf("error %v, want %v with the path", err, journal.ErrCorrupt)
+			if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), path) {
+				t.Errorf("error %v, want %v with the path", err, boltfile.ErrCorrupt)
 			}
 			must.Succeed(t, os.Rename(path, path+".damaged"))
 			must.Succeed(t, open(t, path).Put(full(vf1)))
@@ -216,8 +217,8 @@ func TestOpenWithoutBucket(t *testing.T) {
 		must.Succeed(t, err)
 		must.Succeed(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(bucket)) }))
 		must.Succeed(t, db.Close())
-		if _, err := journal.Open(path); !errors.Is(err, journal.ErrCorrupt) {
-			t.Errorf("without %s: error %v, want %v", bucket, err, journal.ErrCorrupt)
+		if _, err := journal.Open(path); !errors.Is(err, boltfile.ErrCorrupt) {
+			t.Errorf("without %s: error %v, want %v", bucket, err, boltfile.ErrCorrupt)
 		}
 	}
 }
@@ -309,7 +310,7 @@ func TestOpenForeignContent(t *testing.T) {
 			}))
 			must.Succeed(t, db.Close())
 			_, err = journal.Open(path)
-			if err == nil || !strings.Contains(err.Error(), test.err) || errors.Is(err, journal.ErrCorrupt) != test.corrupt {
+			if err == nil || !strings.Contains(err.Error(), test.err) || errors.Is(err, boltfile.ErrCorrupt) != test.corrupt {
 				t.Errorf("error %v, want one with %q, corrupt %v", err, test.err, test.corrupt)
 			}
 		})

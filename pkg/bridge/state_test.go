@@ -1,0 +1,97 @@
+package bridge_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr/testr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+// open starts an agent that serves nobody, and ends it.
+func (x *xpu) open() error {
+	x.t.Helper()
+	return x.Do(func() error {
+		agent, err := bridge.New(x.cfg, testr.New(x.t))
+		if err != nil {
+			return err
+		}
+		return agent.Close()
+	})
+}
+
+// TestStateIsMissing: a state file that is missing, empty or another one ends the traffic of no pod, unless that is asked for.
+func TestStateIsMissing(t *testing.T) { overDataPlanes(t, testStateIsMissing) }
+
+func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
+	x := newXPU(t, plane, "")
+	x.start()
+	x.network("net-blue", 10, 0)
+	one, two := newPod(t, x, rep1, 1), newPod(t, x, rep2, 2)
+	x.port(rep1, "net-blue", one.mac)
+	x.port(rep2, "net-blue", two.mac)
+	x.stop()
+	path := x.cfg.State
+	kept, err := os.ReadFile(path)
+	must.Succeed(t, err)
+	for name, lose := range map[string]func(){
+		"missing":      func() { must.Succeed(t, os.Remove(path)) },
+		"empty":        func() { must.Succeed(t, os.Truncate(path, 0)) },
+		"another path": func() { x.cfg.State = filepath.Join(t.TempDir(), "state.db") },
+	} {
+		lose()
+		for range 2 { // the first refusal does not make the second start go on
+			err := x.open()
+			if err == nil || !strings.Contains(err.Error(), x.cfg.State) || !strings.Contains(err.Error(), "--new-state") ||
+				!strings.Contains(err.Error(), rep1) {
+				t.Errorf("%s: error %v, want one that names the file, a port and --new-state", name, err)
+			}
+		}
+		reach(t, one, two)
+		x.cfg.State = path
+		must.Succeed(t, os.WriteFile(path, kept, 0o600))
+	}
+	must.Succeed(t, x.open())
+	reach(t, one, two)
+
+	must.Succeed(t, os.Remove(path))
+	x.cfg.NewState = true
+	must.Succeed(t, x.open())
+	noReach(t, one, two)
+	x.cfg.NewState = false
+	must.Succeed(t, x.open())
+}
+
+// TestStateIsDamaged: a file that is damaged is refused by name, with what to do, and the data plane stays.
+func TestStateIsDamaged(t *testing.T) {
+	x := newXPU(t, bridge.DataPlaneAuto, "")
+	x.start()
+	x.network("net-blue", 10, 0)
+	x.stop()
+	path := x.cfg.State
+	content, err := os.ReadFile(path)
+	must.Succeed(t, err)
+	for name, damaged := range map[string][]byte{
+		"truncated":    content[:8192],
+		"short":        content[:100],
+		"garbage":      []byte(strings.Repeat("not a state ", 1000)),
+		"data garbled": append(append([]byte{}, content[:8192]...), []byte(strings.Repeat("\x55", len(content)-8192))...),
+	} {
+		must.Succeed(t, os.WriteFile(path, damaged, 0o600))
+		err := x.open()
+		if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "--new-state") {
+			t.Errorf("%s: error %v, want %v with the path and what to do", name, err, boltfile.ErrCorrupt)
+		}
+		if !x.hasLink("br-net-blue") && !x.hasLink("br-opi") {
+			t.Fatalf("%s: the data plane is gone", name)
+		}
+	}
+	must.Succeed(t, os.WriteFile(path, content, 0o600))
+	must.Succeed(t, x.open())
+}
