@@ -142,13 +142,13 @@ func (a *Agent) perform(t task) {
 	case taskAll:
 		a.reconcileAll()
 	case taskUplink:
-		a.networks.reconcileWhere(func(n *network) bool { return n.spec.Vni != nil })
+		a.networks.reconcileEach(a.networks.by.of(keyVXLAN))
 	case taskNetwork:
 		a.networks.reconcile(t.id, false)
 	case taskPort:
 		a.ports.reconcile(t.id, false)
 	case taskArrival:
-		a.ports.reconcileWhere((*port).failed)
+		a.ports.reconcileFailed()
 		a.retrySoon() // a driver may tell later whose representor it is, without an event
 	case taskFilter:
 		if err := a.plane.restoreFilter(); err != nil {
@@ -167,15 +167,15 @@ func (a *Agent) perform(t task) {
 
 // reconcileAll reconciles the networks, and then the ports that are in them.
 func (a *Agent) reconcileAll() {
-	a.networks.reconcileWhere(nil)
-	a.ports.reconcileWhere(nil)
+	a.networks.reconcileEach(slices.Clone(a.networks.ids))
+	a.ports.reconcileEach(slices.Clone(a.ports.ids))
 }
 
 // retry reconciles everything that failed, and tells whether something still fails.
 func (a *Agent) retry() bool {
-	a.networks.reconcileWhere((*network).failed)
-	a.ports.reconcileWhere((*port).failed)
-	return a.networks.other("", (*network).failed) != "" || a.ports.other("", (*port).failed) != ""
+	a.networks.reconcileFailed()
+	a.ports.reconcileFailed()
+	return len(a.networks.failed)+len(a.ports.failed) > 0
 }
 
 // retrySoon has Run retry in a second, and then after 2, 4 ... 30 s. It does not postpone a retry that is due sooner. Not every

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
@@ -30,10 +29,11 @@ const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAwar
 type bridgePlane struct {
 	uplink       string // empty: no VXLAN
 	handle       *netlink.Handle
-	raw          nl.SocketHandle // for requests for which the netlink library has no function
-	strict       nl.SocketHandle // for lists of which the kernel leaves out what is of other netdevs
-	events       *nl.NetlinkSocket
-	forwarding   forwarding
+	raw          nl.SocketHandle   // for requests for which the netlink library has no function
+	strict       nl.SocketHandle   // for lists of which the kernel leaves out what is of other netdevs
+	events       *nl.NetlinkSocket // of netdevs and addresses
+	entries      *nl.NetlinkSocket // of static entries of forwarding databases
+	forwarding   *forwarding
 	closed       atomic.Bool
 	uplinkNow    uplinkState // as watch knows it
 	devlink      *devlink.Conn
@@ -43,9 +43,7 @@ type bridgePlane struct {
 	vlanAware bool
 	vlans     map[string]uint16 // VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
 	settled   map[int]bool      // bridges, by ifindex, whose settings were made by this process
-	// users are tasks by ifindex: those of representors, which may lose their name or be removed, and of VXLAN ports, since the
-	// events of a bridge port have no alias. watch reads them.
-	users sync.Map
+	users     *users
 }
 
 func (b *bridgePlane) filtersVLANs() bool { return b.vlanAware }
@@ -134,7 +132,7 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if err := b.join(rep, bridge); err != nil {
 		return err
 	}
-	b.users.Store(rep.Attrs().Index, task{taskPort, port})
+	b.users.set(rep.Attrs().Index, task{taskPort, port})
 	if !b.vlanAware {
 		vlans = []uint16{0} // stands for all in a bridge that does not filter VLANs
 	} else if err := b.setVLANs(rep, vlans, to.trunk); err != nil {
@@ -162,8 +160,8 @@ func (b *bridgePlane) dropped() (map[task]uint64, error) {
 	counters, err := b.filter.Dropped()
 	frames := map[task]uint64{}
 	for index, n := range counters {
-		if user, used := b.users.Load(index); used {
-			frames[user.(task)] = n
+		if user, used := b.users.of(index); used {
+			frames[user] = n
 		}
 	}
 	return frames, err

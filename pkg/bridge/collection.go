@@ -28,8 +28,6 @@ type (
 	port    = object[*evpn.BridgePortSpec]
 )
 
-func (o *object[S]) failed() bool { return o.failure != nil }
-
 // collection is all networks or all ports: it serves the calls about them, keeps them in the state file and brings the data
 // plane to them. Its create, get, list, update and delete take the agent's lock. All other methods, and the functions in its
 // fields, need the lock held once the agent serves calls. M is a LogicalBridge or a BridgePort of the API, and S its spec.
@@ -41,7 +39,11 @@ type collection[S proto.Message, M interface {
 	kind
 	agent   *Agent
 	objects map[string]*object[S]
+	ids     []string        // of objects, sorted
+	by      index           // ids by keys
+	failed  map[string]bool // ids of those that are not realised, or not removed
 
+	keys        func(spec S) []string                       // what objects are looked for by
 	check       func(id string, spec S) (S, error)          // the spec in the form that is kept, or a gRPC status
 	checkUnused func(id string) error                       // a gRPC status if other objects need this one
 	realise     func(id string, spec S, changed bool) error // brings the data plane to a spec; changed: from another one
@@ -80,7 +82,7 @@ func (c *collection[S, M]) add(id string, spec S) (reply M, err error) {
 	if err := c.put(id, spec, 0); err != nil {
 		return reply, err
 	}
-	c.objects[id] = &object[S]{spec: spec}
+	c.keep(id, &object[S]{spec: spec})
 	c.reconcile(id, false)
 	return c.reply(id), nil
 }
@@ -98,7 +100,7 @@ func (c *collection[S, M]) get(name string) (reply M, err error) {
 func (c *collection[S, M]) list(size int32, token string) (replies []M, next string, err error) {
 	c.agent.mu.RLock()
 	defer c.agent.mu.RUnlock()
-	ids, next, err := page(slices.Sorted(maps.Keys(c.objects)), size, token)
+	ids, next, err := page(c.ids, size, token)
 	for _, id := range ids {
 		replies = append(replies, c.reply(id))
 	}
@@ -131,6 +133,8 @@ func (c *collection[S, M]) update(to M, mask *fieldmaskpb.FieldMask, allowMissin
 		if err := c.put(id, spec, 0); err != nil {
 			return reply, err
 		}
+		c.by.remove(id, c.keys(o.spec))
+		c.by.add(id, c.keys(spec))
 		o.spec = spec
 	}
 	c.reconcile(id, changed)
@@ -200,24 +204,33 @@ func (c *collection[S, M]) count() map[state]int {
 	return n
 }
 
-// other returns the id of an object other than this one that has a property, "" if there is none.
-func (c *collection[S, M]) other(than string, property func(*object[S]) bool) string {
-	for id, o := range c.objects {
-		if id != than && property(o) {
-			return id
-		}
-	}
-	return ""
+// keep adds an object.
+func (c *collection[S, M]) keep(id string, o *object[S]) {
+	c.objects[id] = o
+	at, _ := slices.BinarySearch(c.ids, id)
+	c.ids = slices.Insert(c.ids, at, id)
+	c.by.add(id, c.keys(o.spec))
 }
 
-// reconcileWhere reconciles the objects that have a property, in the order of their ids; nil means all objects.
-func (c *collection[S, M]) reconcileWhere(property func(*object[S]) bool) {
-	for _, id := range slices.Sorted(maps.Keys(c.objects)) {
-		if property == nil || property(c.objects[id]) {
-			c.reconcile(id, false)
-		}
+// drop removes an object.
+func (c *collection[S, M]) drop(id string) {
+	c.by.remove(id, c.keys(c.objects[id].spec))
+	if at, found := slices.BinarySearch(c.ids, id); found {
+		c.ids = slices.Delete(c.ids, at, at+1)
+	}
+	delete(c.objects, id)
+	delete(c.failed, id)
+}
+
+// reconcileEach reconciles some objects, in their order.
+func (c *collection[S, M]) reconcileEach(ids []string) {
+	for _, id := range ids {
+		c.reconcile(id, false)
 	}
 }
+
+// reconcileFailed reconciles the objects that failed.
+func (c *collection[S, M]) reconcileFailed() { c.reconcileEach(slices.Sorted(maps.Keys(c.failed))) }
 
 // reconcile brings the data plane to an object, if it exists, and keeps the failure. A new failure is logged, and Run is told
 // to try again. changed says that the object's spec was another one before.
@@ -231,6 +244,11 @@ func (c *collection[S, M]) reconcile(id string, changed bool) {
 		o.failure = c.finish(id)
 	} else {
 		o.failure = c.realise(id, o.spec, changed)
+	}
+	if c.objects[id] == o && o.failure != nil {
+		c.failed[id] = true
+	} else {
+		delete(c.failed, id)
 	}
 	switch {
 	case o.failure != nil && (before == nil || before.Error() != o.failure.Error()):
@@ -250,7 +268,7 @@ func (c *collection[S, M]) finish(id string) error {
 	if err != nil {
 		return fmt.Errorf("state: %s %s: %w", c.bucket, id, err)
 	}
-	delete(c.objects, id)
+	c.drop(id)
 	c.agent.retrySoon() // another network may want its VLAN, another port its representor
 	return nil
 }
@@ -274,7 +292,7 @@ func (c *collection[S, M]) load(bucket *bbolt.Bucket) error {
 		if err := proto.Unmarshal(data, m); err != nil {
 			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)
 		}
-		c.objects[string(id)] = &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting}
+		c.keep(string(id), &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting})
 		return nil
 	})
 }

@@ -80,7 +80,7 @@ func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 
 func (b *bridgePlane) watchEntries(emit func(task)) error {
 	lost := func() { emit(task{kind: taskAll}) }
-	return b.receive(b.forwarding.events, lost, func(m syscall.NetlinkMessage) {
+	return b.receive(b.entries, lost, func(m syscall.NetlinkMessage) {
 		entry, err := netlink.NeighDeserialize(m.Data)
 		if err != nil {
 			lost()
@@ -121,8 +121,8 @@ func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task 
 	case ours && (removed || attrs.Flags&net.FlagUp == 0 || !isVLANFiltering(link)):
 		tasks = append(tasks, task{kind: taskAll})
 	}
-	if user, used := b.users.Load(attrs.Index); used {
-		tasks = append(tasks, user.(task))
+	if user, used := b.users.of(attrs.Index); used {
+		tasks = append(tasks, user)
 	}
 	for _, name := range append(slices.Clone(attrs.AltNames), attrs.Name) {
 		tasks = append(tasks, task{taskPort, name})

@@ -18,8 +18,10 @@ import (
 // forwarding is which port has which MAC address, in the bridges' forwarding databases. The data plane writes it, and watch compares
 // events with it.
 type forwarding struct {
-	events  *nl.NetlinkSocket
-	entries sync.Map // fdbKey to fdbEntry
+	mu      sync.RWMutex
+	entries map[fdbKey]fdbEntry
+	keys    map[int]map[fdbKey]bool // of the entries of each port of a bridge, by ifindex
+	checked map[int]bool            // ports of bridges of which it is known that they have no other entries of the agent
 }
 
 // fdbKey is what an entry of a forwarding database is known by.
@@ -34,8 +36,59 @@ type fdbEntry struct {
 	port  string // its id
 }
 
+func newForwarding() *forwarding {
+	return &forwarding{entries: map[fdbKey]fdbEntry{}, keys: map[int]map[fdbKey]bool{}, checked: map[int]bool{}}
+}
+
 func keyOf(bridge int, mac net.HardwareAddr, vlan int) fdbKey {
 	return fdbKey{bridge, [6]byte(mac), vlan}
+}
+
+func (f *forwarding) of(key fdbKey) (fdbEntry, bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	entry, wanted := f.entries[key]
+	return entry, wanted
+}
+
+func (f *forwarding) set(key fdbKey, entry fdbEntry) {
+	f.remove(key)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.entries[key] = entry
+	if f.keys[entry.index] == nil {
+		f.keys[entry.index] = map[fdbKey]bool{}
+	}
+	f.keys[entry.index][key] = true
+}
+
+func (f *forwarding) remove(key fdbKey) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if entry, wanted := f.entries[key]; wanted {
+		delete(f.keys[entry.index], key)
+		delete(f.entries, key)
+	}
+}
+
+// forget forgets what a port of a bridge has, which the kernel removes when the netdev leaves its bridge.
+func (f *forwarding) forget(index int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key := range f.keys[index] {
+		delete(f.entries, key)
+	}
+	delete(f.keys, index)
+	delete(f.checked, index)
+}
+
+// setChecked notes whether a port of a bridge may have entries of the agent that are not in f, and returns what was known.
+func (f *forwarding) setChecked(index int, is bool) (was bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	was = f.checked[index]
+	f.checked[index] = is
+	return was
 }
 
 // staticEntry is an entry of a bridge's forwarding database that does not age: frames for the address are not flooded. It is
@@ -59,16 +112,18 @@ func (b *bridgePlane) forward(mac net.HardwareAddr, rep, bridge netlink.Link, po
 	for _, vlan := range vlans {
 		key := keyOf(bridge.Attrs().Index, mac, int(vlan))
 		want[key] = true
-		b.forwarding.entries.Store(key, fdbEntry{index, port})
+		b.forwarding.set(key, fdbEntry{index, port})
 		if err := b.handle.NeighSet(staticEntry(index, mac, int(vlan))); err != nil {
 			return linkError(err, rep, "forward %s to it", mac)
 		}
 	}
-	if rep.Attrs().MasterIndex != bridge.Attrs().Index {
-		return nil // it was just added, without entries
+	justAdded := rep.Attrs().MasterIndex != bridge.Attrs().Index
+	if b.forwarding.setChecked(index, true) || justAdded {
+		return nil
 	}
 	entries, err := b.entriesOf(index)
 	if err != nil {
+		b.forwarding.setChecked(index, false)
 		return linkError(err, rep, "forwarding database")
 	}
 	for _, e := range entries {
@@ -87,15 +142,6 @@ func (b *bridgePlane) endForwarding(index int, mac net.HardwareAddr, vlan int) e
 		return nil
 	}
 	return err
-}
-
-// forgetForwarding forgets what a port's netdev has, which the kernel removes when the netdev leaves its bridge.
-func (b *bridgePlane) forgetForwarding(index int) {
-	for key, entry := range b.forwarding.entries.Range {
-		if entry.(fdbEntry).index == index {
-			b.forwarding.entries.Delete(key)
-		}
-	}
 }
 
 // entriesOf lists what a bridge has learned or was told of one of its ports.
@@ -159,16 +205,15 @@ func (b *bridgePlane) tasksOfEntry(e *netlink.Neigh, removed bool) []task {
 	if len(e.HardwareAddr) != 6 {
 		return nil
 	}
-	owner, wanted := b.forwarding.entries.Load(keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan))
-	if wanted {
-		entry := owner.(fdbEntry)
+	if entry, wanted := b.forwarding.of(keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan)); wanted {
 		if !removed && e.LinkIndex == entry.index && isOwnEntry(e) {
 			return nil
 		}
 		return []task{{taskPort, entry.port}}
 	}
-	if user, used := b.users.Load(e.LinkIndex); used && !removed && isOwnEntry(e) {
-		return []task{user.(task)}
+	if user, used := b.users.of(e.LinkIndex); used && !removed && isOwnEntry(e) {
+		b.forwarding.setChecked(e.LinkIndex, false)
+		return []task{user}
 	}
 	return nil
 }

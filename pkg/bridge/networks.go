@@ -47,13 +47,13 @@ func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLo
 // newNetworks makes the collection of networks, without those in the state file.
 func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge] {
 	return &collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]{
-		kind: networkKind, agent: a, objects: map[string]*network{},
-		check: a.checkNetwork,
+		kind: networkKind, agent: a, objects: map[string]*network{}, by: index{}, failed: map[string]bool{},
+		keys: networkKeys, check: a.checkNetwork,
 		describe: func(spec *evpn.LogicalBridgeSpec) string {
 			return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
 		},
 		checkUnused: func(id string) error {
-			if port := a.ports.other("", inNetwork(id)); port != "" {
+			if port := a.ports.by.other(keyNetwork(id), ""); port != "" {
 				return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
 			}
 			return nil
@@ -61,7 +61,7 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 		realise: func(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
 			err := a.plane.ensureNetwork(a.segment(id))
 			if changed {
-				a.ports.reconcileWhere(inNetwork(id)) // the network's VLAN id may be another one
+				a.ports.reconcileEach(a.ports.by.of(keyNetwork(id))) // the network's VLAN id may be another one
 			}
 			return err
 		},
@@ -78,14 +78,27 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 	}
 }
 
+// Keys of networks.
+const keyVXLAN = "vxlan" // those with a VNI
+
+func keyVLAN(vlan uint32) string { return fmt.Sprintf("vlan/%d", vlan) }
+func keyVNI(vni uint32) string   { return fmt.Sprintf("vni/%d", vni) }
+
+func networkKeys(spec *evpn.LogicalBridgeSpec) []string {
+	keys := []string{keyVLAN(spec.GetVlanId())}
+	if spec.Vni != nil {
+		keys = append(keys, keyVXLAN, keyVNI(spec.GetVni()))
+	}
+	return keys
+}
+
 func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridgeSpec, error) {
 	// An object was valid when it was made. It may be asked for again although another data plane would refuse it.
 	if have := a.networks.objects[id]; have != nil && !have.deleting && proto.Equal(have.spec, spec) {
 		return spec, nil
 	}
 	vlan, vni := spec.GetVlanId(), spec.GetVni()
-	sameVLAN := a.networks.other(id, func(n *network) bool { return n.spec.GetVlanId() == vlan })
-	sameVNI := a.networks.other(id, func(n *network) bool { return n.spec.Vni != nil && n.spec.GetVni() == vni })
+	sameVLAN, sameVNI := a.networks.by.other(keyVLAN(vlan), id), a.networks.by.other(keyVNI(vni), id)
 	refuse := func(code codes.Code, format string, args ...any) (*evpn.LogicalBridgeSpec, error) {
 		return nil, status.Errorf(code, "logical bridge %s: %s", id, fmt.Sprintf(format, args...))
 	}

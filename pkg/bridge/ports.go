@@ -49,8 +49,8 @@ func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePo
 // newPorts makes the collection of ports, without those in the state file.
 func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 	return &collection[*evpn.BridgePortSpec, *evpn.BridgePort]{
-		kind: portKind, agent: a, objects: map[string]*port{},
-		check: a.checkPort,
+		kind: portKind, agent: a, objects: map[string]*port{}, by: index{}, failed: map[string]bool{},
+		keys: portKeys, check: a.checkPort,
 		describe: func(spec *evpn.BridgePortSpec) string {
 			ptype := strings.TrimPrefix(spec.GetPtype().String(), "BRIDGE_PORT_TYPE_")
 			mac, networks := net.HardwareAddr(spec.GetMacAddress()), strings.Join(networksOf(spec), ", ")
@@ -87,9 +87,18 @@ func networksOf(spec *evpn.BridgePortSpec) []string {
 	return ids
 }
 
-// inNetwork is the property of the ports of a network.
-func inNetwork(id string) func(*port) bool {
-	return func(p *port) bool { return slices.Contains(networksOf(p.spec), id) }
+// keyNetwork is the key of the ports of a network.
+func keyNetwork(id string) string { return "network/" + id }
+
+// keyMAC is the key of the port with a MAC address in a network.
+func keyMAC(network string, mac net.HardwareAddr) string { return "mac/" + network + "/" + string(mac) }
+
+func portKeys(spec *evpn.BridgePortSpec) []string {
+	var keys []string
+	for _, id := range networksOf(spec) {
+		keys = append(keys, keyNetwork(id), keyMAC(id, spec.GetMacAddress()))
+	}
+	return keys
 }
 
 // checkPort returns a spec that has the names of its networks in the form that the agent gives them, sorted.
@@ -127,8 +136,7 @@ func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePor
 		case n.deleting:
 			return nil, a.networks.beingDeleted(network)
 		}
-		sameMAC := func(p *port) bool { return inNetwork(network)(p) && bytes.Equal(p.spec.GetMacAddress(), mac) }
-		if other := a.ports.other(id, sameMAC); other != "" {
+		if other := a.ports.by.other(keyMAC(network, mac), id); other != "" {
 			return refuse(codes.AlreadyExists,
 				"mac_address %s is already in use on logical bridge %s by bridge port %s", mac, network, other)
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // representor finds the port's netdev. It refuses one that this machine uses itself or that another port has.
@@ -31,13 +32,13 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	case uplink || attrs.Flags&net.FlagLoopback != 0 || isOurs(link):
 		return nil, fmt.Errorf("netdev %s: is no representor but the uplink, a loopback or one of the agent's own", attrs.Name)
 	}
-	addrs, err := b.handle.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := b.addresses(attrs.Index, unix.AF_UNSPEC)
 	if err != nil {
 		return nil, linkError(err, link, "addresses")
 	}
 	for _, addr := range addrs {
-		if !addr.IP.IsLinkLocalUnicast() {
-			return nil, fmt.Errorf("netdev %s: has the address %s, so this machine uses it itself", attrs.Name, addr.IPNet)
+		if !addr.Addr().IsLinkLocalUnicast() {
+			return nil, fmt.Errorf("netdev %s: has the address %s, so this machine uses it itself", attrs.Name, addr)
 		}
 	}
 	return link, nil
@@ -68,8 +69,7 @@ func (b *bridgePlane) locate(port string) (netlink.Link, error) {
 // holder returns another port that the netdev already represents, "" if there is none: a netdev can have the name of one port
 // and the PCI address of another.
 func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
-	user, _ := b.users.Load(link.Attrs().Index)
-	known, _ := user.(task)
+	known, _ := b.users.of(link.Attrs().Index)
 	if known.kind != taskPort || known.id == port {
 		return "", nil
 	}
@@ -112,14 +112,14 @@ func (b *bridgePlane) detach(port string) error {
 	}
 	err = b.release(link)
 	if err == nil {
-		b.users.Delete(link.Attrs().Index)
+		b.users.remove(link.Attrs().Index)
 	}
 	return err
 }
 
 // release takes a netdev out of the agent's bridge, sets it down and ends its source filter.
 func (b *bridgePlane) release(link netlink.Link) error {
-	b.forgetForwarding(link.Attrs().Index)
+	b.forwarding.forget(link.Attrs().Index)
 	if err := b.takeOut(link); err != nil {
 		return err
 	}
@@ -150,15 +150,14 @@ func (b *bridgePlane) master(link netlink.Link) (netlink.Link, error) {
 
 // forget forgets and releases the representors that the port had before, all but now.
 func (b *bridgePlane) forget(port string, now netlink.Link) {
-	for key, user := range b.users.Range {
-		index := key.(int)
-		if user != (task{taskPort, port}) || now != nil && now.Attrs().Index == index {
+	for _, index := range b.users.netdevs(task{taskPort, port}) {
+		if now != nil && now.Attrs().Index == index {
 			continue
 		}
-		b.users.Delete(index)
+		b.users.remove(index)
 		link, err := b.handle.LinkByIndex(index)
 		if err != nil {
-			b.forgetForwarding(index)
+			b.forwarding.forget(index)
 			_ = b.filter.Remove(index) // as below
 			continue
 		}

@@ -6,21 +6,27 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // openBridgePlane opens sockets in the network namespace of the calling thread.
 func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *bridgePlane, err error) {
-	b := &bridgePlane{uplink: uplink, vlanAware: vlanAware, vlans: map[string]uint16{}, settled: map[int]bool{}}
+	b := &bridgePlane{
+		uplink: uplink, vlanAware: vlanAware, vlans: map[string]uint16{}, settled: map[int]bool{},
+		users: newUsers(), forwarding: newForwarding(),
+	}
 	defer func() {
 		if err != nil {
 			b.close()
@@ -35,7 +41,7 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 	if err := b.events.SetReceiveBufferSize(1<<20, false); err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: receive buffer: %w", err)
 	}
-	if b.forwarding.events, err = subscribeToEntries(); err != nil {
+	if b.entries, err = subscribeToEntries(); err != nil {
 		return nil, fmt.Errorf("subscribe to forwarding databases: %w", err)
 	}
 	if b.raw.Socket, err = nl.Subscribe(unix.NETLINK_ROUTE); err != nil {
@@ -49,6 +55,7 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 	if b.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
+	b.handle.DisableVFInfoCollection()
 	if uplink, err := b.find(uplink); err == nil && uplink != nil {
 		b.uplinkNow = uplinkState{uplink.Attrs().Index, uplink.Attrs().MTU}
 	}
@@ -78,8 +85,8 @@ func (b *bridgePlane) close() {
 	if b.events != nil {
 		_ = b.events.Close()
 	}
-	if b.forwarding.events != nil {
-		_ = b.forwarding.events.Close()
+	if b.entries != nil {
+		_ = b.entries.Close()
 	}
 	_ = b.raw.Close()
 	_ = b.strict.Close()
@@ -208,18 +215,52 @@ func (b *bridgePlane) disableIPv6(link netlink.Link) error {
 	if err != nil {
 		return linkError(err, link, "IPv6 address generation off")
 	}
-	addrs, err := b.handle.AddrList(link, netlink.FAMILY_V6)
+	addrs, err := b.addresses(link.Attrs().Index, unix.AF_INET6)
 	if err != nil {
 		return linkError(err, link, "addresses")
 	}
 	for _, addr := range addrs {
-		if addr.IP.IsLinkLocalUnicast() {
-			if err := b.handle.AddrDel(link, &addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-				return linkError(err, link, "remove %s", addr.IP)
-			}
+		if !addr.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		err := b.handle.AddrDel(link, &netlink.Addr{IPNet: netipx.PrefixIPNet(addr)})
+		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return linkError(err, link, "remove %s", addr)
 		}
 	}
 	return nil
+}
+
+// addresses returns those of one netdev, of a family or of all (AF_UNSPEC). The netlink library would read those of all netdevs.
+func (b *bridgePlane) addresses(index, family int) ([]netip.Prefix, error) {
+	header := nl.NewIfAddrmsg(family)
+	header.Index = uint32(index)
+	messages, err := request.Send(&b.strict, unix.NETLINK_ROUTE, unix.RTM_GETADDR, unix.NLM_F_DUMP, header)
+	if errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []netip.Prefix
+	for _, m := range messages {
+		if len(m) < unix.SizeofIfAddrmsg {
+			return nil, fmt.Errorf("address of %d bytes, want at least %d", len(m), unix.SizeofIfAddrmsg)
+		}
+		have := nl.DeserializeIfAddrmsg(m)
+		attrs, err := attribute.Parse(m[unix.SizeofIfAddrmsg:])
+		if err != nil {
+			return nil, fmt.Errorf("address: %w", err)
+		}
+		local := attrs[unix.IFA_LOCAL] // IPv4's own; IFA_ADDRESS may be a peer's
+		if local == nil {
+			local = attrs[unix.IFA_ADDRESS]
+		}
+		if addr, ok := netip.AddrFromSlice(local); ok && int(have.Index) == index {
+			all = append(all, netip.PrefixFrom(addr, int(have.Prefixlen)))
+		}
+	}
+	return all, nil
 }
 
 func (b *bridgePlane) up(link netlink.Link) error {
@@ -248,7 +289,7 @@ func (b *bridgePlane) removeOwn(name, typ, id string) error {
 
 func (b *bridgePlane) remove(link netlink.Link) error {
 	delete(b.settled, link.Attrs().Index)
-	b.users.Delete(link.Attrs().Index)
+	b.users.remove(link.Attrs().Index)
 	if err := b.handle.LinkDel(link); !errors.Is(err, unix.ENODEV) {
 		return linkError(err, link, "remove")
 	}

@@ -69,7 +69,7 @@ func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16) error {
 		if !isOwnEntry(e) || e.Vlan != int(vlan) {
 			continue
 		}
-		b.forwarding.entries.Delete(keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan))
+		b.forwarding.remove(keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan))
 		if err := b.endForwarding(link.Attrs().Index, e.HardwareAddr, e.Vlan); err != nil {
 			return linkError(err, link, "no longer forward %s in VLAN %d to it", e.HardwareAddr, vlan)
 		}

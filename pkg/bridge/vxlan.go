@@ -5,6 +5,7 @@ import (
 	"net"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
@@ -52,7 +53,7 @@ func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link,
 	if err != nil {
 		return nil, err
 	}
-	b.users.Store(link.Attrs().Index, task{taskNetwork, n.id})
+	b.users.set(link.Attrs().Index, task{taskNetwork, n.id})
 	return link, explainGroupLimits(b.up(link))
 }
 
@@ -71,7 +72,7 @@ func (b *bridgePlane) findUplink() (netlink.Link, error) {
 	if uplink == nil {
 		return nil, fmt.Errorf("netdev %s, the uplink, is missing", b.uplink)
 	}
-	addrs, err := b.handle.AddrList(uplink, netlink.FAMILY_V4)
+	addrs, err := b.addresses(uplink.Attrs().Index, unix.AF_INET)
 	if err != nil {
 		return nil, fmt.Errorf("netdev %s, the uplink: addresses: %w", b.uplink, err)
 	}
