@@ -104,7 +104,10 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 
 // probeVLANFiltering makes the shared bridge. The error is an errNoVLANFiltering if the kernel cannot filter VLANs.
 func (b *bridgePlane) probeVLANFiltering() error {
-	_, err := b.ensureBridge(sharedBridge, sharedID)
+	bridge, err := b.ensureBridge(sharedBridge, sharedID)
+	if err == nil {
+		_, err = b.vlansOf(bridge.Attrs().Index)
+	}
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		err = fmt.Errorf("%w: %w", errNoVLANFiltering, err)
 	}

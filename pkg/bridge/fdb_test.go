@@ -42,9 +42,7 @@ func (x *xpu) entry(name string, mac net.HardwareAddr) *netlink.Neigh {
 	return e
 }
 
-// TestForwardingHeals: whatever somebody does to the entries of the ports' MAC addresses is put right.
-func TestForwardingHeals(t *testing.T) { overDataPlanes(t, testForwardingHeals) }
-
+// testForwardingHeals: whatever somebody does to the entries of the ports' MAC addresses is put right.
 func testForwardingHeals(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()
@@ -69,10 +67,8 @@ func testForwardingHeals(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// TestOldMAC: a MAC address that a port no longer has is not forwarded to it, though the agent was killed before it removed the entry. What
+// testOldMAC: a MAC address that a port no longer has is not forwarded to it, though the agent was killed before it removed the entry. What
 // an administrator added stays.
-func TestOldMAC(t *testing.T) { overDataPlanes(t, testOldMAC) }
-
 func testOldMAC(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()

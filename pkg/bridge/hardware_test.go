@@ -44,14 +44,15 @@ func TestHardwareRepresentors(t *testing.T) {
 		cards = append(cards, c)
 	}
 	d.representors.stale.Store(true) // nobody watches events here
-	byName := view{noDevlink: fmt.Errorf("not asked")}
-	if byName.netdevs, err = d.physPorts(); err != nil {
+	netdevs, err := d.physPorts()
+	if err != nil {
 		t.Fatal(err)
 	}
-	byPort := view{}
-	if byPort.ports, err = d.devlink.Ports(); err != nil {
+	ports, err := d.devlink.Ports()
+	if err != nil {
 		t.Fatal(err)
 	}
+	byName, byPort := newView(nil, fmt.Errorf("not asked"), netdevs), newView(ports, nil, nil)
 
 	for _, c := range cards {
 		for i, vf := range c.vfs {

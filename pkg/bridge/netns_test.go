@@ -51,15 +51,6 @@ func newXPU(t *testing.T, plane bridge.DataPlane, uplink string) *xpu {
 	return &xpu{Namespace: netns.New(t), t: t, cfg: cfg}
 }
 
-// overDataPlanes runs a test with each data plane that the kernel has.
-func overDataPlanes(t *testing.T, test func(*testing.T, bridge.DataPlane)) {
-	t.Run("bridge-per-network", func(t *testing.T) { test(t, bridge.DataPlaneBridgePerNetwork) })
-	t.Run("vlan-aware", func(t *testing.T) {
-		needVLANFiltering(t)
-		test(t, bridge.DataPlaneVLANAware)
-	})
-}
-
 func needVLANFiltering(t *testing.T) {
 	t.Helper()
 	if !hasVLANFiltering(t) {
@@ -293,8 +284,6 @@ const (
 	rep3 = "vf-0000-03-00-4"
 )
 
-func TestClientSuite(t *testing.T) { overDataPlanes(t, testClientSuite) }
-
 func testClientSuite(t *testing.T, plane bridge.DataPlane) {
 	opitest.RunClientSuite(t, func(t *testing.T, ports []string) opi.Config {
 		x := newXPU(t, plane, "")
@@ -322,8 +311,6 @@ func wired(t *testing.T, plane bridge.DataPlane, configure ...func(*bridge.Confi
 	b.start()
 	return a, b
 }
-
-func TestNetworksReachAcrossXPUs(t *testing.T) { overDataPlanes(t, testNetworksReachAcrossXPUs) }
 
 func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
 	a, b := wired(t, plane)
@@ -362,8 +349,6 @@ func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
 	a.port(rep1, "net-blue", blueA.mac)
 	reach(t, blueB, blueA)
 }
-
-func TestRestartKeepsTraffic(t *testing.T) { overDataPlanes(t, testRestartKeepsTraffic) }
 
 func testRestartKeepsTraffic(t *testing.T, plane bridge.DataPlane) {
 	a, b := wired(t, plane)
@@ -410,10 +395,6 @@ func testRestartKeepsTraffic(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-func TestRestartRestoresWhatWasTakenAway(t *testing.T) {
-	overDataPlanes(t, testRestartRestoresWhatWasTakenAway)
-}
-
 func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()
@@ -443,10 +424,6 @@ func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
 	if master := x.link(rep1).Attrs().MasterIndex; master != 0 {
 		t.Errorf("the representor has master %d", master)
 	}
-}
-
-func TestStrayRepresentorIsReleasedAtStart(t *testing.T) {
-	overDataPlanes(t, testStrayRepresentorIsReleasedAtStart)
 }
 
 func testStrayRepresentorIsReleasedAtStart(t *testing.T, plane bridge.DataPlane) {
@@ -489,8 +466,6 @@ func (x *xpu) up(id string) {
 		return got.State == opi.StateUp
 	})
 }
-
-func TestRepresentorComesAndGoes(t *testing.T) { overDataPlanes(t, testRepresentorComesAndGoes) }
 
 func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
@@ -550,10 +525,6 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 		x.up(rep1)
 		reach(t, pod1, pod2)
 	})
-}
-
-func TestNetdevsOfOthersAreLeftAlone(t *testing.T) {
-	overDataPlanes(t, testNetdevsOfOthersAreLeftAlone)
 }
 
 func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
@@ -616,9 +587,7 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// TestDiedBeforeMarking: a bridge that was made but has no alias yet is known as the agent's by its group.
-func TestDiedBeforeMarking(t *testing.T) { overDataPlanes(t, testDiedBeforeMarking) }
-
+// testDiedBeforeMarking: a bridge that was made but has no alias yet is known as the agent's by its group.
 func testDiedBeforeMarking(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	attrs := netlink.NewLinkAttrs()
@@ -632,8 +601,6 @@ func testDiedBeforeMarking(t *testing.T, plane bridge.DataPlane) {
 		t.Errorf("alias %q", alias)
 	}
 }
-
-func TestUplinkComesAndGoes(t *testing.T) { overDataPlanes(t, testUplinkComesAndGoes) }
 
 func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "p0")
@@ -680,8 +647,6 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 		t.Error("the VXLAN netdev is not in the bridge")
 	}
 }
-
-func TestDeleteCleansUp(t *testing.T) { overDataPlanes(t, testDeleteCleansUp) }
 
 func testDeleteCleansUp(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "p0")
@@ -732,9 +697,7 @@ func testDeleteCleansUp(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// TestQuiet: an agent does nothing that is an event while all is as wanted, or each would lead to the next.
-func TestQuiet(t *testing.T) { overDataPlanes(t, testQuiet) }
-
+// testQuiet: an agent does nothing that is an event while all is as wanted, or each would lead to the next.
 func testQuiet(t *testing.T, plane bridge.DataPlane) {
 	a, b := wired(t, plane)
 	for _, x := range []*xpu{a, b} {

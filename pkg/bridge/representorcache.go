@@ -33,9 +33,38 @@ type representorCache struct {
 // view is what the kernel said of representors at one time. A netdev belongs to one eswitch port as long as it exists: a
 // representor that is found in a view stays right until the netdev is removed.
 type view struct {
-	ports     []devlink.Port
-	noDevlink error // why there are no ports
-	netdevs   []physPort
+	ports     map[string][]namedPort     // by the second part of their names
+	noDevlink error                      // why there are no ports
+	netdevs   map[string][]namedPhysPort // by the second part of their names; those that represent a Function
+	uplinks   map[pci.Address][]string   // phys_switch_ids of the PFs' own netdevs
+}
+
+type namedPort struct {
+	devlink.Port
+	name portName
+}
+
+type namedPhysPort struct {
+	physPort
+	represents portName
+}
+
+func newView(ports []devlink.Port, noDevlink error, netdevs []physPort) view {
+	v := view{ports: map[string][]namedPort{}, noDevlink: noDevlink, netdevs: map[string][]namedPhysPort{}, uplinks: map[pci.Address][]string{}}
+	for _, p := range ports {
+		if name := nameOf(p); name != (portName{}) {
+			v.ports[name.function] = append(v.ports[name.function], namedPort{p, name})
+		}
+	}
+	for _, n := range netdevs {
+		switch name, represents := parsePortName(n.portName); {
+		case represents:
+			v.netdevs[name.function] = append(v.netdevs[name.function], namedPhysPort{n, name})
+		case n.parent != "":
+			v.uplinks[n.parent] = append(v.uplinks[n.parent], n.switchID)
+		}
+	}
+	return v
 }
 
 // physPort is a netdev with what rtnetlink tells of its place on a card.
@@ -85,7 +114,7 @@ func (c *representorCache) refresh() error {
 	}
 	// The ports are listed after the netdevs, so that the view has the port of each netdev in it.
 	ports, noDevlink := c.ports()
-	c.view, c.taken = view{ports, noDevlink, netdevs}, time.Now()
+	c.view, c.taken = newView(ports, noDevlink, netdevs), time.Now()
 	return nil
 }
 
@@ -129,15 +158,14 @@ func (v view) byPort(at eswitchPort) (int, error) {
 	var found []string
 	var index int
 	other := "" // a Function with the same number at another controller or PF, which --host-pf should perhaps name
-	for _, port := range v.ports {
-		name := nameOf(port)
+	for _, port := range v.ports[at.name.function] {
 		switch {
 		case at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch):
-		case at.has(name):
+		case at.has(port.name):
 			found = append(found, fmt.Sprintf("%s/%d", port.Device, port.Index))
 			index = port.NetdevIndex
-		case other == "" && name.pf != "" && name.function == at.name.function:
-			other = fmt.Sprintf(" (there is %s%s of %s)", name.pf, name.function, port.Device.Name)
+		case other == "":
+			other = fmt.Sprintf(" (there is %s%s of %s)", port.name.pf, port.name.function, port.Device.Name)
 		}
 	}
 	switch {
@@ -155,8 +183,8 @@ func (v view) byPort(at eswitchPort) (int, error) {
 func (v view) byName(at eswitchPort) (int, error) {
 	var found []string
 	var index int
-	for _, n := range v.netdevs {
-		if name, ok := parsePortName(n.portName); ok && n.switchID != "" && at.has(name) && v.on(n, at.eswitch) {
+	for _, n := range v.netdevs[at.name.function] {
+		if n.switchID != "" && at.has(n.represents) && v.on(n.physPort, at.eswitch) {
 			found = append(found, n.name)
 			index = n.index
 		}
@@ -176,10 +204,7 @@ func (v view) on(n physPort, eswitch pci.Address) bool {
 	if eswitch == "" || n.parent == eswitch {
 		return true
 	}
-	return n.parent == "" && slices.ContainsFunc(v.netdevs, func(uplink physPort) bool {
-		_, represents := parsePortName(uplink.portName)
-		return uplink.parent == eswitch && !represents && uplink.switchID == n.switchID
-	})
+	return n.parent == "" && slices.Contains(v.uplinks[eswitch], n.switchID)
 }
 
 func (p eswitchPort) ambiguityHint() string {

@@ -3,6 +3,7 @@ package bridge
 import (
 	"encoding/binary"
 	"errors"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -96,9 +97,9 @@ func TestFind(t *testing.T) {
 	host := func(pf, function string) eswitchPort {
 		return eswitchPort{eswitch: slot(pf), name: portName{"c1pf0", function}}
 	}
-	all := view{ports: ports, netdevs: twoCards}
-	names := view{netdevs: twoCards}
-	broken := view{noDevlink: errors.New("devlink is broken"), netdevs: twoCards}
+	all := newView(ports, nil, twoCards)
+	names := newView(nil, nil, twoCards)
+	broken := newView(nil, errors.New("devlink is broken"), twoCards)
 	tests := []struct {
 		name  string
 		view  view
@@ -165,8 +166,8 @@ func TestDumpAgainIfInterrupted(t *testing.T) {
 		}
 		return twoCards, nil
 	})
-	if err := c.refresh(); err != nil || len(c.view.netdevs) != len(twoCards) {
-		t.Errorf("%v, netdevs %+v, want all", err, c.view.netdevs)
+	if want := newView(nil, devlink.ErrNoDevlink, twoCards); c.refresh() != nil || !reflect.DeepEqual(c.view.netdevs, want.netdevs) {
+		t.Errorf("netdevs %+v, want %+v", c.view.netdevs, want.netdevs)
 	}
 	dumps, interrupted = 0, 1000
 	if err := c.refresh(); err == nil || !c.stale.Load() {

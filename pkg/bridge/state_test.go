@@ -26,9 +26,7 @@ func (x *xpu) open() error {
 	})
 }
 
-// TestStateIsMissing: a state file that is missing, empty or another one ends the traffic of no pod, unless that is asked for.
-func TestStateIsMissing(t *testing.T) { overDataPlanes(t, testStateIsMissing) }
-
+// testStateIsMissing: a state file that is missing, empty or another one ends the traffic of no pod, unless that is asked for.
 func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()

@@ -35,8 +35,6 @@ func (x *xpu) ensureNetworks(n int) error {
 	return nil
 }
 
-func TestManyVNIs(t *testing.T) { overDataPlanes(t, testManyVNIs) }
-
 func testManyVNIs(t *testing.T, plane bridge.DataPlane) {
 	x := underlay(t, plane)
 	x.start()
@@ -45,9 +43,7 @@ func testManyVNIs(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// TestTooManyVNIs: where the agent may not change the limits, a network beyond them is down and says what to do.
-func TestTooManyVNIs(t *testing.T) { overDataPlanes(t, testTooManyVNIs) }
-
+// testTooManyVNIs: where the agent may not change the limits, a network beyond them is down and says what to do.
 func testTooManyVNIs(t *testing.T, plane bridge.DataPlane) {
 	x := underlay(t, plane)
 	x.cfg.Sysctl = t.TempDir()

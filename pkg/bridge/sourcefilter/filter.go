@@ -24,7 +24,7 @@ import (
 const TableName = "opi-bridge"
 
 // ErrUnsupported says that the kernel cannot filter.
-var ErrUnsupported = errors.New("the kernel has no nftables for bridges (CONFIG_NF_TABLES_BRIDGE)")
+var ErrUnsupported = errors.New("the kernel has no nftables for bridges (CONFIG_NF_TABLES_BRIDGE, CONFIG_NFT_BRIDGE_META): load nf_tables and nft_meta_bridge, or give --source-filter=false")
 
 // Port is a port of a bridge, and what may come in from it.
 type Port struct {
@@ -60,6 +60,10 @@ func Open() (_ *Filter, err error) {
 		ports: map[int]Port{}, vxlans: map[string]int{}, needs: map[int]needed{}, elements: map[element]int{},
 	}
 	f.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(f.socket))
+	if errors.Is(err, unix.EPROTONOSUPPORT) { // no netlink of netfilter at all
+		f.unsupported = fmt.Errorf("%w: %w", ErrUnsupported, err)
+		return f, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
 	}
@@ -101,6 +105,9 @@ func (f *Filter) Close() error {
 	f.closed.Store(true)
 	if f.events != nil {
 		_ = f.events.Close()
+	}
+	if f.conn == nil {
+		return nil
 	}
 	return f.conn.CloseLasting()
 }

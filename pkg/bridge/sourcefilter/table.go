@@ -33,7 +33,8 @@ func (f *Filter) adopt() error {
 	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) { // made by another version, in another way
 		err = f.Restore()
 	}
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPROTONOSUPPORT) {
+	// ENOENT is said of a part of nftables that is missing, such as the module nft_meta_bridge.
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	return err
@@ -49,6 +50,9 @@ func (f *Filter) declareAndSend() error {
 // load reads the elements that the kernel has.
 func (f *Filter) load() error {
 	tables, err := f.conn.ListTablesOfFamily(nftables.TableFamilyBridge)
+	if errors.Is(err, unix.EINVAL) { // nobody serves this part of netfilter (nfnetlink_rcv_msg)
+		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
 	if err != nil {
 		return fmt.Errorf("nftables: list tables: %w", err)
 	}

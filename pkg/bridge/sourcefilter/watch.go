@@ -15,6 +15,9 @@ import (
 // Watch calls changed whenever somebody else takes something out of the table, or may have: then Restore makes it anew. It returns
 // nil after Close. Another goroutine may use the filter meanwhile.
 func (f *Filter) Watch(changed func()) error {
+	if f.unsupported != nil {
+		return nil
+	}
 	for {
 		messages, from, err := f.events.Receive()
 		switch {

@@ -39,10 +39,7 @@ type suite struct {
 }
 
 // vlanAware are the tests that need a bridge with VLAN filtering, which not every machine's kernel has.
-const vlanAware = "^Test(ClientSuite|NetworksReachAcrossXPUs|RestartKeepsTraffic|RestartRestoresWhatWasTakenAway" +
-	"|StrayRepresentorIsReleasedAtStart|RepresentorComesAndGoes|NetdevsOfOthersAreLeftAlone|DiedBeforeMarking" +
-	"|UplinkComesAndGoes|DeleteCleansUp|Quiet|Trunk|VLANIDChanges|VLANsHeal|DataPlaneChanges|NetworkWaitsForItsVLAN)$" +
-	"/^(vlan-aware)?$"
+const vlanAware = "^Test(DataPlanes|Trunk|VLANIDChanges|VLANsHeal|DataPlaneChanges|NetworkWaitsForItsVLAN)$/^(vlan-aware)?$"
 
 // guests are all there are. None of their tests may be skipped there.
 func guests() []guest {
@@ -51,7 +48,7 @@ func guests() []guest {
 			name: "igb",
 			nic:  "igb",
 			modules: []string{
-				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge", "8021q", "vxlan", "dummy", "veth",
+				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "vxlan", "dummy", "veth",
 				"igb", "igbvf",
 			},
 			suites: []suite{
@@ -89,7 +86,7 @@ func guests() []guest {
 		{
 			name:    "simnic",
 			nic:     "simnic",
-			modules: []string{"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "8021q", "vxlan", "dummy", "veth"},
+			modules: []string{"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "vxlan", "dummy", "veth"},
 			own:     "simnic",
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
@@ -101,6 +98,7 @@ func guests() []guest {
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 2 * time.Minute},
+				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test", limit: time.Minute},
 				{name: "representor", path: "pkg/bridge", run: "^TestHardware", limit: time.Minute},
 				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$", limit: time.Minute},
 				{
