@@ -126,6 +126,14 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		}
 		o.agent.HostPFs = append(o.agent.HostPFs, told...)
 	}
+	alive := health.NewServer()
+	o.agent.Stuck = func(stuck bool) {
+		if stuck {
+			alive.Shutdown()
+		} else {
+			alive.Resume()
+		}
+	}
 	agent, err := bridge.New(o.agent, log)
 	if err != nil {
 		return err
@@ -136,7 +144,6 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		}
 	}()
 	server := agent.NewServer(serverOptions...)
-	alive := health.NewServer()
 	healthpb.RegisterHealthServer(server, alive)
 	for service := range server.GetServiceInfo() { // clients ask for the inventory only if it is said to be there
 		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
@@ -158,7 +165,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, http.NewServeMux(), registry) })
 	}
 	all.Go(func() error { return agent.Run(ctx) })
-	all.Go(func() error { return server.Serve(lis) })
+	all.Go(func() error { return server.Serve(bridge.LimitConnections(lis, log)) })
 	all.Go(func() error {
 		<-ctx.Done()
 		alive.Shutdown()

@@ -12,6 +12,7 @@ import (
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.etcd.io/bbolt"
+	"google.golang.org/grpc/status"
 	"k8s.io/client-go/util/workqueue"
 )
 
@@ -26,6 +27,9 @@ type Config struct {
 	SourceFilter bool
 	// HostPFs are the PFs of the host that the xPU serves. Without any, PCI addresses are this machine's own.
 	HostPFs []HostPF
+	// Stuck is called with true when work takes longer than it should, since the kernel or a driver hangs, and with false when it
+	// has ended after all; nil: nobody is told.
+	Stuck func(bool)
 }
 
 // Agent keeps networks and ports as clients want them, and is a [prometheus.Collector]. Several goroutines may use it at once.
@@ -37,7 +41,9 @@ type Agent struct {
 	tasks workqueue.TypedRateLimitingInterface[task] // for Run
 	calls *prometheus.HistogramVec
 
-	mu       sync.RWMutex // also serialises all work on the data plane
+	work chan struct{} // has what is needed to begin; see begin
+
+	mu       sync.RWMutex // of networks and ports
 	networks *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]
 	ports    *collection[*evpn.BridgePortSpec, *evpn.BridgePort]
 }
@@ -71,7 +77,10 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 // newAgent loads the objects and opens the data plane, which it leaves as it is.
 func newAgent(cfg Config, log logr.Logger, openPlane func() (dataplane, error)) (*Agent, error) {
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
-	a := &Agent{cfg: cfg, log: log, tasks: workqueue.NewTypedRateLimitingQueue(backoff), calls: newCallDurations()}
+	a := &Agent{
+		cfg: cfg, log: log, tasks: workqueue.NewTypedRateLimitingQueue(backoff), calls: newCallDurations(), work: make(chan struct{}, 1),
+	}
+	a.work <- struct{}{}
 	a.networks, a.ports = newNetworks(a), newPorts(a)
 	fresh, err := a.openState()
 	if err != nil {
@@ -130,14 +139,60 @@ func (a *Agent) Run(ctx context.Context) error {
 		if shutdown {
 			return errors.Join(errors.New("opi-bridge: no more netdev events"), <-ended)
 		}
-		a.perform(t)
+		a.perform(ctx, t)
 		a.tasks.Done(t)
 	}
 }
 
-func (a *Agent) perform(t task) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// stuckAfter is how long work takes only where something is wrong. The longest is to look at all networks and ports once.
+const stuckAfter = 20 * time.Second
+
+// begin waits until all other work has ended, work being what changes objects or the data plane. The caller ends it. The error is a gRPC
+// status that says that ctx ended before.
+func (a *Agent) begin(ctx context.Context) (end func(), err error) {
+	select {
+	case <-a.work:
+	case <-ctx.Done():
+		return nil, status.Errorf(status.FromContextError(ctx.Err()).Code(), "the agent is at work on something else: %v", ctx.Err())
+	}
+	var mu sync.Mutex
+	ended, told := false, false
+	watchdog := time.AfterFunc(stuckAfter, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if !ended {
+			told = true
+			a.stuck(true)
+		}
+	})
+	return func() {
+		watchdog.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		if ended = true; told {
+			a.stuck(false)
+		}
+		a.work <- struct{}{}
+	}, nil
+}
+
+func (a *Agent) stuck(is bool) {
+	if is {
+		a.log.Error(nil, "work takes too long, does the kernel or a driver hang?", "after", stuckAfter.String())
+	} else {
+		a.log.Info("work goes on")
+	}
+	if a.cfg.Stuck != nil {
+		a.cfg.Stuck(is)
+	}
+}
+
+func (a *Agent) perform(ctx context.Context, t task) {
+	end, err := a.begin(ctx)
+	if err != nil {
+		return // Run ends
+	}
+	defer end()
 	switch t.kind {
 	case taskAll:
 		a.reconcileAll()

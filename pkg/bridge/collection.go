@@ -1,6 +1,8 @@
 package bridge
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,14 +25,18 @@ type object[S proto.Message] struct {
 	failure  error // why it is not realised, or not removed; nil if it is
 }
 
+// errNotYet is the failure of an object that nobody has tried to realise.
+var errNotYet = errors.New("the agent is at work on it")
+
 type (
 	network = object[*evpn.LogicalBridgeSpec]
 	port    = object[*evpn.BridgePortSpec]
 )
 
 // collection is all networks or all ports: it serves the calls about them, keeps them in the state file and brings the data
-// plane to them. Its create, get, list, update and delete take the agent's lock. All other methods, and the functions in its
-// fields, need the lock held once the agent serves calls. M is a LogicalBridge or a BridgePort of the API, and S its spec.
+// plane to them. Its create, update and delete are work of the agent (see [Agent.begin]), and so is what calls its other methods once the agent
+// serves calls. Work alone changes objects, under the agent's lock: it reads them without. get, list and count take the lock
+// and wait for no work. M is a LogicalBridge or a BridgePort of the API, and S its spec.
 type collection[S proto.Message, M interface {
 	proto.Message
 	GetName() string
@@ -55,12 +61,15 @@ type collection[S proto.Message, M interface {
 	message func(name string, spec S, oper state, components ...*evpn.Component) M
 }
 
-func (c *collection[S, M]) create(id string, spec S) (reply M, err error) {
+func (c *collection[S, M]) create(ctx context.Context, id string, spec S) (reply M, err error) {
 	if err := c.checkID(id); err != nil {
 		return reply, err
 	}
-	c.agent.mu.Lock()
-	defer c.agent.mu.Unlock()
+	end, err := c.agent.begin(ctx)
+	if err != nil {
+		return reply, err
+	}
+	defer end()
 	return c.add(id, spec)
 }
 
@@ -82,7 +91,7 @@ func (c *collection[S, M]) add(id string, spec S) (reply M, err error) {
 	if err := c.put(id, spec, 0); err != nil {
 		return reply, err
 	}
-	c.keep(id, &object[S]{spec: spec})
+	c.keep(id, &object[S]{spec: spec, failure: errNotYet})
 	c.reconcile(id, false)
 	return c.reply(id), nil
 }
@@ -101,16 +110,24 @@ func (c *collection[S, M]) list(size int32, token string) (replies []M, next str
 	c.agent.mu.RLock()
 	defer c.agent.mu.RUnlock()
 	ids, next, err := page(c.ids, size, token)
-	for _, id := range ids {
-		replies = append(replies, c.reply(id))
+	bytes := 0
+	for i, id := range ids {
+		reply := c.reply(id)
+		if bytes += proto.Size(reply); bytes > maxPage && i > 0 {
+			return replies, pageToken(ids[i-1]), nil
+		}
+		replies = append(replies, reply)
 	}
 	return replies, next, err
 }
 
 // update changes the fields of the spec that the mask names. If nothing changes it tries again to realise the object.
-func (c *collection[S, M]) update(to M, mask *fieldmaskpb.FieldMask, allowMissing bool) (reply M, err error) {
-	c.agent.mu.Lock()
-	defer c.agent.mu.Unlock()
+func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.FieldMask, allowMissing bool) (reply M, err error) {
+	end, err := c.agent.begin(ctx)
+	if err != nil {
+		return reply, err
+	}
+	defer end()
 	id, o, err := c.lookup(to.GetName())
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return c.add(id, to.GetSpec())
@@ -133,18 +150,23 @@ func (c *collection[S, M]) update(to M, mask *fieldmaskpb.FieldMask, allowMissin
 		if err := c.put(id, spec, 0); err != nil {
 			return reply, err
 		}
+		c.agent.mu.Lock()
 		c.by.remove(id, c.keys(o.spec))
 		c.by.add(id, c.keys(spec))
 		o.spec = spec
+		c.agent.mu.Unlock()
 	}
 	c.reconcile(id, changed)
 	return c.reply(id), nil
 }
 
 // delete writes to the state file that the object is being deleted before it touches the data plane.
-func (c *collection[S, M]) delete(name string, allowMissing bool) (*emptypb.Empty, error) {
-	c.agent.mu.Lock()
-	defer c.agent.mu.Unlock()
+func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing bool) (*emptypb.Empty, error) {
+	end, err := c.agent.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	id, o, err := c.lookup(name)
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return &emptypb.Empty{}, nil
@@ -159,7 +181,9 @@ func (c *collection[S, M]) delete(name string, allowMissing bool) (*emptypb.Empt
 		if err := c.put(id, o.spec, stateDeleting); err != nil {
 			return nil, err
 		}
+		c.agent.mu.Lock()
 		o.deleting = true
+		c.agent.mu.Unlock()
 	}
 	c.reconcile(id, false)
 	if o.failure != nil {
@@ -206,6 +230,8 @@ func (c *collection[S, M]) count() map[state]int {
 
 // keep adds an object.
 func (c *collection[S, M]) keep(id string, o *object[S]) {
+	c.agent.mu.Lock()
+	defer c.agent.mu.Unlock()
 	c.objects[id] = o
 	at, _ := slices.BinarySearch(c.ids, id)
 	c.ids = slices.Insert(c.ids, at, id)
@@ -214,6 +240,8 @@ func (c *collection[S, M]) keep(id string, o *object[S]) {
 
 // drop removes an object.
 func (c *collection[S, M]) drop(id string) {
+	c.agent.mu.Lock()
+	defer c.agent.mu.Unlock()
 	c.by.remove(id, c.keys(c.objects[id].spec))
 	if at, found := slices.BinarySearch(c.ids, id); found {
 		c.ids = slices.Delete(c.ids, at, at+1)
@@ -239,22 +267,25 @@ func (c *collection[S, M]) reconcile(id string, changed bool) {
 	if o == nil {
 		return
 	}
-	before := o.failure
+	before, after := o.failure, error(nil)
 	if o.deleting {
-		o.failure = c.finish(id)
+		after = c.finish(id)
 	} else {
-		o.failure = c.realise(id, o.spec, changed)
+		after = c.realise(id, o.spec, changed)
 	}
-	if c.objects[id] == o && o.failure != nil {
+	c.agent.mu.Lock()
+	o.failure = after
+	if c.objects[id] == o && after != nil {
 		c.failed[id] = true
 	} else {
 		delete(c.failed, id)
 	}
+	c.agent.mu.Unlock()
 	switch {
-	case o.failure != nil && (before == nil || before.Error() != o.failure.Error()):
-		c.agent.log.Info(c.noun+" is down", "id", id, "reason", o.failure.Error())
+	case after != nil && (before == nil || before.Error() != after.Error()):
+		c.agent.log.Info(c.noun+" is down", "id", id, "reason", after.Error())
 		c.agent.retrySoon()
-	case o.failure == nil && before != nil:
+	case after == nil && before != nil && before != errNotYet:
 		c.agent.log.Info(c.noun+" is as wanted again", "id", id)
 	}
 }
@@ -292,7 +323,7 @@ func (c *collection[S, M]) load(bucket *bbolt.Bucket) error {
 		if err := proto.Unmarshal(data, m); err != nil {
 			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)
 		}
-		c.keep(string(id), &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting})
+		c.keep(string(id), &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting, failure: errNotYet})
 		return nil
 	})
 }

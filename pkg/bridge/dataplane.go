@@ -53,7 +53,8 @@ type dataplane interface {
 	sweepFilter() error
 	// restoreFilter makes the source filter anew, which somebody else changed.
 	restoreFilter() error
-	// dropped returns how many frames the source filter has dropped, by the port, or the network by VXLAN, that they came from.
+	// dropped returns how many frames the source filter has dropped, by the port, or the network by VXLAN, that they came from. It may be
+	// called at any time.
 	dropped() (map[task]uint64, error)
 	// watch calls emit with what each event may have changed. It returns nil after close.
 	watch(emit func(task)) error

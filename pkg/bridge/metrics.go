@@ -39,10 +39,10 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
 // Collect is part of [prometheus.Collector].
 func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 	a.calls.Collect(ch)
-	a.mu.Lock()
+	a.mu.RLock()
 	networks, ports := a.networks.count(), a.ports.count()
+	a.mu.RUnlock()
 	dropped, err := a.plane.dropped()
-	a.mu.Unlock()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(droppedDesc, err)
 	}

@@ -20,9 +20,9 @@ type networkServer struct {
 	*Agent
 }
 
-func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+func (s networkServer) CreateLogicalBridge(ctx context.Context, req *evpn.CreateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
 	id := cmp.Or(req.GetLogicalBridgeId(), "lb-"+strings.ToLower(rand.Text()))
-	return s.networks.create(id, req.GetLogicalBridge().GetSpec())
+	return s.networks.create(ctx, id, req.GetLogicalBridge().GetSpec())
 }
 
 func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
@@ -36,12 +36,12 @@ func (s networkServer) ListLogicalBridges(
 	return &evpn.ListLogicalBridgesResponse{LogicalBridges: networks, NextPageToken: next}, err
 }
 
-func (s networkServer) UpdateLogicalBridge(_ context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	return s.networks.update(req.GetLogicalBridge(), req.GetUpdateMask(), req.GetAllowMissing())
+func (s networkServer) UpdateLogicalBridge(ctx context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+	return s.networks.update(ctx, req.GetLogicalBridge(), req.GetUpdateMask(), req.GetAllowMissing())
 }
 
-func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
-	return s.networks.delete(req.GetName(), req.GetAllowMissing())
+func (s networkServer) DeleteLogicalBridge(ctx context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
+	return s.networks.delete(ctx, req.GetName(), req.GetAllowMissing())
 }
 
 // newNetworks makes the collection of networks, without those in the state file.

@@ -21,12 +21,12 @@ type portServer struct {
 	*Agent
 }
 
-func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
+func (s portServer) CreateBridgePort(ctx context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
 	if req.GetBridgePortId() == "" {
 		return nil, status.Error(codes.InvalidArgument,
 			"bridge_port_id is required: it tells which netdev represents the port, by name or PCI address")
 	}
-	return s.ports.create(req.GetBridgePortId(), req.GetBridgePort().GetSpec())
+	return s.ports.create(ctx, req.GetBridgePortId(), req.GetBridgePort().GetSpec())
 }
 
 func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
@@ -38,12 +38,12 @@ func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePorts
 	return &evpn.ListBridgePortsResponse{BridgePorts: ports, NextPageToken: next}, err
 }
 
-func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
-	return s.ports.update(req.GetBridgePort(), req.GetUpdateMask(), req.GetAllowMissing())
+func (s portServer) UpdateBridgePort(ctx context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
+	return s.ports.update(ctx, req.GetBridgePort(), req.GetUpdateMask(), req.GetAllowMissing())
 }
 
-func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
-	return s.ports.delete(req.GetName(), req.GetAllowMissing())
+func (s portServer) DeleteBridgePort(ctx context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
+	return s.ports.delete(ctx, req.GetName(), req.GetAllowMissing())
 }
 
 // newPorts makes the collection of ports, without those in the state file.

@@ -97,8 +97,14 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 		return ids, "", nil
 	}
 	ids = ids[:size]
-	return ids, base64.RawURLEncoding.EncodeToString([]byte(ids[size-1])), nil
+	return ids, pageToken(ids[size-1]), nil
 }
+
+// maxPage bounds the objects of a page, in bytes: clients of gRPC take no answer of more than 4 MiB unless they say so.
+const maxPage = 3 << 20
+
+// pageToken is that of the page after an id.
+func pageToken(last string) string { return base64.RawURLEncoding.EncodeToString([]byte(last)) }
 
 // masked returns have with the fields of want that the mask names, or want if the mask is empty (https://google.aip.dev/134).
 func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, error) {

@@ -65,7 +65,8 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 	if b.filter, err = sourcefilter.Open(); err != nil {
 		return nil, err
 	}
-	b.representors = &representorCache{resolver: resolver, ports: b.devlink.Ports, physPorts: b.physPorts, known: map[int]bool{}}
+	ports := patience[[]devlink.Port]{limit: devlinkLimit, call: b.devlink.Ports}
+	b.representors = &representorCache{resolver: resolver, ports: ports.do, physPorts: b.physPorts, known: map[int]bool{}}
 	return b, nil
 }
 

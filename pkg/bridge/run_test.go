@@ -54,8 +54,11 @@ func running(t *testing.T) (*Agent, eventful) {
 
 // fail has all that is asked of the data plane fail, nil: succeed.
 func (e eventful) fail(a *Agent, failure error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	end, err := a.begin(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	defer end()
 	e.failure = failure
 }
 

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/cardid"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
 // NewServer makes a gRPC server of the agent, which measures and logs calls. See [TLSFiles.ServerOptions] for opts.
@@ -27,15 +28,19 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(opts,
 		grpc.ChainUnaryInterceptor(a.observe, a.recovered),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
-		grpc.MaxConcurrentStreams(64), // of one client; work on the data plane is serial
-		grpc.MaxRecvMsgSize(64<<10),   // the largest request is a few hundred bytes
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: time.Minute, Timeout: 20 * time.Second,
+			// A client whose certificate has expired or was revoked does not stay.
+			MaxConnectionAge: time.Hour, MaxConnectionAgeGrace: time.Minute,
+		}),
+		grpc.ConnectionTimeout(10*time.Second), // until TLS and HTTP/2 are agreed upon
+		grpc.MaxConcurrentStreams(64),          // of one client; work on the data plane is serial
+		grpc.MaxRecvMsgSize(1<<20),             // a TRUNK port may name 4094 logical bridges, of 100 bytes each
 	)...)
 	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
 	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{
-		hostPFs: a.cfg.HostPFs, ports: devlinkPorts, serial: cardid.Read,
-	})
+	ports := patience[[]devlink.Port]{limit: devlinkLimit, call: devlinkPorts}
+	inventory.RegisterInventoryServiceServer(s, inventoryServer{hostPFs: a.cfg.HostPFs, ports: ports.do, serial: cardid.Read})
 	return s
 }
 

@@ -36,9 +36,10 @@ type Port struct {
 	Addresses []netip.Addr
 }
 
-// Filter is the agent's table. Only one goroutine may use it at a time, except for Watch. Its calls send nothing if the kernel already has what is wanted.
+// Filter is the agent's table. Only one goroutine may use it at a time, except for Watch and Dropped. Its calls send nothing if the kernel already has what is wanted.
 type Filter struct {
 	conn   *nftables.Conn
+	reader *nftables.Conn    // for Dropped
 	portID uint32            // of conn's socket, by which events tell who changed something
 	events *nl.NetlinkSocket // what becomes of all tables
 	closed atomic.Bool
@@ -66,6 +67,9 @@ func Open() (_ *Filter, err error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("nftables: %w", err)
+	}
+	if f.reader, err = nftables.New(nftables.AsLasting()); err != nil {
+		return nil, errors.Join(fmt.Errorf("nftables: %w", err), f.Close())
 	}
 	if f.events, err = nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES); err != nil {
 		return nil, errors.Join(fmt.Errorf("nftables: subscribe to events: %w", err), f.Close())
@@ -106,10 +110,13 @@ func (f *Filter) Close() error {
 	if f.events != nil {
 		_ = f.events.Close()
 	}
-	if f.conn == nil {
-		return nil
+	var failed []error
+	for _, conn := range []*nftables.Conn{f.conn, f.reader} {
+		if conn != nil {
+			failed = append(failed, conn.CloseLasting())
+		}
 	}
-	return f.conn.CloseLasting()
+	return errors.Join(failed...)
 }
 
 // Supported returns an ErrUnsupported where the kernel cannot filter.

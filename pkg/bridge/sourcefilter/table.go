@@ -135,7 +135,7 @@ func (f *Filter) Dropped() (map[int]uint64, error) {
 	if f.unsupported != nil {
 		return nil, nil
 	}
-	list, err := f.conn.GetSetElements(f.sets[setDroppedFrames])
+	list, err := f.reader.GetSetElements(f.sets[setDroppedFrames])
 	if err != nil {
 		return nil, fmt.Errorf("nftables: counters of table bridge %s: %w", TableName, err)
 	}
