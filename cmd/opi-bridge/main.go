@@ -32,7 +32,7 @@ type options struct {
 	listen        string
 	metricsListen string
 	hostPFFile    string
-	tls           bridge.TLSFiles
+	tls           bridge.CredentialFiles
 	insecure      bool
 	logs          logging.Options
 }
@@ -81,9 +81,12 @@ the agent stops.`,
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:50151",
 		"`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
-	f.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the agent's certificate chain; read again for each connection")
+	f.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the agent's certificate chain; read again when it changes, as the next two are")
 	f.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")
 	f.StringVar(&o.tls.ClientCA, "tls-client-ca", "", "PEM `file` with the authorities of the clients' certificates")
+	f.StringVar(&o.tls.Authorization, "authorization", "",
+		"YAML `file` with rules of who may see and change which networks and ports, by the subject of the client's certificate; "+
+			"read again when it changes; empty: whoever has a certificate may do anything")
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
 	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
 		"`file` that keeps the logical bridges and bridge ports; made if missing")
@@ -115,7 +118,7 @@ the agent stops.`,
 }
 
 func run(ctx context.Context, o options, log logr.Logger) error {
-	serverOptions, err := o.credentials()
+	credentials, err := o.credentials()
 	if err != nil {
 		return err
 	}
@@ -143,6 +146,10 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 			log.Error(err, "close the state")
 		}
 	}()
+	var serverOptions []grpc.ServerOption
+	if credentials != nil {
+		serverOptions = credentials.ServerOptions()
+	}
 	server := agent.NewServer(serverOptions...)
 	healthpb.RegisterHealthServer(server, alive)
 	for service := range server.GetServiceInfo() { // clients ask for the inventory only if it is said to be there
@@ -164,6 +171,9 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		registry.MustRegister(agent)
 		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, http.NewServeMux(), registry) })
 	}
+	if credentials != nil {
+		all.Go(func() error { return credentials.Follow(ctx, log) })
+	}
 	all.Go(func() error { return agent.Run(ctx) })
 	all.Go(func() error { return server.Serve(bridge.LimitConnections(lis, log)) })
 	all.Go(func() error {
@@ -182,10 +192,14 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	return err
 }
 
-// credentials refuses an address that other machines can reach, unless clients are authenticated or --insecure allows it.
-func (o options) credentials() ([]grpc.ServerOption, error) {
+// credentials refuses an address that other machines can reach, unless clients are authenticated or --insecure allows it. It returns nil
+// without TLS.
+func (o options) credentials() (*bridge.Credentials, error) {
 	if o.tls.Cert != "" {
-		return o.tls.ServerOptions()
+		return bridge.OpenCredentials(o.tls)
+	}
+	if o.tls.Authorization != "" {
+		return nil, errors.New("--authorization: needs --tls-cert, --tls-key and --tls-client-ca: clients are known by their certificates")
 	}
 	if err := bridge.CheckPlaintext(o.listen); err != nil && !o.insecure {
 		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or --insecure", err)

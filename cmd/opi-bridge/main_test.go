@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -181,13 +184,121 @@ func TestMutualTLS(t *testing.T) {
 	if err := get(insecure.NewCredentials(), 20*time.Second, failFast); status.Code(err) != codes.Unavailable {
 		t.Errorf("a client without TLS: %v, want Unavailable", err)
 	}
-	// A certificate that was renewed is used for the next connection: here one that this client does not trust.
+	// A certificate that was renewed is soon used for new connections: here one that this client does not trust.
 	cert, key = other.Issue(t, "127.0.0.1")
 	write("tls.crt", cert)
 	write("tls.key", key)
-	if err := get(credentials.NewTLS(client(ca)), 20*time.Second, failFast); status.Code(err) != codes.Unavailable {
-		t.Errorf("after the certificate changed: %v, want Unavailable", err)
+	must.Eventually(t, "a connection by the new certificate", func() bool {
+		return status.Code(get(credentials.NewTLS(client(ca)), 20*time.Second, failFast)) == codes.Unavailable
+	})
+}
+
+// TestAuthorization: each client may do what its rule says, and what the file says after a change.
+func TestAuthorization(t *testing.T) {
+	n := netns.New(t)
+	ca := opitest.NewAuthority(t)
+	dir := t.TempDir()
+	write := func(name, data string) string {
+		path := filepath.Join(dir, name)
+		must.Succeed(t, os.WriteFile(path, []byte(data), 0o600))
+		return path
 	}
+	const rules = `
+rules:
+- {subject: CN=controller, networks: ["*"], ports: ["*"]}
+- {subject: CN=tenant, networks: ["net-a-*"], ports: ["vf-*"]}
+- {subject: CN=monitor, networks: ["*"], ports: ["*"], readOnly: true}
+`
+	cert, key := ca.Issue(t, "127.0.0.1")
+	program(t, n, "--state", filepath.Join(dir, "state.db"), "--source-filter=false", "--authorization", write("authorization.yaml", rules),
+		"--tls-cert", write("tls.crt", string(cert)), "--tls-key", write("tls.key", string(key)), "--tls-client-ca", write("ca.crt", string(ca.PEM())))
+	as := func(name string) *grpc.ClientConn {
+		cert, key := ca.Issue(t, name)
+		cfg, err := opi.TLSConfig(cert, key, ca.PEM(), "127.0.0.1")
+		must.Succeed(t, err)
+		return dial(t, n, credentials.NewTLS(cfg))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	network := func(conn *grpc.ClientConn, id string, vlan uint32) codes.Code {
+		_, err := evpn.NewLogicalBridgeServiceClient(conn).CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
+			LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
+		})
+		return status.Code(err)
+	}
+	port := func(conn *grpc.ClientConn, id, network string, mac byte) codes.Code {
+		_, err := evpn.NewBridgePortServiceClient(conn).CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
+			BridgePortId: id, BridgePort: &evpn.BridgePort{Spec: &evpn.BridgePortSpec{
+				MacAddress: []byte{2, 0, 0, 0, 0, mac}, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
+				LogicalBridges: []string{"logicalBridges/" + network},
+			}},
+		})
+		return status.Code(err)
+	}
+	seen := func(conn *grpc.ClientConn) (names []string) {
+		networks, err := evpn.NewLogicalBridgeServiceClient(conn).ListLogicalBridges(ctx, &evpn.ListLogicalBridgesRequest{})
+		must.Succeed(t, err)
+		ports, err := evpn.NewBridgePortServiceClient(conn).ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{})
+		must.Succeed(t, err)
+		for _, n := range networks.GetLogicalBridges() {
+			names = append(names, path.Base(n.GetName()))
+		}
+		for _, p := range ports.GetBridgePorts() {
+			names = append(names, path.Base(p.GetName()))
+		}
+		return names
+	}
+	controller, tenant, monitor, stranger := as("controller"), as("tenant"), as("monitor"), as("stranger")
+	for i, test := range []struct {
+		what string
+		got  codes.Code
+		want codes.Code
+	}{
+		{"controller: network", network(controller, "net-b", 20), codes.OK},
+		{"controller: port", port(controller, "vf-0000-3b-00-2", "net-b", 1), codes.OK},
+		{"tenant: own network", network(tenant, "net-a-1", 10), codes.OK},
+		{"tenant: own port", port(tenant, "vf-0000-3b-00-3", "net-a-1", 2), codes.OK},
+		{"tenant: another's network", network(tenant, "net-c", 30), codes.PermissionDenied},
+		{"tenant: port on another's network", port(tenant, "vf-0000-3b-00-4", "net-b", 3), codes.PermissionDenied},
+		{"tenant: another port", port(tenant, "sf-3b-00-0-88", "net-a-1", 4), codes.PermissionDenied},
+		{"monitor: network", network(monitor, "net-d", 40), codes.PermissionDenied},
+		{"stranger: network", network(stranger, "net-e", 50), codes.PermissionDenied},
+	} {
+		if test.got != test.want {
+			t.Errorf("%d. %s: %s, want %s", i, test.what, test.got, test.want)
+		}
+	}
+	ports := evpn.NewBridgePortServiceClient(tenant)
+	foreign := "bridgePorts/vf-0000-3b-00-2"
+	_, errGet := ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: foreign})
+	_, errDelete := ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: foreign})
+	_, errUpdate := ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: foreign, Spec: &evpn.BridgePortSpec{
+		MacAddress: []byte{2, 0, 0, 0, 0, 9}, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS, LogicalBridges: []string{"logicalBridges/net-a-1"},
+	}}})
+	for what, err := range map[string]error{"get": errGet, "delete": errDelete, "update": errUpdate} {
+		if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "CN=tenant") {
+			t.Errorf("%s of another's port: %v", what, err)
+		}
+	}
+	for _, test := range []struct {
+		conn *grpc.ClientConn
+		want []string
+	}{
+		{controller, []string{"net-a-1", "net-b", "vf-0000-3b-00-2", "vf-0000-3b-00-3"}},
+		{monitor, []string{"net-a-1", "net-b", "vf-0000-3b-00-2", "vf-0000-3b-00-3"}},
+		{tenant, []string{"net-a-1", "vf-0000-3b-00-3"}},
+	} {
+		if got := seen(test.conn); !slices.Equal(got, test.want) {
+			t.Errorf("sees %q, want %q", got, test.want)
+		}
+	}
+	if _, err := healthpb.NewHealthClient(stranger).Check(ctx, &healthpb.HealthCheckRequest{}); err != nil {
+		t.Errorf("health for a stranger: %v", err)
+	}
+
+	write("authorization.yaml", "rules: [{subject: CN=stranger, networks: [") // changes nothing
+	write("authorization.yaml", rules+`- {subject: CN=stranger, networks: ["net-e"], ports: []}`)
+	must.Eventually(t, "the stranger may make its network", func() bool { return network(stranger, "net-e", 50) == codes.OK })
 }
 
 func TestRefuses(t *testing.T) {
@@ -203,6 +314,7 @@ func TestRefuses(t *testing.T) {
 		"TLS and not":             {[]string{"--tls-cert", "x", "--tls-key", "x", "--tls-client-ca", "x", "--insecure"}, "insecure"},
 		"missing certificate":     {[]string{"--tls-cert", dir + "/x", "--tls-key", dir + "/x", "--tls-client-ca", dir + "/x"}, dir + "/x"},
 		"log format":              {[]string{"--log-format", "xml"}, "text or json"},
+		"rules without TLS":       {[]string{"--authorization", dir + "/x"}, "needs --tls-cert"},
 		"arguments":               {[]string{"start"}, "start"},
 		"data plane":              {[]string{"--data-plane", "ovs"}, `"ovs": must be auto, vlan-aware or bridge-per-network`},
 		"host PF":                 {[]string{"--host-pf", "0000:3b:00.0=p0"}, "must be like 0000:3b:00.0=c1pf0,offset=2,stride=1"},

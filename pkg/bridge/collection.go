@@ -49,14 +49,15 @@ type collection[S proto.Message, M interface {
 	by      index           // ids by keys
 	failed  map[string]bool // ids of those that are not realised, or not removed
 
-	keys        func(spec S) []string                       // what objects are looked for by
-	check       func(id string, spec S) (S, error)          // the spec in the form that is kept, or a gRPC status
-	checkUnused func(id string) error                       // a gRPC status if other objects need this one
-	realise     func(id string, spec S, changed bool) error // brings the data plane to a spec; changed: from another one
-	remove      func(id string) error                       // removes an object from the data plane
-	failureOf   func(*object[S]) error                      // why an object, or one that it needs, is not in service
-	describe    func(S) string                              // what a spec is, for error messages
-	operStatus  func(M) state                               // the status of a message, 0 if it has none
+	keys        func(spec S) []string                                    // what objects are looked for by
+	scope       func(id string, spec S) (port string, networks []string) // what an object is for authorization; a network is no port
+	check       func(id string, spec S) (S, error)                       // the spec in the form that is kept, or a gRPC status
+	checkUnused func(id string) error                                    // a gRPC status if other objects need this one
+	realise     func(id string, spec S, changed bool) error              // brings the data plane to a spec; changed: from another one
+	remove      func(id string) error                                    // removes an object from the data plane
+	failureOf   func(*object[S]) error                                   // why an object, or one that it needs, is not in service
+	describe    func(S) string                                           // what a spec is, for error messages
+	operStatus  func(M) state                                            // the status of a message, 0 if it has none
 	// message makes a message of the API. It has no status if oper is zero.
 	message func(name string, spec S, oper state, components ...*evpn.Component) M
 }
@@ -70,12 +71,14 @@ func (c *collection[S, M]) create(ctx context.Context, id string, spec S) (reply
 		return reply, err
 	}
 	defer end()
-	return c.add(id, spec)
+	return c.add(ctx, id, spec)
 }
 
 // add makes an object, or returns the one that is there already if it is the same.
-func (c *collection[S, M]) add(id string, spec S) (reply M, err error) {
-	spec, err = c.check(id, spec)
+func (c *collection[S, M]) add(ctx context.Context, id string, spec S) (reply M, err error) {
+	if spec, err = c.check(id, spec); err == nil {
+		err = c.permit(ctx, true, id, spec)
+	}
 	if err != nil {
 		return reply, err
 	}
@@ -96,20 +99,23 @@ func (c *collection[S, M]) add(id string, spec S) (reply M, err error) {
 	return c.reply(id), nil
 }
 
-func (c *collection[S, M]) get(name string) (reply M, err error) {
+func (c *collection[S, M]) get(ctx context.Context, name string) (reply M, err error) {
 	c.agent.mu.RLock()
 	defer c.agent.mu.RUnlock()
-	id, _, err := c.lookup(name)
+	id, o, err := c.lookup(name)
+	if err == nil {
+		err = c.permit(ctx, false, id, o.spec)
+	}
 	if err != nil {
 		return reply, err
 	}
 	return c.reply(id), nil
 }
 
-func (c *collection[S, M]) list(size int32, token string) (replies []M, next string, err error) {
+func (c *collection[S, M]) list(ctx context.Context, size int32, token string) (replies []M, next string, err error) {
 	c.agent.mu.RLock()
 	defer c.agent.mu.RUnlock()
-	ids, next, err := page(c.ids, size, token)
+	ids, next, err := page(c.visible(clientOf(ctx)), size, token)
 	bytes := 0
 	for i, id := range ids {
 		reply := c.reply(id)
@@ -121,6 +127,20 @@ func (c *collection[S, M]) list(size int32, token string) (replies []M, next str
 	return replies, next, err
 }
 
+// visible returns the ids of the objects that a client may know of, sorted.
+func (c *collection[S, M]) visible(who client) []string {
+	if !who.restricted {
+		return c.ids
+	}
+	var ids []string
+	for _, id := range c.ids {
+		if who.sees(c.scope(id, c.objects[id].spec)) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // update changes the fields of the spec that the mask names. If nothing changes it tries again to realise the object.
 func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.FieldMask, allowMissing bool) (reply M, err error) {
 	end, err := c.agent.begin(ctx)
@@ -130,7 +150,10 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 	defer end()
 	id, o, err := c.lookup(to.GetName())
 	if status.Code(err) == codes.NotFound && allowMissing {
-		return c.add(id, to.GetSpec())
+		return c.add(ctx, id, to.GetSpec())
+	}
+	if err == nil {
+		err = c.permit(ctx, true, id, o.spec)
 	}
 	if err != nil {
 		return reply, err
@@ -141,6 +164,9 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 	spec, err := masked(o.spec, to.GetSpec(), mask)
 	if err == nil {
 		spec, err = c.check(id, spec)
+	}
+	if err == nil {
+		err = c.permit(ctx, true, id, spec)
 	}
 	if err != nil {
 		return reply, err
@@ -170,6 +196,9 @@ func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing
 	id, o, err := c.lookup(name)
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return &emptypb.Empty{}, nil
+	}
+	if err == nil {
+		err = c.permit(ctx, true, id, o.spec)
 	}
 	if err != nil {
 		return nil, err

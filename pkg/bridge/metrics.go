@@ -3,11 +3,13 @@ package bridge
 import (
 	"context"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
@@ -65,11 +67,23 @@ func (a *Agent) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo
 	reply, err := handle(ctx, req)
 	took, rpc, code := time.Since(begin), path.Base(info.FullMethod), status.Code(err)
 	a.calls.WithLabelValues(rpc, code.String()).Observe(took.Seconds())
-	call := a.log.WithValues("rpc", rpc, "code", code.String(), "took", took.Round(time.Microsecond).String())
-	if err != nil && code != codes.NotFound {
+	call := a.log.WithValues("rpc", rpc, "object", objectOf(req), "client", clientOf(ctx).subject, "code", code.String(),
+		"took", took.Round(time.Microsecond).String())
+	if p, ok := peer.FromContext(ctx); ok {
+		call = call.WithValues("address", p.Addr.String())
+	}
+	switch {
+	case err != nil && code != codes.NotFound:
 		call.Info("call refused", "reason", status.Convert(err).Message())
-	} else {
+	case err == nil && changes(rpc):
+		call.Info("change")
+	default:
 		call.V(1).Info("call")
 	}
 	return reply, err
+}
+
+// changes tells whether an RPC is one that changes something.
+func changes(rpc string) bool {
+	return strings.HasPrefix(rpc, "Create") || strings.HasPrefix(rpc, "Update") || strings.HasPrefix(rpc, "Delete")
 }

@@ -25,14 +25,14 @@ func (s networkServer) CreateLogicalBridge(ctx context.Context, req *evpn.Create
 	return s.networks.create(ctx, id, req.GetLogicalBridge().GetSpec())
 }
 
-func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	return s.networks.get(req.GetName())
+func (s networkServer) GetLogicalBridge(ctx context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+	return s.networks.get(ctx, req.GetName())
 }
 
 func (s networkServer) ListLogicalBridges(
-	_ context.Context, req *evpn.ListLogicalBridgesRequest,
+	ctx context.Context, req *evpn.ListLogicalBridgesRequest,
 ) (*evpn.ListLogicalBridgesResponse, error) {
-	networks, next, err := s.networks.list(req.GetPageSize(), req.GetPageToken())
+	networks, next, err := s.networks.list(ctx, req.GetPageSize(), req.GetPageToken())
 	return &evpn.ListLogicalBridgesResponse{LogicalBridges: networks, NextPageToken: next}, err
 }
 
@@ -49,6 +49,7 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 	return &collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]{
 		kind: networkKind, agent: a, objects: map[string]*network{}, by: index{}, failed: map[string]bool{},
 		keys: networkKeys, check: a.checkNetwork,
+		scope: func(id string, _ *evpn.LogicalBridgeSpec) (string, []string) { return "", []string{id} },
 		describe: func(spec *evpn.LogicalBridgeSpec) string {
 			return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
 		},

@@ -29,12 +29,12 @@ func (s portServer) CreateBridgePort(ctx context.Context, req *evpn.CreateBridge
 	return s.ports.create(ctx, req.GetBridgePortId(), req.GetBridgePort().GetSpec())
 }
 
-func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
-	return s.ports.get(req.GetName())
+func (s portServer) GetBridgePort(ctx context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
+	return s.ports.get(ctx, req.GetName())
 }
 
-func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
-	ports, next, err := s.ports.list(req.GetPageSize(), req.GetPageToken())
+func (s portServer) ListBridgePorts(ctx context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
+	ports, next, err := s.ports.list(ctx, req.GetPageSize(), req.GetPageToken())
 	return &evpn.ListBridgePortsResponse{BridgePorts: ports, NextPageToken: next}, err
 }
 
@@ -51,6 +51,7 @@ func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 	return &collection[*evpn.BridgePortSpec, *evpn.BridgePort]{
 		kind: portKind, agent: a, objects: map[string]*port{}, by: index{}, failed: map[string]bool{},
 		keys: portKeys, check: a.checkPort,
+		scope: func(id string, spec *evpn.BridgePortSpec) (string, []string) { return id, networksOf(spec) },
 		describe: func(spec *evpn.BridgePortSpec) string {
 			ptype := strings.TrimPrefix(spec.GetPtype().String(), "BRIDGE_PORT_TYPE_")
 			mac, networks := net.HardwareAddr(spec.GetMacAddress()), strings.Join(networksOf(spec), ", ")

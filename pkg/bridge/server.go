@@ -2,20 +2,17 @@ package bridge
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
-	"os"
 	"path"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
@@ -23,10 +20,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// NewServer makes a gRPC server of the agent, which measures and logs calls. See [TLSFiles.ServerOptions] for opts.
+// NewServer makes a gRPC server of the agent, which measures and logs calls. See [Credentials.ServerOptions] for opts.
 func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(opts,
-		grpc.ChainUnaryInterceptor(a.observe, a.recovered),
+		grpc.ChainUnaryInterceptor(a.observe, a.recovered, authorize),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: time.Minute, Timeout: 20 * time.Second,
@@ -44,6 +41,16 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	return s
 }
 
+// authorize refuses calls of clients that no rule is for, all but those that tell whether the agent works.
+func authorize(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if !strings.HasPrefix(info.FullMethod, "/grpc.health.v1.Health/") {
+		if err := clientOf(ctx).known(); err != nil {
+			return nil, err
+		}
+	}
+	return handle(ctx, req)
+}
+
 // recovered turns a panic in a call into an error, so that the agent and all other calls go on.
 func (a *Agent) recovered(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
 	defer func() {
@@ -54,42 +61,6 @@ func (a *Agent) recovered(ctx context.Context, req any, info *grpc.UnaryServerIn
 		}
 	}()
 	return handle(ctx, req)
-}
-
-// TLSFiles are the PEM files of a server with mTLS: its certificate chain, its key, and the authorities of its clients.
-type TLSFiles struct{ Cert, Key, ClientCA string }
-
-// ServerOptions reads the files now, so that it reports what is wrong with them, and again for each connection, so that
-// renewed certificates are used without a restart. No error contains any part of the key.
-func (f TLSFiles) ServerOptions() ([]grpc.ServerOption, error) {
-	cfg, err := f.load()
-	if err != nil {
-		return nil, err
-	}
-	cfg.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return f.load() }
-	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(cfg))}, nil
-}
-
-func (f TLSFiles) load() (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
-	if err != nil {
-		return nil, fmt.Errorf("TLS certificate %s and key %s: %w", f.Cert, f.Key, err)
-	}
-	pem, err := os.ReadFile(f.ClientCA)
-	if err != nil {
-		return nil, fmt.Errorf("TLS client CA: %w", err)
-	}
-	clients := x509.NewCertPool()
-	if !clients.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("TLS client CA %s: no PEM certificate in it", f.ClientCA)
-	}
-	return &tls.Config{
-		MinVersion:   tls.VersionTLS12,
-		NextProtos:   []string{"h2"},
-		Certificates: []tls.Certificate{pair},
-		ClientCAs:    clients,
-		ClientAuth:   tls.RequireAndVerifyClientCert,
-	}, nil
 }
 
 // CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, they could rewire the ports.
