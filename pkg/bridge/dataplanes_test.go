@@ -8,6 +8,7 @@ import (
 
 // dataPlaneTests are what holds with each data plane.
 var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
+	"BridgeIsFull":                      testBridgeIsFull,
 	"ClientSuite":                       testClientSuite,
 	"DeleteCleansUp":                    testDeleteCleansUp,
 	"DiedBeforeMarking":                 testDiedBeforeMarking,

@@ -276,8 +276,15 @@ func (b *bridgePlane) enslave(link, bridge netlink.Link) error {
 	if link.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
 	}
-	return linkError(b.handle.LinkSetMaster(link, bridge), link, "add to bridge %s", bridge.Attrs().Name)
+	err := b.handle.LinkSetMaster(link, bridge)
+	if errors.Is(err, unix.EXFULL) {
+		err = fmt.Errorf("%w: a bridge has at most %d ports, VXLAN ports included", err, maxBridgePorts)
+	}
+	return linkError(err, link, "add to bridge %s", bridge.Attrs().Name)
 }
+
+// maxBridgePorts is how many ports the kernel lets a bridge have: BR_MAX_PORTS of net/bridge/br_private.h, of which number 0 is not given.
+const maxBridgePorts = 1<<10 - 1
 
 // removeOwn removes the agent's netdev of a name, type and id. It leaves netdevs of others alone.
 func (b *bridgePlane) removeOwn(name, typ, id string) error {
