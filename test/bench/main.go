@@ -63,6 +63,7 @@ func benchmarks() []benchmark {
 		{"prepare", measurePrepare},
 		{"attach", measureAttach},
 		{"port", measurePort},
+		{"bridge", measureBridge},
 		{"memory", measureControllerMemory},
 		{"failover", measureFailover},
 		{"plugin", measurePlugins},

@@ -1,0 +1,404 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+const (
+	bridgeAddress   = "127.0.0.1:50151"
+	portsOfANetwork = 100
+)
+
+// bridgeLab is opi-bridge in a network namespace of its own, with an uplink, and a netdev for each port to be its representor.
+type bridgeLab struct {
+	*bench
+	ns       *netns.Namespace
+	handle   *netlink.Handle
+	program  *process
+	conn     *grpc.ClientConn
+	networks evpn.LogicalBridgeServiceClient
+	ports    evpn.BridgePortServiceClient
+	health   healthpb.HealthClient
+
+	synced *os.File // for what is measured beside it
+	size   int      // ports there
+}
+
+// measureBridge measures what opi-bridge's calls cost with more and more ports and networks there.
+func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error) {
+	l, err := b.newBridgeLab(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.close()) }()
+	sizes, networks := []int{10, 1000, 4000}, 1000
+	if b.quick {
+		sizes, networks = []int{2, 4}, 4
+	}
+	var first, last []float64
+	for _, size := range sizes {
+		if err := l.grow(ctx, size); err != nil {
+			return nil, err
+		}
+		rows, err := l.measurePorts(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if all, last = append(all, rows...), rows[0].Samples; first == nil {
+			first = last
+		}
+		if size == sizes[1] {
+			restart, err := l.measureRestart(ctx)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, restart)
+		}
+	}
+	all = append(all, Measurement{
+		What: fmt.Sprintf("opi-bridge, port up, %d there", l.size), Unit: Seconds, Samples: last,
+		Reference: fmt.Sprintf("with %d there", sizes[0]), ReferenceSamples: first, Goal: atMostTimes(1.2),
+	})
+	network, err := l.measureNetworks(ctx, networks)
+	return append(all, network), err
+}
+
+func (b *bench) newBridgeLab(ctx context.Context) (_ *bridgeLab, err error) {
+	l := &bridgeLab{bench: b}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.close())
+		}
+	}()
+	if l.synced, err = os.Create(filepath.Join(b.dir, "synced")); err != nil {
+		return nil, err
+	}
+	if l.ns, err = netns.Make(filepath.Join(b.dir, "xpu")); err != nil {
+		return nil, err
+	}
+	l.handle = l.ns.Handle()
+	for _, name := range []string{"p0", "bare"} {
+		if _, err := l.representor(name); err != nil {
+			return nil, err
+		}
+	}
+	uplink, err := l.handle.LinkByName("p0")
+	if err != nil {
+		return nil, err
+	}
+	if err := l.handle.AddrAdd(uplink, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(198, 51, 100, 1), Mask: net.CIDRMask(24, 32)}}); err != nil {
+		return nil, err
+	}
+	if err := l.handle.LinkSetUp(uplink); err != nil {
+		return nil, err
+	}
+	l.conn, err = grpc.NewClient("passthrough:///"+bridgeAddress, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (conn net.Conn, err error) {
+			err = l.ns.Do(func() error {
+				conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
+				return err
+			})
+			return conn, err
+		}))
+	if err != nil {
+		return nil, err
+	}
+	l.networks, l.ports = evpn.NewLogicalBridgeServiceClient(l.conn), evpn.NewBridgePortServiceClient(l.conn)
+	l.health = healthpb.NewHealthClient(l.conn)
+	_, err = l.serve(ctx)
+	return l, err
+}
+
+func (l *bridgeLab) close() (err error) {
+	if l.program != nil {
+		err = l.program.end()
+	}
+	if l.conn != nil {
+		err = errors.Join(err, l.conn.Close())
+	}
+	if l.ns != nil {
+		err = errors.Join(err, l.ns.Close())
+	}
+	if l.synced != nil {
+		err = errors.Join(err, l.synced.Close())
+	}
+	return err
+}
+
+// serve starts the program, and returns how long it took until it served.
+func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
+	begin := time.Now()
+	err = l.ns.Do(func() (err error) {
+		l.program, err = l.start(l.dir, "opi-bridge", "--listen="+bridgeAddress, "--uplink=p0", "--state="+filepath.Join(l.dir, "xpu.db"))
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	for {
+		reply, err := l.health.Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
+		if err == nil && reply.GetStatus() == healthpb.HealthCheckResponse_SERVING {
+			return time.Since(begin), nil
+		}
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+	}
+}
+
+// representor makes a netdev, one end of a wire.
+func (l *bridgeLab) representor(name string) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	link := &netlink.Veth{LinkAttrs: attrs, PeerName: "of-" + name}
+	if err := l.handle.LinkAdd(link); err != nil {
+		return nil, fmt.Errorf("netdev %s: %w", name, err)
+	}
+	return link, nil
+}
+
+func representorName(i int) string { return fmt.Sprintf("rep-%d", i) }
+
+func benchNetwork(i int) string { return fmt.Sprintf("net-%d", i) }
+
+// grow makes ports until there are so many, and the representor of one more.
+func (l *bridgeLab) grow(ctx context.Context, size int) error {
+	for i := l.size; i <= size; i++ {
+		if _, err := l.handle.LinkByName(representorName(i)); err == nil {
+			continue // of the port that was measured
+		}
+		if _, err := l.representor(representorName(i)); err != nil {
+			return err
+		}
+	}
+	for ; l.size < size; l.size++ {
+		if l.size%portsOfANetwork == 0 {
+			if err := l.createNetwork(ctx, benchNetwork(l.size/portsOfANetwork), uint32(1+l.size/portsOfANetwork), nil); err != nil {
+				return err
+			}
+		}
+		if err := l.createPort(ctx, l.size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *bridgeLab) createNetwork(ctx context.Context, id string, vlan uint32, vni *uint32) error {
+	got, err := l.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
+		LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan, Vni: vni}},
+	})
+	if err == nil && got.GetStatus().GetOperStatus() != evpn.LBOperStatus_LB_OPER_STATUS_UP {
+		err = fmt.Errorf("network %s is not up: %s", id, got.GetStatus())
+	}
+	return err
+}
+
+func (l *bridgeLab) createPort(ctx context.Context, i int) error {
+	got, err := l.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
+		BridgePortId: representorName(i), BridgePort: &evpn.BridgePort{Spec: &evpn.BridgePortSpec{
+			MacAddress: portAddress(i), Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
+			LogicalBridges: []string{bridgeName + benchNetwork(min(i, l.size-1)/portsOfANetwork)},
+		}},
+	})
+	if err == nil && got.GetStatus().GetOperStatus() != evpn.BPOperStatus_BP_OPER_STATUS_UP {
+		err = fmt.Errorf("port %s is not up: %s", representorName(i), got.GetStatus())
+	}
+	return err
+}
+
+func portAddress(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)} }
+
+// measurePorts makes and removes one more port, by turns with the same by bare netlink.
+func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
+	what := func(call string) string { return fmt.Sprintf("opi-bridge, %s, %d there", call, l.size) }
+	up := Measurement{What: what("port up"), Unit: Seconds, Reference: "bare netlink, synced"}
+	get := Measurement{What: what("get"), Unit: Seconds, Reference: "empty call"}
+	list := Measurement{What: what("list of all"), Unit: Seconds}
+	down := Measurement{What: what("port gone"), Unit: Seconds, Reference: "bare netlink, synced"}
+	bare, err := l.newBarePort()
+	if err != nil {
+		return nil, err
+	}
+	extra := l.size
+	name := "//network.opiproject.org/ports/" + representorName(extra)
+	for round := range l.runs(100) + l.warmUp() {
+		var samples [6]float64
+		for i, f := range []func() error{
+			func() error { return l.createPort(ctx, extra) },
+			func() error {
+				_, err := l.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: name})
+				return err
+			},
+			func() error {
+				_, err := l.health.Check(ctx, &healthpb.HealthCheckRequest{})
+				return err
+			},
+			func() error {
+				_, err := l.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: name})
+				return err
+			},
+			bare.up, bare.down,
+		} {
+			took, err := timed(f)
+			if err != nil {
+				return nil, err
+			}
+			samples[i] = took.Seconds()
+		}
+		if round < l.warmUp() {
+			continue
+		}
+		up.Samples, up.ReferenceSamples = append(up.Samples, samples[0]), append(up.ReferenceSamples, samples[4])
+		get.Samples, get.ReferenceSamples = append(get.Samples, samples[1]), append(get.ReferenceSamples, samples[2])
+		down.Samples, down.ReferenceSamples = append(down.Samples, samples[3]), append(down.ReferenceSamples, samples[5])
+	}
+	for range l.runs(10) {
+		took, err := timed(func() error { return l.listPorts(ctx) })
+		if err != nil {
+			return nil, err
+		}
+		list.Samples = append(list.Samples, took.Seconds())
+	}
+	return []Measurement{up, get, list, down}, nil
+}
+
+func (l *bridgeLab) listPorts(ctx context.Context) error {
+	n := 0
+	for token := ""; ; {
+		page, err := l.ports.ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{PageSize: 250, PageToken: token})
+		if err != nil {
+			return err
+		}
+		n += len(page.GetBridgePorts())
+		if token = page.GetNextPageToken(); token == "" {
+			break
+		}
+	}
+	if n != l.size {
+		return fmt.Errorf("listed %d ports, want %d", n, l.size)
+	}
+	return nil
+}
+
+// measureRestart ends the program and starts it again.
+func (l *bridgeLab) measureRestart(ctx context.Context) (Measurement, error) {
+	m := Measurement{What: fmt.Sprintf("opi-bridge, restart until it serves, %d there", l.size), Unit: Seconds, Goal: lessThan(2)}
+	for range l.runs(5) {
+		if err := l.program.end(); err != nil {
+			return m, err
+		}
+		took, err := l.serve(ctx)
+		if err != nil {
+			return m, err
+		}
+		m.Samples = append(m.Samples, took.Seconds())
+	}
+	return m, nil
+}
+
+// measureNetworks makes networks with a VNI, and by turns the netdevs of such networks by bare netlink.
+func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, error) {
+	m := Measurement{
+		What: fmt.Sprintf("opi-bridge, network with VNI up, %d there", n), Unit: Seconds, Reference: "bare netlink, synced", Goal: atMostTimes(2),
+	}
+	uplink, err := l.handle.LinkByName("p0")
+	if err != nil {
+		return m, err
+	}
+	last := n - l.runs(50)
+	for i := range n {
+		id := uint32(2000 + i)
+		took, err := timed(func() error { return l.createNetwork(ctx, fmt.Sprintf("vni-%d", i), id, proto.Uint32(id)) })
+		if err != nil {
+			return m, err
+		}
+		if i < last {
+			continue
+		}
+		reference, err := timed(func() error { return l.bareNetwork(uplink, i) })
+		if err != nil {
+			return m, err
+		}
+		m.Samples, m.ReferenceSamples = append(m.Samples, took.Seconds()), append(m.ReferenceSamples, reference.Seconds())
+	}
+	return m, nil
+}
+
+// bareNetwork makes a bridge with a VXLAN port, which is what a network is.
+func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = fmt.Sprintf("bare-%d", i)
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := l.handle.LinkAdd(bridge); err != nil {
+		return err
+	}
+	attrs = netlink.NewLinkAttrs()
+	attrs.Name, attrs.MasterIndex = fmt.Sprintf("barex-%d", i), bridge.Index
+	vni := 100_000 + i
+	vxlan := &netlink.Vxlan{
+		LinkAttrs: attrs, VxlanId: vni, VtepDevIndex: uplink.Attrs().Index, Port: 4789, Learning: true,
+		Group: net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4(),
+	}
+	if err := l.handle.LinkAdd(vxlan); err != nil {
+		return err
+	}
+	return errors.Join(l.handle.LinkSetUp(bridge), l.handle.LinkSetUp(vxlan), l.sync())
+}
+
+// sync writes what a change of the state writes: bbolt syncs the data, and then the meta page.
+func (l *bridgeLab) sync() error {
+	_, err := writeAndSync(l.synced, 2)
+	return err
+}
+
+// barePort is a port of a bridge, made with nothing but the messages that it takes.
+type barePort struct {
+	*bridgeLab
+	link, bridge netlink.Link
+	entry        *netlink.Neigh
+}
+
+func (l *bridgeLab) newBarePort() (*barePort, error) {
+	link, err := l.handle.LinkByName("bare")
+	if err != nil {
+		return nil, err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = fmt.Sprintf("br-bare-%d", l.size)
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := l.handle.LinkAdd(bridge); err != nil {
+		return nil, err
+	}
+	return &barePort{bridgeLab: l, link: link, bridge: bridge, entry: &netlink.Neigh{
+		LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER | netlink.NTF_STICKY,
+		State: netlink.NUD_NOARP, HardwareAddr: portMAC,
+	}}, l.handle.LinkSetUp(bridge)
+}
+
+func (p *barePort) up() error {
+	if err := p.handle.LinkSetMaster(p.link, p.bridge); err != nil {
+		return err
+	}
+	return errors.Join(p.handle.LinkSetUp(p.link), p.handle.NeighSet(p.entry), p.sync())
+}
+
+func (p *barePort) down() error {
+	return errors.Join(p.handle.LinkSetDown(p.link), p.handle.LinkSetNoMaster(p.link), p.sync(), p.sync()) // the state is written twice
+}
