@@ -12,6 +12,8 @@ LDFLAGS := -s -w -X github.com/opiproject/xpu-device-plugin/pkg/version.release=
 TAGS := grpcnotrace
 BIN := $(CURDIR)/bin
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
+PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go
+PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 CRD_REF_DOCS := github.com/elastic/crd-ref-docs@v0.3.0
 
 .PHONY: help
@@ -86,8 +88,14 @@ lint: ## Check formatting, vet, staticcheck and generated files
 
 .PHONY: generate
 generate: ## Make deepcopy functions, CRDs and parts of docs/reference anew
+	@scripts/preflight generate
 	@go run $(CONTROLLER_GEN) object crd paths=./api/... output:crd:dir=deploy/crds
 	@go run $(CRD_REF_DOCS) --log-level=error --source-path=api/v1alpha1 --config=docs/gen/api.yaml --templates-dir=docs/gen/api --renderer=markdown --output-path=docs/reference/api.md
+	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO)
+	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO_GRPC)
+	@PATH=$(BIN)/generators:$$PATH protoc --go_out=. --go_opt=paths=source_relative --go-grpc_out=. --go-grpc_opt=paths=source_relative \
+		api/opibridge/v1alpha1/options.proto
+	@sed -i '/^\/\/.*\bprotoc  */d' api/opibridge/v1alpha1/*.pb.go # its version, which differs between machines
 	@go run ./docs/gen
 
 .PHONY: bench

@@ -92,8 +92,14 @@ the agent stops.`,
 		"`file` that keeps the logical bridges and bridge ports; made if missing")
 	f.BoolVar(&o.agent.NewState, "new-state", false,
 		"go on with a --state that is new although an agent has made networks and ports before: they are removed; for one start")
-	f.StringVar(&o.agent.Uplink, "uplink", "",
-		"`netdev` that VXLAN is sent from; without it logical bridges with a VNI are refused")
+	f.Func("uplink", "a `netdev` that VXLAN is sent from, a bond or a VLAN if need be; with several each says for which VNIs, as "+
+		"p0=1-9999, but one that has all others; without any, logical bridges with a VNI are refused", func(s string) error {
+		uplink, err := bridge.ParseUplink(s)
+		o.agent.Uplinks = append(o.agent.Uplinks, uplink)
+		return err
+	})
+	f.StringVar((*string)(&o.agent.Underlay), "underlay", string(bridge.UnderlayAuto),
+		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, which is ipv4 where the uplink has an IPv4 address")
 	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, "+
 		"or name,mac=address,serial=number: which of the host's PFs it is; see the examples; once for each", func(s string) error {
 		pf, err := bridge.ParseHostPF(s)
@@ -186,7 +192,7 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		return nil
 	})
 	log.Info("serving",
-		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplink", o.agent.Uplink, "version", version.String())
+		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplinks", o.agent.Uplinks, "version", version.String())
 	err = all.Wait()
 	log.Info("stopped, the data plane stays as it is")
 	return err

@@ -14,13 +14,16 @@ import (
 	"go.etcd.io/bbolt"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/util/workqueue"
+
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 )
 
 // Config is what an Agent needs to know.
 type Config struct {
 	State     string    // the file that holds what clients asked for; made if missing
 	NewState  bool      // take what an agent with another state file has made out of service
-	Uplink    string    // name of the netdev that VXLAN is sent from; empty: networks with a VNI are refused
+	Uplinks   []Uplink  // that VXLAN is sent from; none: networks with a VNI are refused
+	Underlay  Underlay  // empty is UnderlayAuto
 	Sysctl    string    // a directory that has, of what is in /proc/sys, what VXLAN needs to be changed; empty is /proc/sys
 	DataPlane DataPlane // empty is DataPlaneAuto
 	// SourceFilter drops what ports send with another source address than their own.
@@ -43,9 +46,13 @@ type Agent struct {
 
 	work chan struct{} // has what is needed to begin; see begin
 
-	mu       sync.RWMutex // of networks and ports
+	mu       sync.RWMutex // of all below
 	networks *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]
 	ports    *collection[*evpn.BridgePortSpec, *evpn.BridgePort]
+
+	networkOptions *optionStore[*opibridge.NetworkOptions]
+	portOptions    *optionStore[*opibridge.PortOptions]
+	carried        map[string]int // the largest MTU of networks that other xPUs have too, by id
 }
 
 // New opens the state file and brings the data plane of the calling thread's network namespace to it: it adopts what exists,
@@ -59,7 +66,7 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 	ports := map[string]membership{}
 	for id, p := range a.ports.objects {
 		if !p.deleting {
-			ports[id] = a.membership(p.spec)
+			ports[id] = a.membership(id, p.spec)
 		}
 	}
 	// An error is only logged, so that the agent serves the rest; the next start tries again.
@@ -79,8 +86,11 @@ func newAgent(cfg Config, log logr.Logger, openPlane func() (dataplane, error)) 
 	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
 	a := &Agent{
 		cfg: cfg, log: log, tasks: workqueue.NewTypedRateLimitingQueue(backoff), calls: newCallDurations(), work: make(chan struct{}, 1),
+		carried: map[string]int{},
 	}
 	a.work <- struct{}{}
+	a.networkOptions = newOptionStore[*opibridge.NetworkOptions](a, networkKind)
+	a.portOptions = newOptionStore[*opibridge.PortOptions](a, portKind)
 	a.networks, a.ports = newNetworks(a), newPorts(a)
 	fresh, err := a.openState()
 	if err != nil {
@@ -114,7 +124,7 @@ type taskKind int
 
 const (
 	taskAll     taskKind = iota // events were lost, or the bridge of all networks changed
-	taskUplink                  // the uplink or an address changed: networks with a VNI
+	taskUplink                  // an uplink or an address of one changed: networks with a VNI
 	taskNetwork                 // one network
 	taskPort                    // one port
 	taskArrival                 // a new netdev may be the representor of a port that failed

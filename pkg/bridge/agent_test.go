@@ -36,15 +36,16 @@ type paper struct {
 	ports    map[string]string
 	failure  error
 	vlans    bool
+	mtu      int // that networks carry
 }
 
 func (p *paper) filtersVLANs() bool { return p.vlans }
 
-func (p *paper) ensureNetwork(n segment) error {
+func (p *paper) ensureNetwork(n segment) (mtu int, err error) {
 	if p.failure == nil {
 		p.networks[n.id] = n.vni
 	}
-	return p.failure
+	return p.mtu, p.failure
 }
 
 func (p *paper) removeNetwork(id string) error {
@@ -98,7 +99,7 @@ func onPaper(t *testing.T) (*Agent, *paper) {
 
 func open(t *testing.T, path string, plane dataplane) *Agent {
 	t.Helper()
-	a, err := newAgent(Config{Uplink: "p0", State: path}, testr.New(t), func() (dataplane, error) { return plane, nil })
+	a, err := newAgent(Config{Uplinks: []Uplink{{Name: "p0"}}, State: path}, testr.New(t), func() (dataplane, error) { return plane, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +282,7 @@ func TestNetworkStatusCodes(t *testing.T) {
 		})
 	}
 	t.Run("VNI without an uplink", func(t *testing.T) {
-		a.cfg.Uplink = ""
+		a.cfg.Uplinks = nil
 		_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-green", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(7)}}})
 		wantCode(t, err, codes.FailedPrecondition, "--uplink")
 	})

@@ -14,6 +14,8 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"sigs.k8s.io/yaml"
+
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 )
 
 // Authorization is who may do what. A client that no rule is for may do nothing.
@@ -145,6 +147,10 @@ func objectOf(req any) string {
 		return path.Base(r.GetBridgePort().GetName())
 	case *evpn.UpdateLogicalBridgeRequest:
 		return path.Base(r.GetLogicalBridge().GetName())
+	case *opibridge.UpdatePortOptionsRequest:
+		return path.Base(r.GetOptions().GetName())
+	case *opibridge.UpdateNetworkOptionsRequest:
+		return path.Base(r.GetOptions().GetName())
 	case interface{ GetName() string }:
 		return path.Base(r.GetName())
 	}

@@ -27,7 +27,8 @@ const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAwar
 // default VLAN and is itself in none, so that neither a netdev that was just added nor the machine is in a network. Otherwise
 // each network has a bridge of its own, and VLAN ids mean nothing. Only one goroutine may use it at a time, except for watch.
 type bridgePlane struct {
-	uplink       string // empty: no VXLAN
+	uplinks      []Uplink // none: no VXLAN
+	underlay     Underlay
 	handle       *netlink.Handle
 	raw          nl.SocketHandle   // for requests for which the netlink library has no function
 	strict       nl.SocketHandle   // for lists of which the kernel leaves out what is of other netdevs
@@ -35,7 +36,7 @@ type bridgePlane struct {
 	entries      *nl.NetlinkSocket // of static entries of forwarding databases
 	forwarding   *forwarding
 	closed       atomic.Bool
-	uplinkNow    uplinkState // as watch knows it
+	uplinksNow   map[string]uplinkState // as watch knows them, by name
 	devlink      *devlink.Conn
 	representors *representorCache
 	filter       *sourcefilter.Filter
@@ -70,22 +71,29 @@ func (b *bridgePlane) ensureBridge(name, id string) (netlink.Link, error) {
 }
 
 // ensureNetwork takes the network's VLAN id, and brings up its bridge, and the VXLAN port if it has a VNI.
-func (b *bridgePlane) ensureNetwork(n segment) error {
+func (b *bridgePlane) ensureNetwork(n segment) (mtu int, err error) {
 	if err := b.available(n); err != nil {
-		return err
+		return 0, err
 	}
 	if b.vlanAware {
 		b.vlans[n.id] = n.vlan
 	}
 	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
 	if err != nil {
-		return err
+		return 0, err
 	}
-	vxlan, err := b.ensureVXLAN(n, bridge)
-	if err != nil || vxlan == nil || !b.vlanAware {
-		return err
+	want, err := b.wantedVXLAN(n)
+	if err != nil {
+		return 0, err
 	}
-	return b.setVLANs(vxlan, []uint16{n.vlan}, false)
+	if want == nil {
+		return 0, b.removeVXLAN(n.id)
+	}
+	vxlan, err := b.ensureVXLAN(n, want, bridge)
+	if err == nil && b.vlanAware {
+		err = b.setVLANs(vxlan, []uint16{n.vlan}, false)
+	}
+	return want.MTU, err
 }
 
 func (b *bridgePlane) available(n segment) error {
@@ -151,7 +159,7 @@ func (b *bridgePlane) filterSource(rep netlink.Link, to membership) error {
 		port.Networks = append(port.Networks, n.id)
 	}
 	if to.filtered {
-		port.MAC = to.mac
+		port.MAC, port.Addresses = to.mac, to.addresses
 	}
 	return linkError(b.filter.SetPort(port), rep, "filter its source addresses")
 }

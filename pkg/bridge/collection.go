@@ -28,6 +28,12 @@ type object[S proto.Message] struct {
 // errNotYet is the failure of an object that nobody has tried to realise.
 var errNotYet = errors.New("the agent is at work on it")
 
+// options are what an [optionStore] has.
+type options interface {
+	delete(tx *bbolt.Tx, id string) error
+	forget(id string)
+}
+
 type (
 	network = object[*evpn.LogicalBridgeSpec]
 	port    = object[*evpn.BridgePortSpec]
@@ -53,6 +59,7 @@ type collection[S proto.Message, M interface {
 	scope       func(id string, spec S) (port string, networks []string) // what an object is for authorization; a network is no port
 	check       func(id string, spec S) (S, error)                       // the spec in the form that is kept, or a gRPC status
 	checkUnused func(id string) error                                    // a gRPC status if other objects need this one
+	options     options                                                  // what clients have set beside the specs
 	realise     func(id string, spec S, changed bool) error              // brings the data plane to a spec; changed: from another one
 	remove      func(id string) error                                    // removes an object from the data plane
 	failureOf   func(*object[S]) error                                   // why an object, or one that it needs, is not in service
@@ -277,6 +284,7 @@ func (c *collection[S, M]) drop(id string) {
 	}
 	delete(c.objects, id)
 	delete(c.failed, id)
+	c.options.forget(id)
 }
 
 // reconcileEach reconciles some objects, in their order.
@@ -324,7 +332,9 @@ func (c *collection[S, M]) finish(id string) error {
 	if err := c.remove(id); err != nil {
 		return err
 	}
-	err := c.agent.state.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(c.bucket)).Delete([]byte(id)) })
+	err := c.agent.state.Update(func(tx *bbolt.Tx) error {
+		return errors.Join(tx.Bucket([]byte(c.bucket)).Delete([]byte(id)), c.options.delete(tx, id))
+	})
 	if err != nil {
 		return fmt.Errorf("state: %s %s: %w", c.bucket, id, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
@@ -35,13 +36,16 @@ type membership struct {
 	networks []segment
 	trunk    bool // frames carry the VLAN ids of their networks
 	filtered bool // the port may send with its MAC address only
+	// addresses are those that a filtered port may send from; none: any.
+	addresses []netip.Addr
 }
 
 // dataplane realises networks and ports. All calls may be repeated.
 type dataplane interface {
 	// filtersVLANs tells whether there are trunks, and no two networks can have one VLAN id.
 	filtersVLANs() bool
-	ensureNetwork(segment) error
+	// ensureNetwork returns the largest MTU with which frames reach other xPUs, 0 without a VNI.
+	ensureNetwork(segment) (mtu int, err error)
 	removeNetwork(id string) error
 	attach(port string, to membership) error
 	detach(port string) error
@@ -74,11 +78,16 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	if err := checkHostPFs(cfg.HostPFs); err != nil {
 		return nil, err
 	}
-	plane, err := openBridgePlane(cfg.Uplink, portResolver{sysfs: "/sys", hostPFs: withAddress(cfg.HostPFs)}, which != DataPlaneBridgePerNetwork)
+	underlay := cmp.Or(cfg.Underlay, UnderlayAuto)
+	if err := errors.Join(checkUplinks(cfg.Uplinks), underlay.check()); err != nil {
+		return nil, err
+	}
+	resolver := portResolver{sysfs: "/sys", hostPFs: withAddress(cfg.HostPFs)}
+	plane, err := openBridgePlane(cfg.Uplinks, underlay, resolver, which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Uplink != "" {
+	if len(cfg.Uplinks) > 0 {
 		if err := raiseGroupLimits(cmp.Or(cfg.Sysctl, "/proc/sys")); err != nil {
 			log.Info("few networks may have a VNI", "reason", err.Error())
 		}

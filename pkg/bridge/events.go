@@ -71,7 +71,7 @@ func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 				emit(t)
 			}
 		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-			if len(m.Data) >= unix.SizeofIfAddrmsg && int(nl.DeserializeIfAddrmsg(m.Data).Index) == b.uplinkNow.index {
+			if len(m.Data) >= unix.SizeofIfAddrmsg && b.isUplink(int(nl.DeserializeIfAddrmsg(m.Data).Index)) {
 				emit(task{kind: taskUplink})
 			}
 		}
@@ -90,24 +90,6 @@ func (b *bridgePlane) watchEntries(emit func(task)) error {
 			emit(t)
 		}
 	})
-}
-
-// uplinkState is what networks with a VNI depend on.
-type uplinkState struct{ index, mtu int }
-
-// uplinkChanged tells whether an event has anything new of the uplink for the networks. Each VXLAN port that is made is an event of it too.
-func (b *bridgePlane) uplinkChanged(attrs *netlink.LinkAttrs, removed bool) bool {
-	is := attrs.Name == b.uplink || slices.Contains(attrs.AltNames, b.uplink)
-	if !is && attrs.Index != b.uplinkNow.index {
-		return false
-	}
-	now := uplinkState{attrs.Index, attrs.MTU}
-	if removed || !is {
-		now = uplinkState{}
-	}
-	before := b.uplinkNow
-	b.uplinkNow = now
-	return now != before
 }
 
 // tasksOf returns what an event of a netdev may have changed. bridging says that the event is of the family of bridges.

@@ -26,7 +26,7 @@ func TestHardwareRepresentors(t *testing.T) {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
 	here := portResolver{sysfs: "/sys"}
-	d, err := openBridgePlane("", here, false)
+	d, err := openBridgePlane(nil, UnderlayAuto, here, false)
 	if err != nil {
 		t.Fatal(err)
 	}

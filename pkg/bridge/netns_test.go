@@ -45,8 +45,9 @@ type xpu struct {
 
 func newXPU(t *testing.T, plane bridge.DataPlane, uplink string) *xpu {
 	t.Helper()
-	cfg := bridge.Config{
-		State: filepath.Join(t.TempDir(), "state.db"), Uplink: uplink, DataPlane: plane, SourceFilter: true,
+	cfg := bridge.Config{State: filepath.Join(t.TempDir(), "state.db"), DataPlane: plane, SourceFilter: true}
+	if uplink != "" {
+		cfg.Uplinks = []bridge.Uplink{{Name: uplink}}
 	}
 	return &xpu{Namespace: netns.New(t), t: t, cfg: cfg}
 }
@@ -625,7 +626,7 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	netns.Connect(t, x.Namespace, "p0", wire, "wire")
 	must.Eventually(t, "the address is missed", func() bool {
 		err := x.client.EnsureNetwork(x.ctx(), blue)
-		return err != nil && strings.Contains(err.Error(), "has no IPv4 address")
+		return err != nil && strings.Contains(err.Error(), "has no IPv4 or IPv6 address")
 	})
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
 	must.Eventually(t, "up with the uplink", isUp)

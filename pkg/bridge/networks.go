@@ -48,7 +48,7 @@ func (s networkServer) DeleteLogicalBridge(ctx context.Context, req *evpn.Delete
 func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge] {
 	return &collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]{
 		kind: networkKind, agent: a, objects: map[string]*network{}, by: index{}, failed: map[string]bool{},
-		keys: networkKeys, check: a.checkNetwork,
+		keys: networkKeys, check: a.checkNetwork, options: a.networkOptions,
 		scope: func(id string, _ *evpn.LogicalBridgeSpec) (string, []string) { return "", []string{id} },
 		describe: func(spec *evpn.LogicalBridgeSpec) string {
 			return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
@@ -60,11 +60,14 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 			return nil
 		},
 		realise: func(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
-			err := a.plane.ensureNetwork(a.segment(id))
+			mtu, err := a.plane.ensureNetwork(a.segment(id))
+			a.mu.Lock()
+			a.carried[id] = mtu
+			a.mu.Unlock()
 			if changed {
-				a.ports.reconcileEach(a.ports.by.of(keyNetwork(id))) // the network's VLAN id may be another one
+				a.ports.reconcileEach(a.ports.by.of(keyNetwork(id))) // the network's VLAN id or filter may be another one
 			}
-			return err
+			return cmp.Or(err, a.checkMTU(id))
 		},
 		remove:    func(id string) error { return a.plane.removeNetwork(id) },
 		failureOf: func(n *network) error { return n.failure },
@@ -117,7 +120,7 @@ func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.Log
 		return spec, nil
 	case vni < 1 || vni > 1<<24-1:
 		return refuse(codes.InvalidArgument, "vni %d: must be 1-16777215, or absent", vni)
-	case a.cfg.Uplink == "":
+	case uplinkFor(a.cfg.Uplinks, vni) == nil:
 		return refuse(codes.FailedPrecondition, "vni %d: the agent has no uplink to send VXLAN from (--uplink)", vni)
 	case sameVNI != "":
 		return refuse(codes.AlreadyExists, "vni %d is already in use by logical bridge %s", vni, sameVNI)

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 )
 
 // portServer serves BridgePortService.
@@ -50,7 +52,7 @@ func (s portServer) DeleteBridgePort(ctx context.Context, req *evpn.DeleteBridge
 func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 	return &collection[*evpn.BridgePortSpec, *evpn.BridgePort]{
 		kind: portKind, agent: a, objects: map[string]*port{}, by: index{}, failed: map[string]bool{},
-		keys: portKeys, check: a.checkPort,
+		keys: portKeys, check: a.checkPort, options: a.portOptions,
 		scope: func(id string, spec *evpn.BridgePortSpec) (string, []string) { return id, networksOf(spec) },
 		describe: func(spec *evpn.BridgePortSpec) string {
 			ptype := strings.TrimPrefix(spec.GetPtype().String(), "BRIDGE_PORT_TYPE_")
@@ -64,7 +66,7 @@ func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 					return err
 				}
 			}
-			return a.plane.attach(id, a.membership(spec))
+			return a.plane.attach(id, a.membership(id, spec))
 		},
 		remove:    func(id string) error { return a.plane.detach(id) },
 		failureOf: a.portFailure,
@@ -151,12 +153,18 @@ func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePor
 }
 
 // membership describes to the data plane what a port has to be in.
-func (a *Agent) membership(spec *evpn.BridgePortSpec) membership {
+func (a *Agent) membership(id string, spec *evpn.BridgePortSpec) membership {
+	networks := networksOf(spec)
+	filter := a.filterOf(networks)
 	m := membership{
-		mac: spec.GetMacAddress(), trunk: spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK, filtered: a.cfg.SourceFilter,
+		mac: spec.GetMacAddress(), trunk: spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
+		filtered: filter != opibridge.SourceFilter_SOURCE_FILTER_NONE,
 	}
-	for _, id := range networksOf(spec) {
-		m.networks = append(m.networks, a.segment(id))
+	if filter == opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES {
+		m.addresses = a.addressesOf(id)
+	}
+	for _, network := range networks {
+		m.networks = append(m.networks, a.segment(network))
 	}
 	return m
 }

@@ -22,7 +22,7 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 			port, err)
 	}
 	attrs := link.Attrs()
-	uplink := attrs.Name == b.uplink || slices.Contains(attrs.AltNames, b.uplink)
+	uplink := slices.ContainsFunc(b.uplinks, func(u Uplink) bool { return u.is(attrs) })
 	other, err := b.holder(link, port)
 	switch {
 	case err != nil:
@@ -30,7 +30,7 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	case other != "":
 		return nil, fmt.Errorf("netdev %s: is already the representor of port %s", attrs.Name, other)
 	case uplink || attrs.Flags&net.FlagLoopback != 0 || isOurs(link):
-		return nil, fmt.Errorf("netdev %s: is no representor but the uplink, a loopback or one of the agent's own", attrs.Name)
+		return nil, fmt.Errorf("netdev %s: is no representor but an uplink, a loopback or one of the agent's own", attrs.Name)
 	}
 	addrs, err := b.addresses(attrs.Index, unix.AF_UNSPEC)
 	if err != nil {

@@ -30,7 +30,7 @@ func newByAddress(t *testing.T) *byAddress {
 	makePF(t, root, "0000:01:00.0", "8 16 1")
 	r := &byAddress{ns: netns.New(t)}
 	err := r.ns.Do(func() (err error) {
-		r.bridgePlane, err = openBridgePlane("", portResolver{sysfs: sysfs.Root(root)}, false)
+		r.bridgePlane, err = openBridgePlane(nil, UnderlayAuto, portResolver{sysfs: sysfs.Root(root)}, false)
 		return err
 	})
 	if err != nil {
@@ -66,7 +66,7 @@ func (r *byAddress) link(t *testing.T, name string) netlink.Link {
 func (r *byAddress) attach(t *testing.T) {
 	t.Helper()
 	plane := r.bridgePlane
-	if err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
+	if _, err := plane.ensureNetwork(segment{id: "net-blue"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := plane.attach(vfPort, blueMember); err != nil {

@@ -22,9 +22,9 @@ import (
 )
 
 // openBridgePlane opens sockets in the network namespace of the calling thread.
-func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *bridgePlane, err error) {
+func openBridgePlane(uplinks []Uplink, underlay Underlay, resolver portResolver, vlanAware bool) (_ *bridgePlane, err error) {
 	b := &bridgePlane{
-		uplink: uplink, vlanAware: vlanAware, vlans: map[string]uint16{}, settled: map[int]bool{},
+		uplinks: uplinks, underlay: underlay, uplinksNow: map[string]uplinkState{}, vlanAware: vlanAware, vlans: map[string]uint16{}, settled: map[int]bool{},
 		users: newUsers(), forwarding: newForwarding(),
 	}
 	defer func() {
@@ -33,7 +33,7 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 		}
 	}()
 	// The subscription comes before any list of netdevs, so that no change is missed.
-	b.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR)
+	b.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: %w", err)
 	}
@@ -56,8 +56,10 @@ func openBridgePlane(uplink string, resolver portResolver, vlanAware bool) (_ *b
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
 	b.handle.DisableVFInfoCollection()
-	if uplink, err := b.find(uplink); err == nil && uplink != nil {
-		b.uplinkNow = uplinkState{uplink.Attrs().Index, uplink.Attrs().MTU}
+	for _, u := range uplinks {
+		if link, err := b.find(u.Name); err == nil && link != nil {
+			b.uplinksNow[u.Name] = uplinkState{link.Attrs().Index, link.Attrs().MTU}
+		}
 	}
 	if b.devlink, err = devlink.Dial(threadNamespace()); err != nil {
 		return nil, err

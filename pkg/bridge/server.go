@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/cardid"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
@@ -36,6 +37,7 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	)...)
 	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
 	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
+	opibridge.RegisterOptionsServiceServer(s, optionsServer{Agent: a})
 	ports := patience[[]devlink.Port]{limit: devlinkLimit, call: devlinkPorts}
 	inventory.RegisterInventoryServiceServer(s, inventoryServer{hostPFs: a.cfg.HostPFs, ports: ports.do, serial: cardid.Read})
 	return s

@@ -23,7 +23,7 @@ func (a *Agent) openState() (fresh bool, err error) {
 		case networks == nil || ports == nil:
 			return fmt.Errorf("%w (a bucket is missing)", boltfile.ErrCorrupt)
 		}
-		return errors.Join(a.networks.load(networks), a.ports.load(ports))
+		return errors.Join(a.networks.load(networks), a.ports.load(ports), a.networkOptions.load(tx), a.portOptions.load(tx))
 	})
 	if errors.Is(err, boltfile.ErrCorrupt) {
 		return false, fmt.Errorf("state %s: %w; put a backup in its place, or move it away and start once with --new-state: all ports are then "+

@@ -1,33 +1,29 @@
 package bridge
 
 import (
-	"fmt"
-	"net"
-
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
-// ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
-// section 4.1). It removes the VXLAN port of a network without a VNI, and returns nil.
-func (b *bridgePlane) ensureVXLAN(n segment, bridge netlink.Link) (netlink.Link, error) {
+// wantedVXLAN describes the VXLAN port of a network, nil for one without a VNI.
+func (b *bridgePlane) wantedVXLAN(n segment) (*netlink.Vxlan, error) {
 	if n.vni == 0 {
-		return nil, b.removeVXLAN(n.id)
+		return nil, nil
 	}
-	uplink, err := b.findUplink()
+	under, err := b.underlayOf(n.vni)
 	if err != nil {
 		return nil, err
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = vxlanName(n.id)
-	const overhead = 14 + 8 + 8 + 20 // of the inner Ethernet, VXLAN, UDP and IPv4 headers
-	attrs.MTU = uplink.Attrs().MTU - overhead
-	// Frames to unknown addresses go to a group of the administratively scoped range (RFC 2365) with the VNI's 24 bits.
-	group := net.IPv4(239, byte(n.vni>>16), byte(n.vni>>8), byte(n.vni)).To4()
-	want := &netlink.Vxlan{
-		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: uplink.Attrs().Index,
-		Group: group, Port: 4789, Learning: true, // RFC 7348, section 8
-	}
+	attrs.Name, attrs.MTU = vxlanName(n.id), under.mtu
+	return &netlink.Vxlan{
+		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: under.uplink.Attrs().Index,
+		Group: under.group, Port: 4789, Learning: true, // RFC 7348, section 8
+	}, nil
+}
+
+// ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
+// section 4.1).
+func (b *bridgePlane) ensureVXLAN(n segment, want *netlink.Vxlan, bridge netlink.Link) (netlink.Link, error) {
 	link, err := b.ensure(want, n.id)
 	if err != nil {
 		return nil, err
@@ -62,22 +58,4 @@ func (b *bridgePlane) removeVXLAN(network string) error {
 		return err
 	}
 	return b.filter.SetVXLAN(network, 0)
-}
-
-func (b *bridgePlane) findUplink() (netlink.Link, error) {
-	uplink, err := b.find(b.uplink)
-	if err != nil {
-		return nil, err
-	}
-	if uplink == nil {
-		return nil, fmt.Errorf("netdev %s, the uplink, is missing", b.uplink)
-	}
-	addrs, err := b.addresses(uplink.Attrs().Index, unix.AF_INET)
-	if err != nil {
-		return nil, fmt.Errorf("netdev %s, the uplink: addresses: %w", b.uplink, err)
-	}
-	if len(addrs) == 0 {
-		return nil, fmt.Errorf("netdev %s, the uplink, has no IPv4 address to send VXLAN from", b.uplink)
-	}
-	return uplink, nil
 }

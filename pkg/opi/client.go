@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -109,6 +110,9 @@ type Client struct {
 	agent        Agent
 
 	ports, networks kind
+
+	noOptions atomic.Bool // the agent is known to have no [Options]
+	mtus      sync.Map    // int by network: see MTU
 
 	peer atomic.Value // string: see Peer
 }
@@ -206,6 +210,7 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 	report := func(s connectivity.State) {
 		if s != last {
 			last = s
+			c.noOptions.Store(false) // an agent that was restarted may be another release
 			changed(s == connectivity.Ready)
 		}
 	}

@@ -42,6 +42,8 @@ type Agent interface {
 	// returns nil or an [ErrNotFound].
 	DeleteNetwork(ctx context.Context, id string) error
 
+	Options
+
 	// HostPFs returns the PFs that the xPU gives its host, at most [MaxHostPFs]; none for an agent that does not tell.
 	HostPFs(ctx context.Context) ([]HostPF, error)
 

@@ -15,6 +15,10 @@ type Network struct {
 	ID   string  // 4-63 characters of a-z, 0-9, '-'; see [NetworkID]
 	VLAN uint16  // 1-4094
 	VNI  *uint32 // VXLAN network identifier, 1-16777215; nil keeps the network on this xPU
+
+	// For agents that have [Options]; not in a NetworkStatus.
+	MTU          int // of the interfaces in the network in bytes; 0 is unknown
+	SourceFilter SourceFilter
 }
 
 // Network is the installation's network of this name, with VLAN and VNI as XPUNetworks and configurations declare them.
@@ -60,6 +64,11 @@ func (n Network) differs(got Network) string {
 	return ""
 }
 
+// same tells whether an agent has nothing to change if it has one network and another one is wanted.
+func (n Network) same(wanted Network) bool {
+	return wanted.differs(n) == "" && n.MTU == wanted.MTU && n.SourceFilter == wanted.SourceFilter
+}
+
 // EnsureNetwork returns nil once the agent says that the network is up with exactly this VLAN and VNI. A network of
 // the same id with others is ErrConflict and stays as it is: ports may be using it. So is a network of another id with this VLAN
 // or VNI, as agents may take two such networks and join them.
@@ -69,6 +78,17 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 		return err
 	}
 	var failed time.Time // since when the network is failed
+	told := false        // its options
+	tell := func(ctx context.Context) (again bool, err error) {
+		told = true
+		return c.setOptions(ctx, op, n.ID, func(ctx context.Context) error {
+			mtu, err := c.agent.SetNetworkOptions(ctx, n)
+			if err == nil {
+				c.mtus.Store(n.ID, mtu)
+			}
+			return err
+		})
+	}
 	return await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := c.agent.Network(ctx, n.ID)
 		err = c.failure(ctx, op, n.ID, err)
@@ -76,7 +96,11 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 			if err := c.checkRivals(ctx, op, n); err != nil {
 				return false, "", err
 			}
-			return false, "created, not up yet", c.created(ctx, c.networks, op, n.ID, c.agent.CreateNetwork(ctx, n))
+			if err := c.created(ctx, c.networks, op, n.ID, c.agent.CreateNetwork(ctx, n)); err != nil {
+				return false, "", err
+			}
+			_, err := tell(ctx)
+			return false, "created, not up yet", err
 		}
 		if err != nil {
 			return false, "", err
@@ -87,6 +111,11 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 		}
 		if difference := n.differs(got.Network); difference != "" {
 			return false, said, &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: difference}
+		}
+		if !told {
+			if again, err := tell(ctx); again || err != nil {
+				return false, said, err
+			}
 		}
 		if got.State == StateFailed {
 			failed = cmp.Or(failed, time.Now())
@@ -129,5 +158,9 @@ func (c *Client) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 
 // DeleteNetwork returns nil once the agent says that there is no such network. It is ErrInUse while ports use it.
 func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
-	return c.delete(ctx, c.networks, "delete network", id)
+	err := c.delete(ctx, c.networks, "delete network", id)
+	if err == nil {
+		c.mtus.Delete(id)
+	}
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -19,6 +20,10 @@ type Port struct {
 	MAC      net.HardwareAddr // 6 bytes, unicast, not zero: the Function's own
 	Networks []string         // ids of the networks: exactly one unless Trunk
 	Trunk    bool             // frames of the networks are told apart by their VLAN tags
+
+	// Addresses are those that the port may send from, where the source filter of its networks looks at addresses; none: any. They are
+	// for agents that have [Options], and not in a PortStatus.
+	Addresses []netip.Addr
 }
 
 // Port is the port of a Function in the installation's network of this name.
@@ -84,7 +89,7 @@ func (p Port) check(op string, owner Installation) error {
 	return nil
 }
 
-// Equal tells whether two ports are the same; the order of networks does not matter.
+// Equal tells whether two ports are the same but for their options; the order of networks does not matter.
 func (p Port) Equal(q Port) bool {
 	return p.ID == q.ID && p.Trunk == q.Trunk && bytes.Equal(p.MAC, q.MAC) &&
 		slices.Equal(slices.Sorted(slices.Values(p.Networks)), slices.Sorted(slices.Values(q.Networks)))
@@ -106,6 +111,11 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	}
 	made, mayRetry := 0, true
 	var failed time.Time // since when the port is failed
+	told := false        // its options
+	tell := func(ctx context.Context) (again bool, err error) {
+		told = true
+		return c.setOptions(ctx, op, p.ID, func(ctx context.Context) error { return c.agent.SetPortOptions(ctx, p) })
+	}
 	return await(ctx, op, p.ID, func(ctx context.Context) (done bool, said string, err error) {
 		got, err := c.agent.Port(ctx, p.ID)
 		err = c.failure(ctx, op, p.ID, err)
@@ -134,7 +144,16 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 					return false, said, err
 				}
 			}
-			return false, "created, not up yet", c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p))
+			if err := c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p)); err != nil {
+				return false, "", err
+			}
+			_, err := tell(ctx)
+			return false, "created, not up yet", err
+		}
+		if !told {
+			if again, err := tell(ctx); again || err != nil {
+				return false, got.of("port"), err
+			}
 		}
 		said = got.of("port")
 		if got.State != StateFailed {

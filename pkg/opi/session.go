@@ -256,7 +256,7 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 		return timeout(ctx, "ensure network", network.ID, "another call for it has not ended")
 	}
 	defer unlock()
-	if served, known := s.served.Load(network.ID); !ask && known && network.differs(served.(Network)) == "" {
+	if served, known := s.served.Load(network.ID); !ask && known && served.(Network).same(network) {
 		return nil
 	}
 	if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
@@ -314,6 +314,9 @@ func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	}
 	return networks, nil
 }
+
+// MTU is [Client.MTU].
+func (s *Session) MTU(network string) int { return s.client.MTU(network) }
 
 // Peer is [Client.Peer].
 func (s *Session) Peer() string { return s.client.Peer() }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -104,6 +105,7 @@ func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 	return agent{
 		networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn),
 		health: healthpb.NewHealthClient(conn), inventory: inventory.NewInventoryServiceClient(conn),
+		options:      opibridge.NewOptionsServiceClient(conn),
 		networkNames: newNames(networkPrefix), portNames: newNames(portPrefix),
 	}
 }
@@ -113,6 +115,7 @@ type agent struct {
 	ports                   evpn.BridgePortServiceClient
 	health                  healthpb.HealthClient
 	inventory               inventory.InventoryServiceClient
+	options                 opibridge.OptionsServiceClient
 	networkNames, portNames *names
 }
 
@@ -269,6 +272,30 @@ func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 // DeletePort implements [opi.Agent].
 func (a agent) DeletePort(ctx context.Context, id string) error {
 	_, err := a.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: a.portNames.of(id), AllowMissing: true})
+	return err
+}
+
+// SetNetworkOptions implements [opi.Options].
+func (a agent) SetNetworkOptions(ctx context.Context, n opi.Network) (mtu int, err error) {
+	got, err := a.options.UpdateNetworkOptions(ctx, &opibridge.UpdateNetworkOptionsRequest{Options: &opibridge.NetworkOptions{
+		Name: a.networkNames.of(n.ID), Mtu: uint32(n.MTU), SourceFilter: sourceFilters[n.SourceFilter],
+	}})
+	return int(min(got.GetMaxMtu(), math.MaxUint16)), err
+}
+
+var sourceFilters = map[opi.SourceFilter]opibridge.SourceFilter{
+	opi.SourceFilterAddresses: opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES,
+	opi.SourceFilterMAC:       opibridge.SourceFilter_SOURCE_FILTER_MAC,
+	opi.SourceFilterNone:      opibridge.SourceFilter_SOURCE_FILTER_NONE,
+}
+
+// SetPortOptions implements [opi.Options].
+func (a agent) SetPortOptions(ctx context.Context, p opi.Port) error {
+	options := &opibridge.PortOptions{Name: a.portNames.of(p.ID)}
+	for _, address := range p.Addresses {
+		options.Addresses = append(options.Addresses, address.String())
+	}
+	_, err := a.options.UpdatePortOptions(ctx, &opibridge.UpdatePortOptionsRequest{Options: options})
 	return err
 }
 

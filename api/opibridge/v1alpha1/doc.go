@@ -1,0 +1,2 @@
+// Package opibridge is the part of opi-bridge's API that OPI's does not have.
+package opibridge

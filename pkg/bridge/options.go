@@ -1,0 +1,256 @@
+package bridge
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"go.etcd.io/bbolt"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
+)
+
+// optionStore keeps the options of networks or of ports, in memory and in the state file. What changes them is work of the agent; they are
+// read under its lock.
+type optionStore[O proto.Message] struct {
+	agent  *Agent
+	bucket string // of the state file
+	byID   map[string]O
+}
+
+func newOptionStore[O proto.Message](a *Agent, of kind) *optionStore[O] {
+	return &optionStore[O]{agent: a, bucket: of.bucket + "-options", byID: map[string]O{}}
+}
+
+// set keeps the options of an object, and tells whether they are other ones than before. The error is a gRPC status.
+func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
+	if proto.Equal(s.byID[id], options) {
+		return false, nil
+	}
+	data, err := proto.Marshal(options)
+	if err == nil {
+		err = s.agent.state.Update(func(tx *bbolt.Tx) error {
+			bucket, err := tx.CreateBucketIfNotExists([]byte(s.bucket))
+			if err != nil {
+				return err
+			}
+			return bucket.Put([]byte(id), data)
+		})
+	}
+	if err != nil {
+		return false, status.Errorf(codes.Internal, "state: %s %s: %v", s.bucket, id, err)
+	}
+	s.agent.mu.Lock()
+	defer s.agent.mu.Unlock()
+	s.byID[id] = options
+	return true, nil
+}
+
+// delete removes the options of an object from the state file. They are forgotten with the object.
+func (s *optionStore[O]) delete(tx *bbolt.Tx, id string) error {
+	bucket := tx.Bucket([]byte(s.bucket))
+	if bucket == nil {
+		return nil
+	}
+	return bucket.Delete([]byte(id))
+}
+
+func (s *optionStore[O]) forget(id string) { delete(s.byID, id) }
+
+// load reads all options from the state file.
+func (s *optionStore[O]) load(tx *bbolt.Tx) error {
+	bucket := tx.Bucket([]byte(s.bucket))
+	if bucket == nil { // nobody has set any
+		return nil
+	}
+	return bucket.ForEach(func(id, data []byte) error {
+		var none O
+		options := none.ProtoReflect().New().Interface().(O)
+		if err := proto.Unmarshal(data, options); err != nil {
+			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, s.bucket, id, err)
+		}
+		s.byID[string(id)] = options
+		return nil
+	})
+}
+
+// optionsServer serves OptionsService.
+type optionsServer struct {
+	opibridge.UnimplementedOptionsServiceServer
+	*Agent
+}
+
+// checkMTU returns an error if the interfaces in a network have a larger MTU than it carries.
+func (a *Agent) checkMTU(id string) error {
+	mtu, carried := int(a.networkOptions.byID[id].GetMtu()), a.carried[id]
+	if carried == 0 || mtu <= carried {
+		return nil
+	}
+	return fmt.Errorf("mtu %d: VXLAN carries at most %d: set the network's MTU to that or less, or raise that of the uplink, and of all that is "+
+		"between the xPUs, by %d", mtu, carried, mtu-carried)
+}
+
+func (s optionsServer) GetNetworkOptions(ctx context.Context, req *opibridge.GetNetworkOptionsRequest) (*opibridge.NetworkOptions, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	id, o, err := s.networks.lookup(req.GetName())
+	if err == nil {
+		err = s.networks.permit(ctx, false, id, o.spec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.networkOptionsOf(id), nil
+}
+
+// networkOptionsOf is the message about a network's options that clients get.
+func (s optionsServer) networkOptionsOf(id string) *opibridge.NetworkOptions {
+	reply := &opibridge.NetworkOptions{}
+	if kept := s.networkOptions.byID[id]; kept != nil {
+		reply = proto.CloneOf(kept)
+	}
+	reply.Name = networkKind.prefix + id
+	reply.MaxMtu = uint32(s.carried[id])
+	return reply
+}
+
+func (s optionsServer) UpdateNetworkOptions(
+	ctx context.Context, req *opibridge.UpdateNetworkOptionsRequest,
+) (*opibridge.NetworkOptions, error) {
+	end, err := s.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	want := req.GetOptions()
+	id, o, err := s.networks.lookup(want.GetName())
+	if err == nil {
+		err = s.networks.permit(ctx, true, id, o.spec)
+	}
+	if err == nil && o.deleting {
+		err = s.networks.beingDeleted(id)
+	}
+	if err == nil {
+		err = checkNetworkOptions(id, want)
+	}
+	if err != nil {
+		return nil, err
+	}
+	kept := &opibridge.NetworkOptions{SourceFilter: want.GetSourceFilter(), Mtu: want.GetMtu()}
+	changed, err := s.networkOptions.set(id, kept)
+	if err != nil {
+		return nil, err
+	}
+	if changed {
+		s.networks.reconcile(id, true)
+	}
+	return s.networkOptionsOf(id), nil
+}
+
+func checkNetworkOptions(id string, want *opibridge.NetworkOptions) error {
+	if _, known := opibridge.SourceFilter_name[int32(want.GetSourceFilter())]; !known {
+		return status.Errorf(codes.InvalidArgument, "options of logical bridge %s: source_filter %d is not known", id, want.GetSourceFilter())
+	}
+	if mtu := want.GetMtu(); mtu != 0 && (mtu < 68 || mtu > 65535) {
+		return status.Errorf(codes.InvalidArgument, "options of logical bridge %s: mtu %d: must be 68-65535, or 0 if it is not known", id, mtu)
+	}
+	return nil
+}
+
+func (s optionsServer) GetPortOptions(ctx context.Context, req *opibridge.GetPortOptionsRequest) (*opibridge.PortOptions, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	id, o, err := s.ports.lookup(req.GetName())
+	if err == nil {
+		err = s.ports.permit(ctx, false, id, o.spec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.portOptionsOf(id), nil
+}
+
+// portOptionsOf is the message about a port's options that clients get.
+func (s optionsServer) portOptionsOf(id string) *opibridge.PortOptions {
+	return &opibridge.PortOptions{Name: portKind.prefix + id, Addresses: s.portOptions.byID[id].GetAddresses()}
+}
+
+func (s optionsServer) UpdatePortOptions(ctx context.Context, req *opibridge.UpdatePortOptionsRequest) (*opibridge.PortOptions, error) {
+	end, err := s.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	id, o, err := s.ports.lookup(req.GetOptions().GetName())
+	if err == nil {
+		err = s.ports.permit(ctx, true, id, o.spec)
+	}
+	if err == nil && o.deleting {
+		err = s.ports.beingDeleted(id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	addresses, err := normalAddresses(id, req.GetOptions().GetAddresses())
+	if err != nil {
+		return nil, err
+	}
+	changed, err := s.portOptions.set(id, &opibridge.PortOptions{Addresses: addresses})
+	if err != nil {
+		return nil, err
+	}
+	if changed {
+		s.ports.reconcile(id, false)
+	}
+	return s.portOptionsOf(id), nil
+}
+
+// maxAddresses bounds the addresses of a port.
+const maxAddresses = 64
+
+// normalAddresses returns addresses in the form in which they are kept, sorted. The error is a gRPC status.
+func normalAddresses(id string, texts []string) ([]string, error) {
+	if len(texts) > maxAddresses {
+		return nil, status.Errorf(codes.InvalidArgument, "options of bridge port %s: %d addresses, at most %d may be given", id, len(texts), maxAddresses)
+	}
+	var addresses []string
+	for _, text := range texts {
+		address, err := netip.ParseAddr(text)
+		if err != nil || address.Zone() != "" || !address.IsGlobalUnicast() && !address.IsLinkLocalUnicast() {
+			return nil, status.Errorf(codes.InvalidArgument,
+				"options of bridge port %s: address %q: must be a unicast address without prefix length, such as 10.1.0.2 or fd00::2", id, text)
+		}
+		addresses = append(addresses, address.Unmap().String())
+	}
+	slices.Sort(addresses)
+	return slices.Compact(addresses), nil
+}
+
+// addressesOf returns the addresses that a port may send from; none: any.
+func (a *Agent) addressesOf(id string) []netip.Addr {
+	var addresses []netip.Addr
+	for _, text := range a.portOptions.byID[id].GetAddresses() {
+		if address, err := netip.ParseAddr(text); err == nil { // as it was when it was set
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses
+}
+
+// filterOf returns what a port in these networks may send. It is in several only if it is a trunk, and then has to be let through what
+// each of them lets through.
+func (a *Agent) filterOf(networks []string) opibridge.SourceFilter {
+	if !a.cfg.SourceFilter {
+		return opibridge.SourceFilter_SOURCE_FILTER_NONE
+	}
+	filter := opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES
+	for _, id := range networks {
+		filter = max(filter, a.networkOptions.byID[id].GetSourceFilter())
+	}
+	return filter
+}
