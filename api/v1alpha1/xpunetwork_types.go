@@ -35,6 +35,16 @@ func (a AllowedNamespaces) Allows(namespace map[string]string) (bool, error) {
 	return err == nil && selector.Matches(labels.Set(namespace)), err
 }
 
+// SourceFilter says which source addresses the frames of a network's interfaces may have.
+// +kubebuilder:validation:Enum=Addresses;MAC;None
+type SourceFilter string
+
+const (
+	SourceFilterAddresses SourceFilter = "Addresses"
+	SourceFilterMAC       SourceFilter = "MAC"
+	SourceFilterNone      SourceFilter = "None"
+)
+
 // XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
 type XPUNetworkSpec struct {
 	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). No two networks may share one. In a tenant cluster it means
@@ -57,11 +67,19 @@ type XPUNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="vni cannot be changed: make another XPUNetwork"
 	VNI *int32 `json:"vni,omitempty"`
 
-	// MTU is that of the pods' interfaces in bytes, unless an InterfaceConfig asks for less.
+	// MTU is that of the pods' interfaces in bytes, unless an InterfaceConfig asks for less. Without it that of a network with a VNI is
+	// what VXLAN leaves of the MTU between the xPUs, where their agents tell it. An xPU that carries less does not serve the network.
 	// +optional
 	// +kubebuilder:validation:Minimum=1280
 	// +kubebuilder:validation:Maximum=9216
 	MTU *int32 `json:"mtu,omitempty"`
+
+	// SourceFilter says which source addresses the frames of an interface may have, for the xPUs' agents that filter them, such as
+	// opi-bridge: its MAC address and its addresses, those claimed by ARP and Neighbor Discovery among them (Addresses, the default); its MAC
+	// address (MAC), for pods that have further addresses; any (None), for pods that bridge or route. An interface whose addresses are not
+	// known to its XPUPort may send from any.
+	// +optional
+	SourceFilter SourceFilter `json:"sourceFilter,omitempty"`
 
 	// Subnets are the segment's prefixes in CIDR notation, at most one IPv4 and one IPv6. An interface that asks
 	// for no address gets the lowest free one of each. The addresses of gateways, those reserved, and the IPv4 broadcast

@@ -129,7 +129,7 @@ type XPUPortStatus struct {
 	// +optional
 	Pod string `json:"pod,omitempty"`
 
-	// MTU is the largest that the network carries, in bytes; 0 where it sets none.
+	// MTU is the network's in bytes, or the largest that the xPU carries where the network sets none; 0 if that is not known.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 

@@ -8,13 +8,16 @@ import (
 
 // dataPlaneTests are what holds with each data plane.
 var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
+	"AddressesStayWithTheirPort":        testAddressesStayWithTheirPort,
 	"BridgeIsFull":                      testBridgeIsFull,
 	"ClientSuite":                       testClientSuite,
 	"DeleteCleansUp":                    testDeleteCleansUp,
 	"DiedBeforeMarking":                 testDiedBeforeMarking,
 	"ForwardingHeals":                   testForwardingHeals,
+	"IPv6Underlay":                      testIPv6Underlay,
 	"LiesAreDropped":                    testLiesAreDropped,
 	"MACStaysWithItsPort":               testMACStaysWithItsPort,
+	"MTUIsRefused":                      testMTUIsRefused,
 	"ManyVNIs":                          testManyVNIs,
 	"NetdevsOfOthersAreLeftAlone":       testNetdevsOfOthersAreLeftAlone,
 	"NetworksReachAcrossXPUs":           testNetworksReachAcrossXPUs,
@@ -25,10 +28,13 @@ var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
 	"RepresentorComesAndGoes":           testRepresentorComesAndGoes,
 	"RestartKeepsTraffic":               testRestartKeepsTraffic,
 	"RestartRestoresWhatWasTakenAway":   testRestartRestoresWhatWasTakenAway,
+	"SeveralUplinks":                    testSeveralUplinks,
 	"StateIsMissing":                    testStateIsMissing,
 	"StrayRepresentorIsReleasedAtStart": testStrayRepresentorIsReleasedAtStart,
 	"TooManyVNIs":                       testTooManyVNIs,
+	"UnderlayIsChosen":                  testUnderlayIsChosen,
 	"UplinkComesAndGoes":                testUplinkComesAndGoes,
+	"UplinkOfKind":                      testUplinkOfKind,
 }
 
 // TestDataPlanes: the data planes are equal.

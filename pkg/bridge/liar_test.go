@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -41,7 +43,7 @@ func (p *pod) send(t *testing.T, dst, src net.HardwareAddr, etherType uint16, pa
 	}
 }
 
-// ear is a packet socket of a pod for frames of etherTypeTest.
+// ear is a packet socket of a pod for frames of one EtherType.
 type ear struct {
 	t      *testing.T
 	socket int
@@ -49,7 +51,13 @@ type ear struct {
 
 func (p *pod) listen(t *testing.T) *ear {
 	t.Helper()
-	const networkOrder = etherTypeTest>>8 | etherTypeTest<<8&0xffff
+	return p.listenFor(t, etherTypeTest)
+}
+
+// listenFor is listen with another EtherType.
+func (p *pod) listenFor(t *testing.T, etherType int) *ear {
+	t.Helper()
+	networkOrder := etherType>>8 | etherType<<8&0xffff
 	e := &ear{t: t}
 	must.Succeed(t, p.Do(func() (err error) {
 		e.socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, networkOrder)
@@ -160,6 +168,83 @@ func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
 	must.Succeed(t, a.client.DeletePort(a.ctx(), rep1))
 	if left, err := nft.GetSetElements(set); err != nil || len(left) != 1 {
 		t.Errorf("after delete the filter knows %d MAC addresses, %v; want that of the other port", len(left), err)
+	}
+}
+
+// arp is the body of an ARP announcement (RFC 5227, section 3) that an address is at a MAC address.
+func arp(mac net.HardwareAddr, ip net.IP) []byte {
+	return bytes.Join([][]byte{{0, 1, 8, 0, 6, 4, 0, 1}, mac, ip, make([]byte, 6), ip, make([]byte, 18)}, nil)
+}
+
+// testAddressesStayWithTheirPort: what a pod sends from another's address, or claims to have of it, arrives nowhere, whether it is of the same
+// xPU or of one that filters nothing. A network may do without.
+func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
+	a, b := newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
+	b.cfg.SourceFilter = false
+	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
+	for i, x := range []*xpu{a, b} {
+		addAddress(t, x.Namespace, "p0", net.IPv4(198, 51, 100, byte(1+i)).String()+"/24")
+		x.start()
+		x.network("net-blue", 10, 1000)
+	}
+	victim, client, near, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a, rep3, 3), newPod(t, b, rep1, 4)
+	ensure := func(x *xpu, id string, p *pod) {
+		t.Helper()
+		address, _ := netip.AddrFromSlice(p.ip)
+		port := opi.Port{ID: id, MAC: p.mac, Networks: []string{"net-blue"}, Addresses: []netip.Addr{address}}
+		must.Succeed(t, x.client.EnsurePort(x.ctx(), port))
+	}
+	ensure(a, rep1, victim)
+	ensure(a, rep2, client)
+	ensure(a, rep3, near)
+	ensure(b, rep1, far)
+	for _, p := range []*pod{victim, near, far} {
+		reach(t, client, p)
+	}
+
+	e := client.listenFor(t, unix.ETH_P_ARP)
+	claims := func(liar *pod, of net.IP) bool {
+		t.Helper()
+		lie, end := arp(liar.mac, of), slices.Concat(arp(liar.mac, liar.ip), []byte("end"))
+		liar.send(t, broadcast, liar.mac, unix.ETH_P_ARP, lie)
+		liar.send(t, broadcast, liar.mac, unix.ETH_P_ARP, end)
+		for heard := false; ; {
+			switch got := e.next(); {
+			case got == string(end):
+				return heard
+			case got == string(lie):
+				heard = true
+			}
+		}
+	}
+	for where, liar := range map[string]*pod{"the same xPU": near, "another xPU": far} {
+		if claims(liar, victim.ip) {
+			t.Errorf("of %s: the claim of another's address arrives", where)
+		}
+	}
+	if claims(near, net.IPv4(192, 0, 2, 99).To4()) {
+		t.Error("the claim of an address that nobody has arrives")
+	}
+	_, subnet, _ := net.ParseCIDR("192.0.2.99/32")
+	link, err := near.Handle().LinkByName("eth0")
+	must.Succeed(t, err)
+	must.Succeed(t, near.Handle().AddrAdd(link, &netlink.Addr{IPNet: subnet}))
+	noReach(t, &pod{Namespace: near.Namespace, ip: subnet.IP.To4()}, client)
+
+	network := opi.Network{ID: "net-blue", VLAN: 10, VNI: new(uint32(1000)), SourceFilter: opi.SourceFilterMAC}
+	must.Succeed(t, a.client.EnsureNetwork(a.ctx(), network))
+	if !claims(near, net.IPv4(192, 0, 2, 99).To4()) {
+		t.Error("with sourceFilter MAC no other address may be claimed")
+	}
+	a.stop()
+	a.start()
+	if !claims(near, net.IPv4(192, 0, 2, 99).To4()) {
+		t.Error("after a restart no other address may be claimed")
+	}
+	network.SourceFilter = opi.SourceFilterAddresses
+	must.Succeed(t, a.client.EnsureNetwork(a.ctx(), network))
+	if claims(near, victim.ip) {
+		t.Error("with sourceFilter Addresses again the claim of another's address arrives")
 	}
 }
 

@@ -153,7 +153,7 @@ func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1
 	want := &v1alpha1.XPUNetwork{
 		ObjectMeta: copyMeta(s.Name, network, "", scopedNetwork(s.Name, network.Name)),
 		Spec: v1alpha1.XPUNetworkSpec{
-			VLAN: segment.VLAN, VNI: segment.VNI, MTU: network.Spec.MTU,
+			VLAN: segment.VLAN, VNI: segment.VNI, MTU: network.Spec.MTU, SourceFilter: network.Spec.SourceFilter,
 			AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromNone}, // of the infra cluster
 		},
 	}

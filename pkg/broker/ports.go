@@ -187,6 +187,9 @@ func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key 
 	copied.Spec.NodeName = scoped(s.Name, port.Spec.NodeName)
 	copied.Spec.Network = scopedNetwork(s.Name, port.Spec.Network)
 	copied.Labels[v1alpha1.LabelNetwork] = copied.Spec.Network
+	if len(copied.Spec.Addresses) == 0 {
+		copied.Spec.Addresses = port.Status.Addresses // those that the tenant's cluster gave it
+	}
 	copied.Finalizers = []string{v1alpha1.FinalizerPort}
 	if err := apply(ctx, r.infra, copied, "status"); err != nil {
 		return ctrl.Result{}, err

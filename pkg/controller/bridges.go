@@ -235,5 +235,5 @@ func (r *bridges) serve(ctx, bounded context.Context, agent *opi.Session, b brid
 	if err != nil {
 		return err
 	}
-	return agent.EnsureNetwork(bounded, r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI))
+	return agent.EnsureNetwork(bounded, r.opiNetwork(network))
 }

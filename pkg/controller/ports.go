@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -221,23 +222,30 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 			return err
 		}
 	}
-	if err := r.serve(ctx, port, network, xpu); err != nil {
+	carried, err := r.serve(ctx, port, addresses, network, xpu)
+	if err != nil {
 		return err
 	}
-	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, 0), addresses
+	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), addresses
 	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
 	return nil
 }
 
-// serve has the agent of the XPU serve a Port that may be served.
-func (r *ports) serve(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU) error {
+// serve has the agent of the XPU serve a Port that may be served, with these addresses. mtu is the largest that the agent carries, 0 if it
+// does not tell.
+func (r *ports) serve(
+	ctx context.Context, port *v1alpha1.XPUPort, addresses []string, network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
+) (mtu int32, err error) {
 	agent, p := r.agent(port.Spec.XPU)
 	if p != nil {
-		return p
+		return 0, p
 	}
 	want, err := r.portOf(port, xpu)
+	if err == nil {
+		want.Addresses, err = hostAddresses(addresses)
+	}
 	if err != nil {
-		return problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
+		return 0, problemf(v1alpha1.ReasonFailed, "%s", oneLine(err))
 	}
 	timeout := r.AgentTimeout
 	if port.Spec.Ahead { // a claim's Port may be waiting for it
@@ -248,13 +256,32 @@ func (r *ports) serve(ctx context.Context, port *v1alpha1.XPUPort, network *v1al
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := agent.EnsurePort(bounded, want, r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)); err != nil {
+	if err := agent.EnsurePort(bounded, want, r.opiNetwork(network)); err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU, "error", err.Error())
-		return r.failure(port, err)
+		return 0, r.failure(port, err)
 	}
 	r.retries.Forget(requestFor(port))
 	port.Status.BridgePort = want.ID
-	return nil
+	return int32(agent.MTU(want.Networks[0])), nil
+}
+
+// hostAddresses are the addresses in a list with prefix lengths.
+func hostAddresses(prefixes []string) (addresses []netip.Addr, err error) {
+	for _, text := range prefixes {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, err
+		}
+		addresses = append(addresses, prefix.Addr())
+	}
+	return addresses, nil
+}
+
+// opiNetwork is what the xPUs' agents have of an XPUNetwork.
+func (r *base) opiNetwork(network *v1alpha1.XPUNetwork) opi.Network {
+	n := r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)
+	n.MTU, n.SourceFilter = int(ptr.Deref(network.Spec.MTU, 0)), opi.SourceFilter(network.Spec.SourceFilter)
+	return n
 }
 
 // xpuOf returns the Port's XPU, nil if there is none.

@@ -71,8 +71,12 @@ type Network struct {
 	AllowedNamespaces v1alpha1.AllowedNamespaces `json:"allowedNamespaces"`
 	// VNI joins the segment across xPUs by VXLAN, 1-16777215; without it the segment ends at the xPU.
 	VNI *int32 `json:"vni,omitempty"`
-	// MTU is the MTU of the pods' interfaces in bytes, 1280-9216; 0 sets none.
+	// MTU is the MTU of the pods' interfaces in bytes, 1280-9216; 0 is what VXLAN leaves of the MTU between the xPUs for a network with a
+	// VNI whose xPU tells it, and sets none otherwise.
 	MTU int32 `json:"mtu,omitempty"`
+	// SourceFilter says which source addresses the frames of an interface may have, where the xPU's agent filters them: Addresses
+	// (default), MAC or None.
+	SourceFilter v1alpha1.SourceFilter `json:"sourceFilter,omitempty"`
 }
 
 // LoadConfig reads a file of YAML or JSON. An error names the file and each field that is wrong.
@@ -174,6 +178,8 @@ func (w *findings) inNetworks(networks map[string]Network) {
 		}
 		w.require(n.VLAN >= 1 && n.VLAN <= 4094, field.Invalid(at.Child("vlan"), n.VLAN, "must be 1-4094"))
 		w.require(n.MTU == 0 || n.MTU >= 1280 && n.MTU <= 9216, field.Invalid(at.Child("mtu"), n.MTU, "must be 1280-9216"))
+		filters := []v1alpha1.SourceFilter{"", v1alpha1.SourceFilterAddresses, v1alpha1.SourceFilterMAC, v1alpha1.SourceFilterNone}
+		w.require(slices.Contains(filters, n.SourceFilter), field.NotSupported(at.Child("sourceFilter"), n.SourceFilter, filters[1:]))
 		w.unique(vlans, n.VLAN, name, at.Child("vlan"))
 		w.inNamespaces(n.AllowedNamespaces, at.Child("allowedNamespaces"))
 		if n.VNI != nil {

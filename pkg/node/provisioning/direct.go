@@ -125,7 +125,7 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 	if err != nil {
 		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
 	}
-	return Provisioned{MTU: int(network.MTU)}, nil
+	return Provisioned{MTU: cmp.Or(int(network.MTU), d.xpuOf(a.PF).MTU(d.options.Installation.NetworkID(a.Port.Network)))}, nil
 }
 
 // Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
@@ -209,7 +209,7 @@ func (x *xpuSession) verify(ctx context.Context) {
 		networks.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
 			defer cancel()
-			if err := x.EnsureNetwork(bounded, x.direct.options.Installation.Network(name, network.VLAN, network.VNI)); err != nil && ctx.Err() == nil {
+			if err := x.EnsureNetwork(bounded, x.network(name, network)); err != nil && ctx.Err() == nil {
 				x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
 			}
 		})
@@ -264,10 +264,24 @@ func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	mine := x.direct.options.Installation
 	id, err := opi.PortID(a.Function)
 	port := mine.Port(id, a.Port.MAC, a.Port.Network)
+	addresses := a.Interface.Addresses
+	if len(addresses) == 0 {
+		addresses = a.Port.Addresses // of a program that drives the Function
+	}
+	for _, prefix := range addresses {
+		port.Addresses = append(port.Addresses, prefix.Addr())
+	}
 	if err != nil {
 		return err
 	}
-	return x.EnsurePort(ctx, port, mine.Network(a.Port.Network, network.VLAN, network.VNI))
+	return x.EnsurePort(ctx, port, x.network(a.Port.Network, network))
+}
+
+// network is what the agent has of a network of the configuration.
+func (x *xpuSession) network(name string, declared Network) opi.Network {
+	n := x.direct.options.Installation.Network(name, declared.VLAN, declared.VNI)
+	n.MTU, n.SourceFilter = int(declared.MTU), opi.SourceFilter(declared.SourceFilter)
+	return n
 }
 
 // work repeats a request to the agent as [converge] does. It holds the lock of the Function.

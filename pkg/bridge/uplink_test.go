@@ -1,0 +1,157 @@
+package bridge_test
+
+import (
+	"errors"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// testIPv6Underlay: two xPUs that reach each other by IPv6 only. Their addresses are tentative at first, as those of a machine that starts.
+func testIPv6Underlay(t *testing.T, plane bridge.DataPlane) {
+	a, b := newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
+	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
+	a.start()
+	b.start()
+	addAddress(t, a.Namespace, "p0", "2001:db8::1/64")
+	addAddress(t, b.Namespace, "p0", "2001:db8::2/64")
+	for _, x := range []*xpu{a, b} {
+		x.network("net-blue", 10, 70000)
+	}
+	left, right := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
+	a.port(rep1, "net-blue", left.mac)
+	b.port(rep1, "net-blue", right.mac)
+	reach(t, left, right)
+	vxlan := a.link("vx-net-blue").(*netlink.Vxlan)
+	if want := net.ParseIP("ff18:0:0:4789::1:1170"); !vxlan.Group.Equal(want) || vxlan.MTU != 1430 {
+		t.Errorf("VXLAN port is group %s, MTU %d, want %s, 1430", vxlan.Group, vxlan.MTU, want)
+	}
+
+	// An uplink that gets an IPv4 address changes over; both have to.
+	addAddress(t, a.Namespace, "p0", "198.51.100.1/24")
+	addAddress(t, b.Namespace, "p0", "198.51.100.2/24")
+	for _, x := range []*xpu{a, b} {
+		must.Eventually(t, "IPv4 is preferred", func() bool {
+			link, err := x.Handle().LinkByName("vx-net-blue") // it is made anew
+			return err == nil && link.Attrs().MTU == 1450
+		})
+	}
+	reach(t, left, right)
+}
+
+// testUnderlayIsChosen: an agent that is told to use IPv6 does not use IPv4.
+func testUnderlayIsChosen(t *testing.T, plane bridge.DataPlane) {
+	x := newXPU(t, plane, "p0")
+	x.cfg.Underlay = bridge.UnderlayIPv6
+	wire := netns.New(t)
+	netns.Connect(t, x.Namespace, "p0", wire, "wire")
+	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
+	x.start()
+	vni := uint32(1000)
+	err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni})
+	if err == nil || !strings.Contains(err.Error(), "p0, the uplink, has no IPv6 address to send VXLAN from") {
+		t.Errorf("without an IPv6 address: %v", err)
+	}
+	addAddress(t, x.Namespace, "p0", "2001:db8::1/64")
+	must.Eventually(t, "up", func() bool {
+		return x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}) == nil
+	})
+}
+
+// testSeveralUplinks: networks are at the uplinks that their VNIs say.
+func testSeveralUplinks(t *testing.T, plane bridge.DataPlane) {
+	x := newXPU(t, plane, "")
+	x.cfg.Uplinks = []bridge.Uplink{{Name: "p0", First: 1, Last: 999}, {Name: "p1", First: 1000, Last: 1999}}
+	wire := netns.New(t)
+	for i, name := range []string{"p0", "p1"} {
+		netns.Connect(t, x.Namespace, name, wire, name)
+		addAddress(t, x.Namespace, name, net.IPv4(198, 51, 100, byte(1+i)).String()+"/24")
+	}
+	x.start()
+	x.network("net-blue", 10, 999)
+	x.network("net-red", 20, 1000)
+	for network, uplink := range map[string]string{"net-blue": "p0", "net-red": "p1"} {
+		if at := x.link("vx-" + network).(*netlink.Vxlan).VtepDevIndex; at != x.link(uplink).Attrs().Index {
+			t.Errorf("%s is at ifindex %d, want %s", network, at, uplink)
+		}
+	}
+	vni := uint32(2000)
+	err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-green", VLAN: 30, VNI: &vni})
+	if err == nil || !strings.Contains(err.Error(), "vni 2000: the agent has no uplink") {
+		t.Errorf("a network with a VNI of no uplink: %v", err)
+	}
+	must.Succeed(t, x.Handle().LinkSetMTU(x.link("p1"), 1400))
+	must.Eventually(t, "the MTU follows that of its own uplink", func() bool { return x.link("vx-net-red").Attrs().MTU == 1350 })
+	if mtu := x.link("vx-net-blue").Attrs().MTU; mtu != 1450 {
+		t.Errorf("the other network has MTU %d, want 1450", mtu)
+	}
+}
+
+// testUplinkOfKind: an uplink may be a netdev on top of others. The kernel may lack them.
+func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
+	for name, make := range map[string]func(port netlink.Link) netlink.Link{
+		"bond": func(netlink.Link) netlink.Link {
+			bond := netlink.NewLinkBond(netlink.LinkAttrs{Name: "uplink"})
+			bond.Mode, bond.Miimon = netlink.BOND_MODE_ACTIVE_BACKUP, 100
+			return bond
+		},
+		"VLAN": func(port netlink.Link) netlink.Link {
+			return &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "uplink", ParentIndex: port.Attrs().Index}, VlanId: 7}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := newXPU(t, plane, "uplink"), newXPU(t, plane, "uplink")
+			netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
+			for i, x := range []*xpu{a, b} {
+				port := x.link("p0")
+				if err := x.Handle().LinkAdd(make(port)); errors.Is(err, unix.EOPNOTSUPP) {
+					t.Skipf("the kernel has no netdevs of the kind %s", name)
+				} else if err != nil {
+					t.Fatal(err)
+				}
+				uplink := x.link("uplink")
+				if uplink.Type() == "bond" {
+					must.Succeed(t, x.Handle().LinkSetDown(port))
+					must.Succeed(t, x.Handle().LinkSetMaster(port, uplink))
+				}
+				must.Succeed(t, x.Handle().LinkSetUp(port))
+				must.Succeed(t, x.Handle().LinkSetUp(uplink))
+				addAddress(t, x.Namespace, "uplink", net.IPv4(198, 51, 100, byte(1+i)).String()+"/24")
+				x.start()
+				x.network("net-blue", 10, 1000)
+			}
+			left, right := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2)
+			a.port(rep1, "net-blue", left.mac)
+			b.port(rep1, "net-blue", right.mac)
+			reach(t, left, right)
+		})
+	}
+}
+
+// testMTUIsRefused: a network whose MTU is above what the uplink carries says both numbers, until the uplink carries it.
+func testMTUIsRefused(t *testing.T, plane bridge.DataPlane) {
+	x := newXPU(t, plane, "p0")
+	wire := netns.New(t)
+	netns.Connect(t, x.Namespace, "p0", wire, "wire")
+	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
+	x.start()
+	vni := uint32(1000)
+	blue := opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni, MTU: 1500}
+	err := x.client.EnsureNetwork(x.ctx(), blue)
+	if err == nil || !strings.Contains(err.Error(), "mtu 1500: VXLAN carries at most 1450") {
+		t.Errorf("MTU 1500: %v", err)
+	}
+	if mtu := x.client.MTU("net-blue"); mtu != 1450 {
+		t.Errorf("the client was told %d, want 1450", mtu)
+	}
+	must.Succeed(t, x.Handle().LinkSetMTU(x.link("p0"), 1550))
+	must.Eventually(t, "up with a larger MTU", func() bool { return x.client.EnsureNetwork(x.ctx(), blue) == nil })
+}
