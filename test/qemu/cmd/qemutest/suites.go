@@ -86,7 +86,7 @@ func guests() []guest {
 		{
 			name:    "simnic",
 			nic:     "simnic",
-			modules: []string{"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "vxlan", "dummy", "veth"},
+			modules: []string{"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "bonding", "vxlan", "dummy", "veth"},
 			own:     "simnic",
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
