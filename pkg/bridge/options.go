@@ -29,7 +29,7 @@ func newOptionStore[O proto.Message](a *Agent, of kind) *optionStore[O] {
 
 // set keeps the options of an object, and tells whether they are other ones than before. The error is a gRPC status.
 func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
-	if proto.Equal(s.byID[id], options) {
+	if have, known := s.byID[id]; known && proto.Equal(have, options) || !known && proto.Size(options) == 0 {
 		return false, nil
 	}
 	data, err := proto.Marshal(options)

@@ -144,10 +144,14 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 					return false, said, err
 				}
 			}
-			if err := c.created(ctx, c.ports, op, p.ID, c.agent.CreatePort(ctx, p)); err != nil {
+			err := c.agent.CreatePort(ctx, p)
+			told = err == nil && len(p.Addresses) == 0 // a port that was just made has no options
+			if err := c.created(ctx, c.ports, op, p.ID, err); err != nil {
 				return false, "", err
 			}
-			_, err := tell(ctx)
+			if !told {
+				_, err = tell(ctx)
+			}
 			return false, "created, not up yet", err
 		}
 		if !told {

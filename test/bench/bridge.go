@@ -7,12 +7,15 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
@@ -64,11 +67,11 @@ func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error)
 			first = last
 		}
 		if size == sizes[1] {
-			restart, err := l.measureRestart(ctx)
+			rows, err := l.measureRestart(ctx)
 			if err != nil {
 				return nil, err
 			}
-			all = append(all, restart)
+			all = append(all, rows...)
 		}
 	}
 	all = append(all, Measurement{
@@ -109,6 +112,7 @@ func (b *bench) newBridgeLab(ctx context.Context) (_ *bridgeLab, err error) {
 		return nil, err
 	}
 	l.conn, err = grpc.NewClient("passthrough:///"+bridgeAddress, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}}),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (conn net.Conn, err error) {
 			err = l.ns.Do(func() error {
 				conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -228,7 +232,7 @@ func portAddress(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, b
 // measurePorts makes and removes one more port, by turns with the same by bare netlink.
 func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 	what := func(call string) string { return fmt.Sprintf("opi-bridge, %s, %d there", call, l.size) }
-	up := Measurement{What: what("port up"), Unit: Seconds, Reference: "bare netlink, synced"}
+	up := Measurement{What: what("port up"), Unit: Seconds, Reference: "bare netlink, synced", Goal: atMostTimes(2)}
 	get := Measurement{What: what("get"), Unit: Seconds, Reference: "empty call"}
 	list := Measurement{What: what("list of all"), Unit: Seconds}
 	down := Measurement{What: what("port gone"), Unit: Seconds, Reference: "bare netlink, synced"}
@@ -297,20 +301,110 @@ func (l *bridgeLab) listPorts(ctx context.Context) error {
 	return nil
 }
 
-// measureRestart ends the program and starts it again.
-func (l *bridgeLab) measureRestart(ctx context.Context) (Measurement, error) {
-	m := Measurement{What: fmt.Sprintf("opi-bridge, restart until it serves, %d there", l.size), Unit: Seconds, Goal: lessThan(2)}
-	for range l.runs(5) {
-		if err := l.program.end(); err != nil {
-			return m, err
-		}
-		took, err := l.serve(ctx)
+// measureRestart ends the program and starts it again, by turns with its asking it to end and killing it, while one port sends to another.
+func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
+	took := Measurement{What: fmt.Sprintf("opi-bridge, restart until it serves, %d there", l.size), Unit: Seconds, Goal: lessThan(2)}
+	lost := Measurement{What: "opi-bridge, frames lost over a restart", Unit: Count, Goal: atMost(0)}
+	for range l.runs(6) {
+		traffic, err := l.newTraffic()
 		if err != nil {
-			return m, err
+			return nil, err
 		}
-		m.Samples = append(m.Samples, took.Seconds())
+		if len(took.Samples)%2 == 1 {
+			err = l.program.cmd.Process.Kill()
+		}
+		_ = l.program.end() // one that was killed says so
+		if err != nil {
+			return nil, err
+		}
+		serving, err := l.serve(ctx)
+		if err != nil {
+			return nil, err
+		}
+		missing, err := traffic.end()
+		if err != nil {
+			return nil, err
+		}
+		took.Samples, lost.Samples = append(took.Samples, serving.Seconds()), append(lost.Samples, float64(missing))
 	}
-	return m, nil
+	return []Measurement{took, lost}, nil
+}
+
+// etherTypeTest is one of those that IEEE 802 leaves for experiments.
+const etherTypeTest = 0x88b5
+
+// traffic is frames that the first port sends to the second.
+type traffic struct {
+	sender, receiver int // packet sockets
+	stop             chan struct{}
+	done             errgroup.Group
+	sent, received   int
+}
+
+func (l *bridgeLab) newTraffic() (*traffic, error) {
+	t := &traffic{stop: make(chan struct{})}
+	from, err := l.wire(0, &t.sender)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := l.wire(1, &t.receiver); err != nil {
+		return nil, err
+	}
+	frame := slices.Concat(portAddress(1), portAddress(0), []byte{etherTypeTest >> 8, etherTypeTest & 0xff}, make([]byte, 46))
+	t.done.Go(func() error {
+		for tick := time.NewTicker(time.Millisecond); ; t.sent++ {
+			select {
+			case <-t.stop:
+				return nil
+			case <-tick.C:
+			}
+			if err := unix.Sendto(t.sender, frame, 0, &unix.SockaddrLinklayer{Ifindex: from, Halen: 6}); err != nil {
+				return err
+			}
+		}
+	})
+	t.done.Go(func() error {
+		for buffer := make([]byte, len(frame)); ; {
+			switch _, err := unix.Read(t.receiver, buffer); {
+			case err == nil:
+				t.received++
+			case errors.Is(err, unix.EAGAIN): // no more come
+				return nil
+			case !errors.Is(err, unix.EINTR):
+				return err
+			}
+		}
+	})
+	return t, nil
+}
+
+// wire opens a packet socket at the other end of a port's representor, and returns the ifindex of that.
+func (l *bridgeLab) wire(port int, socket *int) (index int, err error) {
+	link, err := l.handle.LinkByName("of-" + representorName(port))
+	if err != nil {
+		return 0, err
+	}
+	if err := l.handle.LinkSetUp(link); err != nil {
+		return 0, err
+	}
+	const networkOrder = etherTypeTest>>8 | etherTypeTest<<8&0xffff
+	err = l.ns.Do(func() (err error) {
+		*socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return link.Attrs().Index, errors.Join(
+		unix.SetsockoptTimeval(*socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 500_000}),
+		unix.Bind(*socket, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: link.Attrs().Index}))
+}
+
+// end stops the sender, waits until no more frames come, and returns how many did not.
+func (t *traffic) end() (lost int, err error) {
+	close(t.stop)
+	err = t.done.Wait()
+	return t.sent - t.received, errors.Join(err, unix.Close(t.sender), unix.Close(t.receiver))
 }
 
 // measureNetworks makes networks with a VNI, and by turns the netdevs of such networks by bare netlink.
