@@ -8,22 +8,18 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
-)
-
-const (
-	sharedBridge = "br-opi" // cannot be a network's bridge: ids have at least 4 characters
-	sharedID     = "*"      // in its mark, in place of a network's id
 )
 
 // noTrunks is what is said about TRUNK ports where networks have a bridge each.
 const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAware) +
 	", this agent's has a bridge for each network and serves ACCESS ports"
 
-// bridgePlane is the data plane of Linux bridges. If it is VLAN-aware, all networks share one bridge, in which a network is its
-// VLAN id: ACCESS and VXLAN ports have it untagged, a TRUNK port has those of its networks tagged. The shared bridge has no
+// bridgePlane is the data plane of Linux bridges. If it is VLAN-aware, all networks share a bridge, or some few, in which a network is its
+// VLAN id: ACCESS and VXLAN ports have it untagged, a TRUNK port has those of its networks tagged. A shared bridge has no
 // default VLAN and is itself in none, so that neither a netdev that was just added nor the machine is in a network. Otherwise
 // each network has a bridge of its own, and VLAN ids mean nothing. Only one goroutine may use it at a time, except for watch.
 type bridgePlane struct {
@@ -43,6 +39,7 @@ type bridgePlane struct {
 
 	vlanAware bool
 	vlans     map[string]uint16 // VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
+	placement *placement        // of networks, if VLAN-aware
 	settled   map[int]bool      // bridges, by ifindex, whose settings were made by this process
 	users     *users
 }
@@ -52,7 +49,7 @@ func (b *bridgePlane) filtersVLANs() bool { return b.vlanAware }
 // bridgeOf returns the name of a network's bridge, and the id in its mark.
 func (b *bridgePlane) bridgeOf(network string) (name, id string) {
 	if b.vlanAware {
-		return sharedBridge, sharedID
+		return sharedBridgeOf(b.placement.bridges[network])
 	}
 	return bridgeName(network), network
 }
@@ -77,12 +74,13 @@ func (b *bridgePlane) ensureNetwork(n segment) (mtu int, err error) {
 	}
 	if b.vlanAware {
 		b.vlans[n.id] = n.vlan
+		b.placement.place(n.id, "", 0)
 	}
-	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
+	want, err := b.wantedVXLAN(n)
 	if err != nil {
 		return 0, err
 	}
-	want, err := b.wantedVXLAN(n)
+	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
 	if err != nil {
 		return 0, err
 	}
@@ -90,6 +88,9 @@ func (b *bridgePlane) ensureNetwork(n segment) (mtu int, err error) {
 		return 0, b.removeVXLAN(n.id)
 	}
 	vxlan, err := b.ensureVXLAN(n, want, bridge)
+	if number := b.placement.bridges[n.id]; b.vlanAware && errors.Is(err, unix.EXFULL) && b.placement.place(n.id, "", number+1) > number {
+		return b.ensureNetwork(n)
+	}
 	if err == nil && b.vlanAware {
 		err = b.setVLANs(vxlan, []uint16{n.vlan}, false)
 	}
@@ -111,7 +112,14 @@ func (b *bridgePlane) removeNetwork(id string) error {
 		return err
 	}
 	delete(b.vlans, id)
-	return b.removeOwn(bridgeName(id), "bridge", id)
+	if !b.vlanAware {
+		return b.removeOwn(bridgeName(id), "bridge", id)
+	}
+	if number, shared := b.placement.forget(id); number > 0 && !shared {
+		name, mark := sharedBridgeOf(number)
+		return b.removeOwn(name, "bridge", mark)
+	}
+	return nil
 }
 
 // attach puts the port's representor into the bridge, and into its networks' VLANs if the bridge is VLAN-aware.
@@ -130,14 +138,11 @@ func (b *bridgePlane) attach(port string, to membership) error {
 		}
 		vlans = append(vlans, n.vlan)
 	}
-	bridge, err := b.ensureBridge(b.bridgeOf(to.networks[0].id))
-	if err != nil {
-		return err
-	}
 	if err := b.filterSource(rep, to); err != nil {
 		return err
 	}
-	if err := b.join(rep, bridge); err != nil {
+	bridge, err := b.joinBridge(rep, port, to.networks)
+	if err != nil {
 		return err
 	}
 	b.users.set(rep.Attrs().Index, task{taskPort, port})
@@ -150,6 +155,42 @@ func (b *bridgePlane) attach(port string, to membership) error {
 		return err
 	}
 	return b.forward(to.mac, rep, bridge, port, vlans)
+}
+
+// joinBridge puts a port's representor into the bridge of its networks. If that one is full, and these networks have no other ports, they go
+// into another one.
+func (b *bridgePlane) joinBridge(rep netlink.Link, port string, networks []segment) (bridge netlink.Link, err error) {
+	if !b.vlanAware {
+		if bridge, err = b.ensureBridge(b.bridgeOf(networks[0].id)); err != nil {
+			return nil, err
+		}
+		return bridge, b.join(rep, bridge)
+	}
+	for from := 0; ; {
+		number, moved, err := b.placement.gather(networks, port, from)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range moved {
+			if _, err := b.ensureNetwork(n); err != nil { // its VXLAN port moves too
+				delete(b.placement.bridges, n.id)
+				return nil, fmt.Errorf("logical bridge %s: %w", n.id, err)
+			}
+		}
+		if bridge, err = b.ensureBridge(sharedBridgeOf(number)); err != nil {
+			return nil, err
+		}
+		err = b.join(rep, bridge)
+		stays := slices.ContainsFunc(networks, func(n segment) bool { return b.placement.fixed(n.id, port) })
+		if errors.Is(err, unix.EXFULL) && !stays {
+			from = number + 1
+			continue
+		}
+		if err == nil {
+			b.placement.add(port, networks)
+		}
+		return bridge, err
+	}
 }
 
 // filterSource keeps what comes from a representor from having another source address than it may.
@@ -192,7 +233,8 @@ func (b *bridgePlane) made() ([]string, error) {
 	var names []string
 	for _, link := range links {
 		id, ours := markOf(link)
-		if ours && id != sharedID || !ours && ownBridges[link.Attrs().MasterIndex] {
+		_, shared := sharedNumber(id)
+		if ours && !shared || !ours && ownBridges[link.Attrs().MasterIndex] {
 			names = append(names, link.Attrs().Name)
 		}
 	}
@@ -200,10 +242,11 @@ func (b *bridgePlane) made() ([]string, error) {
 	return names, nil
 }
 
-// sweep also takes netdevs out of the agent's bridges that are not the representor of a port that belongs there.
+// sweep also takes netdevs out of the agent's bridges that are not the representor of a port that belongs there. It learns before which of
+// the shared bridges the networks are in.
 func (b *bridgePlane) sweep(networks []string, ports map[string]membership) error {
-	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
-	for port, to := range ports {
+	representors := map[string]netlink.Link{} // by port
+	for port := range ports {
 		link, err := b.locate(port)
 		if isNoRepresentor(err) {
 			continue
@@ -211,7 +254,7 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 		if err != nil { // rather than take one out that has to stay
 			return fmt.Errorf("representor of port %s: %w", port, err)
 		}
-		_, belongs[link.Attrs().Index] = b.bridgeOf(to.networks[0].id)
+		representors[port] = link
 	}
 	links, err := b.handle.LinkList()
 	if err != nil {
@@ -222,6 +265,13 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 		if id, ours := markOf(link); ours && link.Type() == "bridge" {
 			bridges[link.Attrs().Index] = id
 		}
+	}
+	if b.vlanAware {
+		b.learnPlacement(links, bridges, ports, representors)
+	}
+	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
+	for port, link := range representors {
+		_, belongs[link.Attrs().Index] = b.bridgeOf(ports[port].networks[0].id)
 	}
 	var failed []error
 	// The representors first: one whose bridge is removed would stay up.
@@ -234,6 +284,10 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 	wanted := map[string][]string{"vxlan": networks, "bridge": networks} // ids by type
 	if b.vlanAware {
 		wanted["bridge"] = []string{sharedID}
+		for _, network := range networks {
+			_, id := b.bridgeOf(network)
+			wanted["bridge"] = append(wanted["bridge"], id)
+		}
 	}
 	for _, link := range links {
 		id, ours := markOf(link)
@@ -242,4 +296,31 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 		}
 	}
 	return errors.Join(failed...)
+}
+
+// learnPlacement puts networks where the kernel has their ports and VXLAN ports, so that none is moved. bridges are ids by ifindex.
+func (b *bridgePlane) learnPlacement(
+	links []netlink.Link, bridges map[int]string, ports map[string]membership, representors map[string]netlink.Link,
+) {
+	numberOf := func(link netlink.Link) (int, bool) {
+		id, inOurs := bridges[link.Attrs().MasterIndex]
+		number, shared := sharedNumber(id)
+		return number, inOurs && shared
+	}
+	for _, link := range links {
+		network, ours := markOf(link)
+		if number, known := numberOf(link); ours && known && link.Type() == "vxlan" {
+			b.placement.bridges[network] = number
+		}
+	}
+	for port, link := range representors {
+		number, known := numberOf(link)
+		if !known {
+			continue
+		}
+		for _, n := range ports[port].networks {
+			b.placement.bridges[n.id] = number
+		}
+		b.placement.add(port, ports[port].networks)
+	}
 }

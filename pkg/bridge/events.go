@@ -97,8 +97,9 @@ func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task 
 	attrs := link.Attrs()
 	var tasks []task
 	id, ours := markOf(link)
+	_, shared := sharedNumber(id)
 	switch {
-	case ours && id != sharedID:
+	case ours && !shared:
 		tasks = append(tasks, task{taskNetwork, id})
 	case ours && (removed || attrs.Flags&net.FlagUp == 0 || !isVLANFiltering(link)):
 		tasks = append(tasks, task{kind: taskAll})

@@ -5,32 +5,106 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// testBridgeIsFull: a port that finds no room at its bridge says so, and comes up when there is room.
+// fill puts others' netdevs into a bridge until it has as many ports as it can, and returns the name of one.
+func (x *xpu) fill(bridge string) (last string) {
+	x.t.Helper()
+	full := x.link(bridge).Attrs().Index
+	for i := 0; ; i++ {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = fmt.Sprintf("other%d", i)
+		link := &netlink.Veth{LinkAttrs: attrs, PeerName: fmt.Sprintf("peer%d", i)}
+		must.Succeed(x.t, x.Handle().LinkAdd(link))
+		err := x.Handle().LinkSetMasterByIndex(link, full)
+		if errors.Is(err, unix.EXFULL) {
+			return last
+		}
+		must.Succeed(x.t, err)
+		last = attrs.Name
+	}
+}
+
+// testBridgeIsFull: a port that finds no room at its network's bridge says so, and comes up when there is room.
 func testBridgeIsFull(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()
 	x.network("net-blue", 10, 0)
-	full := x.link(x.bridge("net-blue")).Attrs().Index
-	last := ""
-	for i := range 1023 {
-		last = fmt.Sprintf("other%d", i)
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MasterIndex = last, full
-		must.Succeed(t, x.Handle().LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: fmt.Sprintf("peer%d", i)}))
-	}
-	pod := newPod(t, x, rep1, 1)
-	err := x.client.EnsurePort(x.ctx(), opi.Port{ID: rep1, MAC: pod.mac, Networks: []string{"net-blue"}})
+	one, two := newPod(t, x, rep1, 1), newPod(t, x, rep2, 2)
+	x.port(rep1, "net-blue", one.mac)
+	last := x.fill(x.bridge("net-blue"))
+	err := x.client.EnsurePort(x.ctx(), opi.Port{ID: rep2, MAC: two.mac, Networks: []string{"net-blue"}})
 	if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "at most 1023 ports") {
 		t.Errorf("got %v, want that the bridge is full", err)
 	}
 	must.Succeed(t, x.Handle().LinkDel(x.link(last)))
-	x.up(rep1)
+	x.up(rep2)
+	reach(t, one, two)
+}
+
+// TestSeveralBridges: networks for which the first bridge has no room are in a second one, also after a restart, and with their VXLAN
+// port. It goes with the last of them.
+func TestSeveralBridges(t *testing.T) {
+	needVLANFiltering(t)
+	a, b := wired(t, bridge.DataPlaneVLANAware)
+	for _, x := range []*xpu{a, b} {
+		x.network("net-blue", 10, 1000)
+		x.network("net-red", 20, 2000)
+	}
+	blue, red, trunk, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a, rep3, 3), newPod(t, b, rep1, 4)
+	a.port(rep1, "net-blue", blue.mac)
+	a.fill("br-opi")
+	a.port(rep2, "net-red", red.mac)
+	b.port(rep1, "net-red", far.mac)
+	reach(t, red, far)
+	at := func(netdev, bridge string) {
+		t.Helper()
+		if a.link(netdev).Attrs().MasterIndex != a.link(bridge).Attrs().Index {
+			t.Errorf("netdev %s is not in bridge %s", netdev, bridge)
+		}
+	}
+	check := func() {
+		t.Helper()
+		at(rep1, "br-opi")
+		at(rep2, "br-opi-1")
+		at("vx-net-red", "br-opi-1")
+		reach(t, red, far)
+	}
+	check()
+
+	both := opi.Port{ID: rep3, MAC: trunk.mac, Networks: []string{"net-blue", "net-red"}, Trunk: true}
+	err := a.client.EnsurePort(a.ctx(), both)
+	if err == nil || !strings.Contains(err.Error(), "different bridges of the kernel, br-opi and br-opi-1") {
+		t.Errorf("a trunk of networks in two bridges: %v", err)
+	}
+	q := red.pinger(t)
+	a.stop()
+	a.start()
+	if ok, err := q.once(far, time.Second); err != nil || !ok {
+		t.Errorf("over a restart: %t, %v", ok, err)
+	}
+	check()
+
+	// Without its port the network can go where the trunk needs it.
+	must.Succeed(t, a.client.DeletePort(a.ctx(), rep1))
+	must.Succeed(t, a.client.EnsurePort(a.ctx(), both))
+	at(rep3, "br-opi-1")
+	at("vx-net-blue", "br-opi-1")
+	for _, port := range []string{rep2, rep3} {
+		must.Succeed(t, a.client.DeletePort(a.ctx(), port))
+	}
+	for _, network := range []string{"net-blue", "net-red"} {
+		must.Succeed(t, a.client.DeleteNetwork(a.ctx(), network))
+	}
+	if a.hasLink("br-opi-1") || !a.hasLink("br-opi") {
+		t.Error("want the first bridge to be left alone")
+	}
 }

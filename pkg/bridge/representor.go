@@ -95,6 +95,7 @@ func (b *bridgePlane) join(rep, bridge netlink.Link) error {
 	if err := b.disableIPv6(rep); err != nil {
 		return err
 	}
+	b.forwarding.forget(rep.Attrs().Index)
 	return b.enslave(rep, bridge)
 }
 
@@ -104,6 +105,7 @@ func (b *bridgePlane) detach(port string) error {
 		return err
 	}
 	b.forget(port, link)
+	b.placement.remove(port)
 	if link == nil {
 		return nil
 	}

@@ -24,8 +24,9 @@ import (
 // openBridgePlane opens sockets in the network namespace of the calling thread.
 func openBridgePlane(uplinks []Uplink, underlay Underlay, resolver portResolver, vlanAware bool) (_ *bridgePlane, err error) {
 	b := &bridgePlane{
-		uplinks: uplinks, underlay: underlay, uplinksNow: map[string]uplinkState{}, vlanAware: vlanAware, vlans: map[string]uint16{}, settled: map[int]bool{},
-		users: newUsers(), forwarding: newForwarding(),
+		uplinks: uplinks, underlay: underlay, uplinksNow: map[string]uplinkState{},
+		vlanAware: vlanAware, vlans: map[string]uint16{}, placement: newPlacement(),
+		settled: map[int]bool{}, users: newUsers(), forwarding: newForwarding(),
 	}
 	defer func() {
 		if err != nil {

@@ -28,9 +28,10 @@ func (b *bridgePlane) filterVLANs(bridge netlink.Link) error {
 	if err != nil {
 		return linkError(err, bridge, "filter VLANs")
 	}
-	bridge, err = b.find(sharedBridge)
+	name := bridge.Attrs().Name
+	bridge, err = b.find(name)
 	if err == nil && !isVLANFiltering(bridge) {
-		err = fmt.Errorf("netdev %s: filter VLANs: has no effect: %w", sharedBridge, errNoVLANFiltering)
+		err = fmt.Errorf("netdev %s: filter VLANs: has no effect: %w", name, errNoVLANFiltering)
 	}
 	return err
 }

@@ -39,7 +39,7 @@ type suite struct {
 }
 
 // vlanAware are the tests that need a bridge with VLAN filtering, which not every machine's kernel has.
-const vlanAware = "^Test(DataPlanes|Trunk|VLANIDChanges|VLANsHeal|DataPlaneChanges|NetworkWaitsForItsVLAN)$/^(vlan-aware)?$"
+const vlanAware = "^Test(DataPlanes|Trunk|VLANIDChanges|VLANsHeal|DataPlaneChanges|NetworkWaitsForItsVLAN|SeveralBridges)$/^(vlan-aware)?$"
 
 // guests are all there are. None of their tests may be skipped there.
 func guests() []guest {
@@ -97,7 +97,7 @@ func guests() []guest {
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: time.Minute},
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
-				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 2 * time.Minute},
+				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 3 * time.Minute},
 				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test", limit: time.Minute},
 				{name: "representor", path: "pkg/bridge", run: "^TestHardware", limit: time.Minute},
 				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$", limit: time.Minute},
