@@ -75,9 +75,9 @@ type XPUNetworkSpec struct {
 	MTU *int32 `json:"mtu,omitempty"`
 
 	// SourceFilter says which source addresses the frames of an interface may have, for the xPUs' agents that filter them, such as
-	// opi-bridge: its MAC address and its addresses, those claimed by ARP and Neighbor Discovery among them (Addresses, the default); its MAC
-	// address (MAC), for pods that have further addresses; any (None), for pods that bridge or route. An interface whose addresses are not
-	// known to its XPUPort may send from any.
+	// opi-bridge: its MAC address and its addresses, those claimed by ARP and Neighbor Discovery among them, and nothing but these and IP
+	// (Addresses, the default); its MAC address (MAC), for pods that have further addresses or other protocols; any (None), for pods that
+	// bridge or route. An interface whose addresses are not known to its XPUPort is one of a network with MAC.
 	// +optional
 	SourceFilter SourceFilter `json:"sourceFilter,omitempty"`
 

@@ -7,12 +7,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -174,7 +172,11 @@ func (l *bridgeLab) representor(name string) (netlink.Link, error) {
 	if err := l.handle.LinkAdd(link); err != nil {
 		return nil, fmt.Errorf("netdev %s: %w", name, err)
 	}
-	return link, nil
+	peer, err := l.handle.LinkByName(link.PeerName)
+	if err == nil {
+		err = l.handle.LinkSetUp(peer)
+	}
+	return link, err
 }
 
 func representorName(i int) string { return fmt.Sprintf("rep-%d", i) }
@@ -225,6 +227,11 @@ func (l *bridgeLab) createPort(ctx context.Context, i int) error {
 		err = fmt.Errorf("port %s is not up: %s", representorName(i), got.GetStatus())
 	}
 	return err
+}
+
+// end is the pod's end of a port.
+func (l *bridgeLab) end(port int) netns.End {
+	return netns.End{NetNS: l.ns, Netdev: "of-" + representorName(port), MAC: portAddress(port)}
 }
 
 func portAddress(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)} }
@@ -306,7 +313,7 @@ func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
 	took := Measurement{What: fmt.Sprintf("opi-bridge, restart until it serves, %d there", l.size), Unit: Seconds, Goal: lessThan(2)}
 	lost := Measurement{What: "opi-bridge, frames lost over a restart", Unit: Count, Goal: atMost(0)}
 	for range l.runs(6) {
-		traffic, err := l.newTraffic()
+		traffic, err := netns.Send(l.end(0), l.end(1))
 		if err != nil {
 			return nil, err
 		}
@@ -321,90 +328,13 @@ func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
 		if err != nil {
 			return nil, err
 		}
-		missing, err := traffic.end()
+		_, missing, err := traffic.Stop()
 		if err != nil {
 			return nil, err
 		}
 		took.Samples, lost.Samples = append(took.Samples, serving.Seconds()), append(lost.Samples, float64(missing))
 	}
 	return []Measurement{took, lost}, nil
-}
-
-// etherTypeTest is one of those that IEEE 802 leaves for experiments.
-const etherTypeTest = 0x88b5
-
-// traffic is frames that the first port sends to the second.
-type traffic struct {
-	sender, receiver int // packet sockets
-	stop             chan struct{}
-	done             errgroup.Group
-	sent, received   int
-}
-
-func (l *bridgeLab) newTraffic() (*traffic, error) {
-	t := &traffic{stop: make(chan struct{})}
-	from, err := l.wire(0, &t.sender)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := l.wire(1, &t.receiver); err != nil {
-		return nil, err
-	}
-	frame := slices.Concat(portAddress(1), portAddress(0), []byte{etherTypeTest >> 8, etherTypeTest & 0xff}, make([]byte, 46))
-	t.done.Go(func() error {
-		for tick := time.NewTicker(time.Millisecond); ; t.sent++ {
-			select {
-			case <-t.stop:
-				return nil
-			case <-tick.C:
-			}
-			if err := unix.Sendto(t.sender, frame, 0, &unix.SockaddrLinklayer{Ifindex: from, Halen: 6}); err != nil {
-				return err
-			}
-		}
-	})
-	t.done.Go(func() error {
-		for buffer := make([]byte, len(frame)); ; {
-			switch _, err := unix.Read(t.receiver, buffer); {
-			case err == nil:
-				t.received++
-			case errors.Is(err, unix.EAGAIN): // no more come
-				return nil
-			case !errors.Is(err, unix.EINTR):
-				return err
-			}
-		}
-	})
-	return t, nil
-}
-
-// wire opens a packet socket at the other end of a port's representor, and returns the ifindex of that.
-func (l *bridgeLab) wire(port int, socket *int) (index int, err error) {
-	link, err := l.handle.LinkByName("of-" + representorName(port))
-	if err != nil {
-		return 0, err
-	}
-	if err := l.handle.LinkSetUp(link); err != nil {
-		return 0, err
-	}
-	const networkOrder = etherTypeTest>>8 | etherTypeTest<<8&0xffff
-	err = l.ns.Do(func() (err error) {
-		*socket, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return 0, err
-	}
-	return link.Attrs().Index, errors.Join(
-		unix.SetsockoptTimeval(*socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 500_000}),
-		unix.Bind(*socket, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: link.Attrs().Index}))
-}
-
-// end stops the sender, waits until no more frames come, and returns how many did not.
-func (t *traffic) end() (lost int, err error) {
-	close(t.stop)
-	err = t.done.Wait()
-	return t.sent - t.received, errors.Join(err, unix.Close(t.sender), unix.Close(t.receiver))
 }
 
 // measureNetworks makes networks with a VNI, and by turns the netdevs of such networks by bare netlink.

@@ -28,7 +28,7 @@ type SourceFilter int32
 
 const (
 	SourceFilter_SOURCE_FILTER_UNSPECIFIED SourceFilter = 0 // that of a network without options: SOURCE_FILTER_ADDRESSES
-	SourceFilter_SOURCE_FILTER_ADDRESSES   SourceFilter = 1 // the port's MAC address, and its addresses if it has any
+	SourceFilter_SOURCE_FILTER_ADDRESSES   SourceFilter = 1 // the port's MAC address, and its addresses if it has any: no protocols but IP and ARP then
 	SourceFilter_SOURCE_FILTER_MAC         SourceFilter = 2 // the port's MAC address
 	SourceFilter_SOURCE_FILTER_NONE        SourceFilter = 3 // any
 )

@@ -55,9 +55,13 @@ func makeImage(
 	}
 	for _, s := range g.suites {
 		if !o.shell {
-			p.Commands = append(p.Commands, plan.Command{Name: s.name, Dir: home, Args: []string{
-				path.Join(home, s.binary()), "-test.v", "-test.run=" + s.run, "-test.timeout=" + s.limit.String(),
-			}})
+			args := []string{path.Join(home, s.binary()), "-test.v", "-test.run=" + s.run}
+			if s.soaks && o.soak > 0 {
+				args = append(args, "-soak="+o.soak.String())
+				s.limit += o.soak
+			}
+			args = append(args, "-test.timeout="+s.limit.String())
+			p.Commands = append(p.Commands, plan.Command{Name: s.name, Dir: home, Args: args})
 		}
 	}
 	if o.shell {

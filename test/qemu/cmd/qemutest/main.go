@@ -47,7 +47,7 @@ type options struct {
 	cache, output, mirror, guest, only, run string
 	shell, verbose, full                    bool
 	cards, vfs                              int
-	limit                                   time.Duration
+	limit, soak                             time.Duration
 }
 
 func parse() (o options, err error) {
@@ -69,6 +69,7 @@ func parse() (o options, err error) {
 	flags.IntVar(&o.cards, "cards", 2, "igb cards of the guest")
 	flags.IntVar(&o.vfs, "vfs", 3, "VFs made at each PF, at most 7")
 	flags.DurationVar(&o.limit, "limit", 8*time.Minute, "time that a guest may take; not for a shell")
+	flags.DurationVar(&o.soak, "soak", 0, "time that each test takes which soaks; 0 is some seconds")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return options{}, err
 	}

@@ -34,6 +34,8 @@ type suite struct {
 	full  bool // runs only if the command line asks for everything
 	// programs are packages of programs to be in /usr/bin, in the module ("cmd/xpu-agent") or by import path.
 	programs []string
+	// soaks says that the tests have the flag -soak, which says how long.
+	soaks bool
 	// api asks for an API server, which all suites of the guest then share: see plan.AdminKubeconfig.
 	api bool
 }
@@ -98,6 +100,7 @@ func guests() []guest {
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 3 * time.Minute},
+				{name: "bridge-soak", path: "cmd/opi-bridge", run: "^TestSoak$", limit: time.Minute, soaks: true},
 				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test", limit: time.Minute},
 				{name: "representor", path: "pkg/bridge", run: "^TestHardware", limit: time.Minute},
 				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$", limit: time.Minute},
