@@ -35,6 +35,9 @@ func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort
 	wanted.MAC = mac
 	if !userspace {
 		wanted.MTU = int(port.Spec.MTU)
+		if carried := int(port.Status.MTU); carried != 0 && (wanted.MTU == 0 || carried < wanted.MTU) {
+			wanted.MTU = carried
+		}
 	}
 	wanted.Addresses = nil
 	for i, text := range port.Spec.Addresses {
