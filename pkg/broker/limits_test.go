@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
 // TestMaxPorts: what is more than a tenant may have waits, and comes when there is room.
@@ -216,8 +217,12 @@ func (s *testCluster) agentPort(node string, f function.ID, xpu, network string)
 func TestAgentPorts(t *testing.T) {
 	w := newWorld(t)
 	_, agent := w.scene(w.a, nil)
+	agent.Set(func(b *opitest.Behaviour) { b.Options = true })
 	port := w.a.agentPort("node1", vf(0), "card-a", "blue")
 	w.a.portIs(port, v1alpha1.ReasonUp)
+	if got := agent.Addresses("c1pf0vf0"); !slices.Equal(got, []string{"10.1.0.2"}) {
+		t.Errorf("the xPU was told addresses %q, want that which the tenant's cluster gave", got)
+	}
 	if got := port.Status; !slices.Equal(got.Addresses, []string{"10.1.0.2/24"}) || got.BridgePort != "c1pf0vf0" {
 		t.Errorf("status %+v", got)
 	}

@@ -17,7 +17,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
@@ -66,6 +68,43 @@ func TestAgentForgets(t *testing.T) {
 	if got := c.writes.of("XPUPort"); len(got) > 0 {
 		t.Errorf("writes %q", got)
 	}
+}
+
+// TestOptionsAreTold: an agent that can be told so knows the addresses of Ports, and the MTU and the filter of networks. It says itself which
+// MTU a network without one can have.
+func TestOptionsAreTold(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := opitest.Start(t)
+	agent.Set(func(b *opitest.Behaviour) { b.Options, b.MTU = true, 1450 })
+	c.xpu("card", agent)
+	network := c.network("blue", 100, "10.1.0.0/24", "fd00:1::/64")
+	port := c.up(c.blue("a", 0), vf(0))
+	if port.Status.MTU != 1450 {
+		t.Errorf("status.mtu %d, want what the agent says", port.Status.MTU)
+	}
+	if got := agent.Addresses(port.Status.BridgePort); !slices.Equal(got, []string{"10.1.0.2", "fd00:1::2"}) {
+		t.Errorf("the agent was told %q, want the addresses of %+v", got, port.Spec)
+	}
+	if err := c.get(network); err != nil {
+		t.Fatal(err)
+	}
+	network.Spec.MTU, network.Spec.SourceFilter = ptr.To[int32](1400), v1alpha1.SourceFilterNone
+	if err := c.Update(t.Context(), network); err != nil {
+		t.Fatal(err)
+	}
+	c.eventually("the agent is told of the change", func() error {
+		got := agent.NetworkOptions(agent.Networks()[0])
+		if got.GetMtu() != 1400 || got.GetSourceFilter() != opibridge.SourceFilter_SOURCE_FILTER_NONE {
+			return fmt.Errorf("it was told %v", got)
+		}
+		return nil
+	})
+	c.eventually("the Port has the network's MTU", func() error {
+		if err := c.get(port); err != nil || port.Status.MTU != 1400 {
+			return fmt.Errorf("it has %d, %v", port.Status.MTU, err)
+		}
+		return nil
+	})
 }
 
 func TestAgentDown(t *testing.T) {

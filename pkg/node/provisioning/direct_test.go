@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -72,6 +73,24 @@ func TestDirectWithoutXPUs(t *testing.T) {
 	}
 	if _, err := direct.Provision(t.Context(), blue(vf(0))); err == nil || !strings.Contains(err.Error(), "no xPU of the configuration has PF 0000:3b:00.0") {
 		t.Errorf("Provision: error %v, want one that names the PF", err)
+	}
+}
+
+// TestDirectOptions: an agent that can be told so knows the addresses of pods, and says which MTU a network without one can have.
+func TestDirectOptions(t *testing.T) {
+	agent := opitest.Start(t)
+	agent.Set(func(b *opitest.Behaviour) { b.Options, b.MTU = true, 1450 })
+	records := provisioningtest.NewJournal(t)
+	direct := startDirect(t, directConfig(agent), records)
+	a := blue(vf(0))
+	a.Port.Network = provisioningtest.Green
+	a.Interface.Addresses = []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")}
+	done, err := direct.Provision(t.Context(), a)
+	if err != nil || done.MTU != 1450 {
+		t.Errorf("Provision = %+v, %v; want the MTU that the agent says", done, err)
+	}
+	if got := agent.Addresses(agent.Ports()[0]); !slices.Equal(got, []string{"10.1.0.2"}) {
+		t.Errorf("the agent was told %q", got)
 	}
 }
 

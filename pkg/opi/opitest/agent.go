@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
@@ -63,6 +64,9 @@ type Behaviour struct {
 	// HostPFs are what the agent tells of the PFs of its host, as opi-bridge does, each in the form of [opi.HostPF]. Without any it
 	// is the reference agent, which has no grpc.health.v1 and whose inventory ends its process.
 	HostPFs []string
+	// Options: the agent takes options of networks and ports, as opi-bridge does, and MTU is the largest that it says networks carry.
+	Options bool
+	MTU     uint32
 	// Unimplemented are the RPCs that are not served, by name, such as "GetBridgePort".
 	Unimplemented []string
 }
@@ -165,6 +169,7 @@ func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	evpn.RegisterBridgePortServiceServer(server, portServer{agent: a})
 	inventory.RegisterInventoryServiceServer(server, inventoryServer{agent: a})
 	healthpb.RegisterHealthServer(server, healthServer{agent: a})
+	opibridge.RegisterOptionsServiceServer(server, optionsServer{agent: a})
 	a.served.Go(func() { _ = server.Serve(lis) })
 	return nil
 }
@@ -292,6 +297,9 @@ type object struct {
 	// macs are, in a network, the ports that are thought to be on it. Update does not move them, and a failed Create
 	// leaves some behind.
 	macs map[string]string
+
+	networkOptions *opibridge.NetworkOptions
+	portOptions    *opibridge.PortOptions
 }
 
 // settle brings the state to what it is by now.

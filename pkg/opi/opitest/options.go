@@ -1,0 +1,69 @@
+package opitest
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
+)
+
+// optionsServer is what opi-bridge has beside the API of the reference agent.
+type optionsServer struct {
+	opibridge.UnimplementedOptionsServiceServer
+	agent *Agent
+}
+
+func (s optionsServer) served() error {
+	if !s.agent.behaviour.Options {
+		return status.Error(codes.Unimplemented, "unknown service opi_bridge.v1alpha1.OptionsService")
+	}
+	return nil
+}
+
+func (s optionsServer) UpdateNetworkOptions(
+	_ context.Context, req *opibridge.UpdateNetworkOptionsRequest,
+) (*opibridge.NetworkOptions, error) {
+	if err := s.served(); err != nil {
+		return nil, err
+	}
+	_, network, err := s.agent.networks.find(s.agent.networkNames(), req.GetOptions().GetName())
+	if err != nil {
+		return nil, err
+	}
+	network.networkOptions = req.GetOptions()
+	return &opibridge.NetworkOptions{MaxMtu: s.agent.behaviour.MTU}, nil
+}
+
+func (s optionsServer) UpdatePortOptions(_ context.Context, req *opibridge.UpdatePortOptionsRequest) (*opibridge.PortOptions, error) {
+	if err := s.served(); err != nil {
+		return nil, err
+	}
+	_, port, err := s.agent.ports.find(s.agent.portNames(), req.GetOptions().GetName())
+	if err != nil {
+		return nil, err
+	}
+	port.portOptions = req.GetOptions()
+	return port.portOptions, nil
+}
+
+// Addresses are those that a port was told to have.
+func (a *Agent) Addresses(port string) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ports[port] == nil {
+		return nil
+	}
+	return a.ports[port].portOptions.GetAddresses()
+}
+
+// NetworkOptions are what a network was told last; nil if nothing.
+func (a *Agent) NetworkOptions(network string) *opibridge.NetworkOptions {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.networks[network] == nil {
+		return nil
+	}
+	return a.networks[network].networkOptions
+}
