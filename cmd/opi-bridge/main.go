@@ -181,7 +181,12 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		all.Go(func() error { return credentials.Follow(ctx, log) })
 	}
 	all.Go(func() error { return agent.Run(ctx) })
-	all.Go(func() error { return server.Serve(bridge.LimitConnections(lis, log)) })
+	all.Go(func() error {
+		if err := server.Serve(bridge.LimitConnections(lis, log)); !errors.Is(err, grpc.ErrServerStopped) {
+			return err
+		}
+		return nil // it was asked to end before it began
+	})
 	all.Go(func() error {
 		<-ctx.Done()
 		alive.Shutdown()

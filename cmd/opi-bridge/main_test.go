@@ -133,6 +133,14 @@ func TestServesAndLeavesTheDataPlane(t *testing.T) {
 }
 
 // TestHostPFs covers that a client of this project learns what the administrator told.
+// TestEndedWhileItStarts: an agent that is asked to end before it serves ends without an error.
+func TestEndedWhileItStarts(t *testing.T) {
+	n := netns.New(t)
+	for range 10 {
+		program(t, n, "--state", filepath.Join(t.TempDir(), "state.db"))()
+	}
+}
+
 func TestHostPFs(t *testing.T) {
 	n := netns.New(t)
 	program(t, n, "--state", filepath.Join(t.TempDir(), "state.db"), "--data-plane", "bridge-per-network",

@@ -162,7 +162,9 @@ func (s *soak) start() (*exec.Cmd, error) {
 func (s *soak) dial() *grpc.ClientConn {
 	s.Helper()
 	conn, err := grpc.NewClient("passthrough:///127.0.0.1:50151", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}, MinConnectTimeout: time.Second,
+		}),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (conn net.Conn, err error) {
 			err = s.xpu.Do(func() error {
 				conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)

@@ -18,6 +18,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -29,6 +30,7 @@ const (
 // bridgeLab is opi-bridge in a network namespace of its own, with an uplink, and a netdev for each port to be its representor.
 type bridgeLab struct {
 	*bench
+	plane    bridge.DataPlane
 	ns       *netns.Namespace
 	handle   *netlink.Handle
 	program  *process
@@ -37,13 +39,32 @@ type bridgeLab struct {
 	ports    evpn.BridgePortServiceClient
 	health   healthpb.HealthClient
 
-	synced *os.File // for what is measured beside it
-	size   int      // ports there
+	synced *os.File     // for what is measured beside it
+	bare   netlink.Link // a bridge for the same
+	size   int          // ports there
 }
 
-// measureBridge measures what opi-bridge's calls cost with more and more ports and networks there.
+// measureBridge measures what opi-bridge's calls cost with more and more ports and networks there, with each data plane.
 func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error) {
-	l, err := b.newBridgeLab(ctx)
+	for _, plane := range []bridge.DataPlane{bridge.DataPlaneBridgePerNetwork, bridge.DataPlaneVLANAware} {
+		rows, err := b.measurePlane(ctx, plane)
+		if errors.Is(err, errNoVLANFiltering) {
+			fmt.Fprintf(os.Stderr, "%s is measured in a guest only, by make test-qemu-full: %v\n", plane, err)
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", plane, err)
+		}
+		for _, row := range rows {
+			row.What = fmt.Sprintf("%s: %s", plane, row.What)
+			all = append(all, row)
+		}
+	}
+	return all, nil
+}
+
+func (b *bench) measurePlane(ctx context.Context, plane bridge.DataPlane) (all []Measurement, err error) {
+	l, err := b.newBridgeLab(ctx, plane)
 	if err != nil {
 		return nil, err
 	}
@@ -73,27 +94,58 @@ func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error)
 		}
 	}
 	all = append(all, Measurement{
-		What: fmt.Sprintf("opi-bridge, port up, %d there", l.size), Unit: Seconds, Samples: last,
+		What: fmt.Sprintf("port up, %d there", l.size), Unit: Seconds, Samples: last,
 		Reference: fmt.Sprintf("with %d there", sizes[0]), ReferenceSamples: first, Goal: atMostTimes(1.2),
 	})
 	network, err := l.measureNetworks(ctx, networks)
 	return append(all, network), err
 }
 
-func (b *bench) newBridgeLab(ctx context.Context) (_ *bridgeLab, err error) {
-	l := &bridgeLab{bench: b}
+// errNoVLANFiltering is why a data plane is not measured.
+var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs")
+
+// newBridge makes a bridge of the lab's own, such as the data plane has.
+func (l *bridgeLab) newBridge(name string) (netlink.Link, error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	link := &netlink.Bridge{LinkAttrs: attrs}
+	if l.filtersVLANs() {
+		link.VlanFiltering, link.VlanDefaultPVID = new(true), new(uint16(0))
+	}
+	err := l.handle.LinkAdd(link)
+	if errors.Is(err, unix.EOPNOTSUPP) && l.filtersVLANs() {
+		return nil, errNoVLANFiltering
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bridge %s: %w", name, err)
+	}
+	made, err := l.handle.LinkByName(name)
+	if err != nil {
+		return nil, err
+	}
+	if is := made.(*netlink.Bridge).VlanFiltering; l.filtersVLANs() && (is == nil || !*is) {
+		return nil, errNoVLANFiltering
+	}
+	return made, l.handle.LinkSetUp(made)
+}
+
+func (b *bench) newBridgeLab(ctx context.Context, plane bridge.DataPlane) (_ *bridgeLab, err error) {
+	l := &bridgeLab{bench: b, plane: plane}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, l.close())
 		}
 	}()
-	if l.synced, err = os.Create(filepath.Join(b.dir, "synced")); err != nil {
+	if l.synced, err = os.Create(filepath.Join(b.dir, string(plane)+"-synced")); err != nil {
 		return nil, err
 	}
-	if l.ns, err = netns.Make(filepath.Join(b.dir, "xpu")); err != nil {
+	if l.ns, err = netns.Make(filepath.Join(b.dir, string(plane))); err != nil {
 		return nil, err
 	}
 	l.handle = l.ns.Handle()
+	if l.bare, err = l.newBridge("br-bare"); err != nil {
+		return nil, err
+	}
 	for _, name := range []string{"p0", "bare"} {
 		if _, err := l.representor(name); err != nil {
 			return nil, err
@@ -110,7 +162,9 @@ func (b *bench) newBridgeLab(ctx context.Context) (_ *bridgeLab, err error) {
 		return nil, err
 	}
 	l.conn, err = grpc.NewClient("passthrough:///"+bridgeAddress, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}, MinConnectTimeout: time.Second,
+		}),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (conn net.Conn, err error) {
 			err = l.ns.Do(func() error {
 				conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -145,9 +199,12 @@ func (l *bridgeLab) close() (err error) {
 
 // serve starts the program, and returns how long it took until it served.
 func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
 	begin := time.Now()
 	err = l.ns.Do(func() (err error) {
-		l.program, err = l.start(l.dir, "opi-bridge", "--listen="+bridgeAddress, "--uplink=p0", "--state="+filepath.Join(l.dir, "xpu.db"))
+		l.program, err = l.start(l.dir, "opi-bridge", "--listen="+bridgeAddress, "--uplink=p0", "--data-plane="+string(l.plane),
+			"--state="+filepath.Join(l.dir, string(l.plane)+".db"))
 		return err
 	})
 	if err != nil {
@@ -159,7 +216,7 @@ func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
 			return time.Since(begin), nil
 		}
 		if ctx.Err() != nil {
-			return 0, ctx.Err()
+			return 0, fmt.Errorf("opi-bridge does not serve: %w\n%s", err, l.program.lastWords())
 		}
 	}
 }
@@ -238,7 +295,7 @@ func portAddress(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, b
 
 // measurePorts makes and removes one more port, by turns with the same by bare netlink.
 func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
-	what := func(call string) string { return fmt.Sprintf("opi-bridge, %s, %d there", call, l.size) }
+	what := func(call string) string { return fmt.Sprintf("%s, %d there", call, l.size) }
 	up := Measurement{What: what("port up"), Unit: Seconds, Reference: "bare netlink, synced", Goal: atMostTimes(2)}
 	get := Measurement{What: what("get"), Unit: Seconds, Reference: "empty call"}
 	list := Measurement{What: what("list of all"), Unit: Seconds}
@@ -310,8 +367,8 @@ func (l *bridgeLab) listPorts(ctx context.Context) error {
 
 // measureRestart ends the program and starts it again, by turns with its asking it to end and killing it, while one port sends to another.
 func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
-	took := Measurement{What: fmt.Sprintf("opi-bridge, restart until it serves, %d there", l.size), Unit: Seconds, Goal: lessThan(2)}
-	lost := Measurement{What: "opi-bridge, frames lost over a restart", Unit: Count, Goal: atMost(0)}
+	took := Measurement{What: fmt.Sprintf("restart until it serves, %d there", l.size), Unit: Seconds, Goal: lessThan(2)}
+	lost := Measurement{What: "frames lost over a restart", Unit: Count, Goal: atMost(0)}
 	for range l.runs(6) {
 		traffic, err := netns.Send(l.end(0), l.end(1))
 		if err != nil {
@@ -340,7 +397,7 @@ func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
 // measureNetworks makes networks with a VNI, and by turns the netdevs of such networks by bare netlink.
 func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, error) {
 	m := Measurement{
-		What: fmt.Sprintf("opi-bridge, network with VNI up, %d there", n), Unit: Seconds, Reference: "bare netlink, synced", Goal: atMostTimes(2),
+		What: fmt.Sprintf("network with VNI up, %d there", n), Unit: Seconds, Reference: "bare netlink, synced", Goal: atMostTimes(2),
 	}
 	uplink, err := l.handle.LinkByName("p0")
 	if err != nil {
@@ -365,26 +422,38 @@ func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, er
 	return m, nil
 }
 
-// bareNetwork makes a bridge with a VXLAN port, which is what a network is.
-func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = fmt.Sprintf("bare-%d", i)
-	bridge := &netlink.Bridge{LinkAttrs: attrs}
-	if err := l.handle.LinkAdd(bridge); err != nil {
-		return err
+// bareNetwork makes what a network is: a VXLAN port, and for some data plane a bridge.
+func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) (err error) {
+	bridge := l.bare
+	if !l.filtersVLANs() {
+		if bridge, err = l.newBridge(fmt.Sprintf("bare-%d", i)); err != nil {
+			return err
+		}
 	}
-	attrs = netlink.NewLinkAttrs()
-	attrs.Name, attrs.MasterIndex = fmt.Sprintf("barex-%d", i), bridge.Index
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MasterIndex = fmt.Sprintf("barex-%d", i), bridge.Attrs().Index
 	vni := 100_000 + i
 	vxlan := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: vni, VtepDevIndex: uplink.Attrs().Index, Port: 4789, Learning: true,
 		Group: net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4(),
 	}
-	if err := l.handle.LinkAdd(vxlan); err != nil {
+	if err := errors.Join(l.handle.LinkAdd(vxlan), l.handle.LinkSetUp(vxlan)); err != nil {
 		return err
 	}
-	return errors.Join(l.handle.LinkSetUp(bridge), l.handle.LinkSetUp(vxlan), l.sync())
+	return errors.Join(l.bareVLAN(vxlan), l.sync())
 }
+
+func (l *bridgeLab) filtersVLANs() bool { return l.plane == bridge.DataPlaneVLANAware }
+
+// bareVLAN puts a port of the bare bridge into a VLAN where the bridge has some.
+func (l *bridgeLab) bareVLAN(link netlink.Link) error {
+	if !l.filtersVLANs() {
+		return nil
+	}
+	return l.handle.BridgeVlanAdd(link, bareVLAN, true, true, false, true)
+}
+
+const bareVLAN = 7
 
 // sync writes what a change of the state writes: bbolt syncs the data, and then the meta page.
 func (l *bridgeLab) sync() error {
@@ -395,8 +464,8 @@ func (l *bridgeLab) sync() error {
 // barePort is a port of a bridge, made with nothing but the messages that it takes.
 type barePort struct {
 	*bridgeLab
-	link, bridge netlink.Link
-	entry        *netlink.Neigh
+	link  netlink.Link
+	entry *netlink.Neigh
 }
 
 func (l *bridgeLab) newBarePort() (*barePort, error) {
@@ -404,20 +473,18 @@ func (l *bridgeLab) newBarePort() (*barePort, error) {
 	if err != nil {
 		return nil, err
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = fmt.Sprintf("br-bare-%d", l.size)
-	bridge := &netlink.Bridge{LinkAttrs: attrs}
-	if err := l.handle.LinkAdd(bridge); err != nil {
-		return nil, err
-	}
-	return &barePort{bridgeLab: l, link: link, bridge: bridge, entry: &netlink.Neigh{
+	p := &barePort{bridgeLab: l, link: link, entry: &netlink.Neigh{
 		LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER | netlink.NTF_STICKY,
 		State: netlink.NUD_NOARP, HardwareAddr: portMAC,
-	}}, l.handle.LinkSetUp(bridge)
+	}}
+	if l.filtersVLANs() {
+		p.entry.Vlan = bareVLAN
+	}
+	return p, nil
 }
 
 func (p *barePort) up() error {
-	if err := p.handle.LinkSetMaster(p.link, p.bridge); err != nil {
+	if err := errors.Join(p.handle.LinkSetMaster(p.link, p.bare), p.bareVLAN(p.link)); err != nil {
 		return err
 	}
 	return errors.Join(p.handle.LinkSetUp(p.link), p.handle.NeighSet(p.entry), p.sync())

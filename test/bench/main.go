@@ -27,6 +27,7 @@ import (
 type bench struct {
 	source, bin, assets string
 	quick               bool
+	slow                bool // an emulated machine: fewer runs
 
 	// dir is for everything that is written; it is removed at the end. runDir in it is in memory, as /run is.
 	dir, runDir string
@@ -36,8 +37,11 @@ type bench struct {
 
 // runs is how often something is measured.
 func (b *bench) runs(n int) int {
-	if b.quick {
+	switch {
+	case b.quick:
 		return 1
+	case b.slow:
+		return max(3, n/5)
 	}
 	return n
 }

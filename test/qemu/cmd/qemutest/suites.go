@@ -100,6 +100,10 @@ func guests() []guest {
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 3 * time.Minute},
+				{
+					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$", limit: 50 * time.Minute, full: true,
+					programs: []string{"cmd/opi-bridge"},
+				},
 				{name: "bridge-soak", path: "cmd/opi-bridge", run: "^TestSoak$", limit: time.Minute, soaks: true},
 				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test", limit: time.Minute},
 				{name: "representor", path: "pkg/bridge", run: "^TestHardware", limit: time.Minute},
@@ -135,7 +139,10 @@ func selectGuests(o options) ([]guest, error) {
 		if len(g.suites) == 0 {
 			continue
 		}
-		for i := range g.suites {
+		for i, s := range g.suites {
+			if s.full {
+				g.limit = cmp.Or(g.limit, o.limit) + s.limit
+			}
 			if o.run != "" {
 				g.suites[i].run = o.run
 			}

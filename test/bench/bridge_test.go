@@ -1,0 +1,20 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/bridge"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
+)
+
+// TestHardwareBridge measures the data plane for which not every machine's kernel has what it needs. It shows the rows and judges nothing: a
+// guest is emulated, and slow.
+func TestHardwareBridge(t *testing.T) {
+	card.InGuest(t, "simnic")
+	b := &bench{bin: plan.Programs, dir: t.TempDir(), slow: true}
+	rows, err := b.measurePlane(t.Context(), bridge.DataPlaneVLANAware)
+	must.Succeed(t, err)
+	must.Succeed(t, printTable(t.Output(), rows))
+}
