@@ -179,6 +179,7 @@ func TestValidation(t *testing.T) {
 			}}, ""},
 			{"network with a prefix for a gateway", network(func(s *v1alpha1.XPUNetworkSpec) { s.Gateways = []string{"10.1.0.1/24"} }), "each gateway must be an address"},
 			{"network with a word for reserved", network(func(s *v1alpha1.XPUNetworkSpec) { s.Reserved = []string{"10.1.0.1-ten"} }), "each entry must be a prefix"},
+			{"network with an odd source filter", network(func(s *v1alpha1.XPUNetworkSpec) { s.SourceFilter = "Some" }), "spec.sourceFilter"},
 			{"network with a small MTU", network(func(s *v1alpha1.XPUNetworkSpec) { s.MTU = ptr.To(int32(500)) }), "spec.mtu"},
 			{"network that says nothing of namespaces", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.From = "" }), "spec.allowedNamespaces.from"},
 			{"network for the same namespace", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.From = "Same" }), `"All", "Selector", "None"`},

@@ -1,10 +1,12 @@
 package broker
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
@@ -56,4 +58,21 @@ func TestStory(t *testing.T) {
 	if want := []int32{1000, 10000, 2000, 20000}; !slices.Equal(segments, want) {
 		t.Errorf("VLANs and VNIs %v, want %v", segments, want)
 	}
+
+	blue, copied := &v1alpha1.XPUNetwork{}, &v1alpha1.XPUNetwork{}
+	blue.Name, copied.Name = "blue", scopedNetwork("a", "blue")
+	w.a.eventually("the network is changed", func() error {
+		if err := w.a.get(blue); err != nil {
+			return err
+		}
+		blue.Spec.MTU, blue.Spec.SourceFilter = ptr.To[int32](1400), v1alpha1.SourceFilterMAC
+		return w.a.Update(t.Context(), blue)
+	})
+	w.infra.eventually("the change is carried over", func() error {
+		err := w.infra.get(copied)
+		if got := copied.Spec; err == nil && (ptr.Deref(got.MTU, 0) != 1400 || got.SourceFilter != v1alpha1.SourceFilterMAC) {
+			err = fmt.Errorf("it is %+v", got)
+		}
+		return err
+	})
 }
