@@ -109,10 +109,7 @@ func (c *collection[S, M]) add(ctx context.Context, id string, spec S) (reply M,
 func (c *collection[S, M]) get(ctx context.Context, name string) (reply M, err error) {
 	c.agent.mu.RLock()
 	defer c.agent.mu.RUnlock()
-	id, o, err := c.lookup(name)
-	if err == nil {
-		err = c.permit(ctx, false, id, o.spec)
-	}
+	id, _, err := c.permitted(ctx, false, name)
 	if err != nil {
 		return reply, err
 	}
@@ -155,12 +152,9 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 		return reply, err
 	}
 	defer end()
-	id, o, err := c.lookup(to.GetName())
+	id, o, err := c.permitted(ctx, true, to.GetName())
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return c.add(ctx, id, to.GetSpec())
-	}
-	if err == nil {
-		err = c.permit(ctx, true, id, o.spec)
 	}
 	if err != nil {
 		return reply, err
@@ -200,12 +194,9 @@ func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing
 		return nil, err
 	}
 	defer end()
-	id, o, err := c.lookup(name)
+	id, o, err := c.permitted(ctx, true, name)
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return &emptypb.Empty{}, nil
-	}
-	if err == nil {
-		err = c.permit(ctx, true, id, o.spec)
 	}
 	if err != nil {
 		return nil, err
@@ -238,6 +229,15 @@ func (c *collection[S, M]) lookup(name string) (string, *object[S], error) {
 		return id, nil, status.Errorf(codes.NotFound, "%s %s does not exist", c.word, id)
 	}
 	return id, c.objects[id], nil
+}
+
+// permitted is lookup for a client that may see the object, and change it if change is set.
+func (c *collection[S, M]) permitted(ctx context.Context, change bool, name string) (string, *object[S], error) {
+	id, o, err := c.lookup(name)
+	if err == nil {
+		err = c.permit(ctx, change, id, o.spec)
+	}
+	return id, o, err
 }
 
 func (c *collection[S, M]) beingDeleted(id string) error {

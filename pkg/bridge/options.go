@@ -98,10 +98,7 @@ func (a *Agent) checkMTU(id string) error {
 func (s optionsServer) GetNetworkOptions(ctx context.Context, req *opibridge.GetNetworkOptionsRequest) (*opibridge.NetworkOptions, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	id, o, err := s.networks.lookup(req.GetName())
-	if err == nil {
-		err = s.networks.permit(ctx, false, id, o.spec)
-	}
+	id, _, err := s.networks.permitted(ctx, false, req.GetName())
 	if err != nil {
 		return nil, err
 	}
@@ -128,10 +125,7 @@ func (s optionsServer) UpdateNetworkOptions(
 	}
 	defer end()
 	want := req.GetOptions()
-	id, o, err := s.networks.lookup(want.GetName())
-	if err == nil {
-		err = s.networks.permit(ctx, true, id, o.spec)
-	}
+	id, o, err := s.networks.permitted(ctx, true, want.GetName())
 	if err == nil && o.deleting {
 		err = s.networks.beingDeleted(id)
 	}
@@ -165,10 +159,7 @@ func checkNetworkOptions(id string, want *opibridge.NetworkOptions) error {
 func (s optionsServer) GetPortOptions(ctx context.Context, req *opibridge.GetPortOptionsRequest) (*opibridge.PortOptions, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	id, o, err := s.ports.lookup(req.GetName())
-	if err == nil {
-		err = s.ports.permit(ctx, false, id, o.spec)
-	}
+	id, _, err := s.ports.permitted(ctx, false, req.GetName())
 	if err != nil {
 		return nil, err
 	}
@@ -186,10 +177,7 @@ func (s optionsServer) UpdatePortOptions(ctx context.Context, req *opibridge.Upd
 		return nil, err
 	}
 	defer end()
-	id, o, err := s.ports.lookup(req.GetOptions().GetName())
-	if err == nil {
-		err = s.ports.permit(ctx, true, id, o.spec)
-	}
+	id, o, err := s.ports.permitted(ctx, true, req.GetOptions().GetName())
 	if err == nil && o.deleting {
 		err = s.ports.beingDeleted(id)
 	}
