@@ -245,20 +245,13 @@ func (b *bridgePlane) made() ([]string, error) {
 // sweep also takes netdevs out of the agent's bridges that are not the representor of a port that belongs there. It learns before which of
 // the shared bridges the networks are in.
 func (b *bridgePlane) sweep(networks []string, ports map[string]membership) error {
-	representors := map[string]netlink.Link{} // by port
-	for port := range ports {
-		link, err := b.locate(port)
-		if isNoRepresentor(err) {
-			continue
-		}
-		if err != nil { // rather than take one out that has to stay
-			return fmt.Errorf("representor of port %s: %w", port, err)
-		}
-		representors[port] = link
-	}
 	links, err := b.handle.LinkList()
 	if err != nil {
 		return fmt.Errorf("list netdevs: %w", err)
+	}
+	representors, err := b.locateAll(ports, links)
+	if err != nil { // rather than take one out that has to stay
+		return err
 	}
 	bridges := map[int]string{} // ids of the agent's bridges by ifindex
 	for _, link := range links {
@@ -296,6 +289,32 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 		}
 	}
 	return errors.Join(failed...)
+}
+
+// locateAll is locate for many ports, by port, with a list of all netdevs. It leaves out those without a representor.
+func (b *bridgePlane) locateAll(ports map[string]membership, links []netlink.Link) (map[string]netlink.Link, error) {
+	named := map[string]netlink.Link{}
+	for _, link := range links {
+		for _, name := range append(slices.Clone(link.Attrs().AltNames), link.Attrs().Name) {
+			named[name] = link
+		}
+	}
+	representors := map[string]netlink.Link{}
+	for port := range ports {
+		if link := named[port]; link != nil {
+			representors[port] = link
+			continue
+		}
+		link, err := b.locate(port)
+		if isNoRepresentor(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("representor of port %s: %w", port, err)
+		}
+		representors[port] = link
+	}
+	return representors, nil
 }
 
 // learnPlacement puts networks where the kernel has their ports and VXLAN ports, so that none is moved. bridges are ids by ifindex.
