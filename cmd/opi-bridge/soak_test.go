@@ -107,7 +107,7 @@ func TestSoak(t *testing.T) {
 					return err
 				}
 			}
-			loop.Sleep(ctx, time.Duration(rand.IntN(1000))*time.Millisecond)
+			loop.Sleep(ctx, time.Duration(rand.IntN(2000))*time.Millisecond)
 			if err := running.Process.Kill(); err != nil {
 				return err
 			}
@@ -240,7 +240,7 @@ func (s *soak) ensurePort(p opi.Port, network string) error {
 
 // eventually asks again and again, as the agent may be killed at any time.
 func (s *soak) eventually(what string, ask func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // an emulated machine does little between two kills
 	defer cancel()
 	for {
 		err := ask(ctx)
