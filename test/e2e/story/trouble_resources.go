@@ -202,7 +202,7 @@ func (w *World) killAgentsOfResources(ctx context.Context) error {
 		if err := w.killAfter(ctx, delay); err != nil {
 			return err
 		}
-		if err := w.ready(ctx, p.name); err != nil {
+		if err := w.readyOrMadeAgain(ctx, p); err != nil {
 			return fmt.Errorf("agent killed %s after the pod was made: %w", delay, err)
 		}
 		if _, err := w.attachedTo(ctx, p); err != nil {
@@ -220,6 +220,38 @@ func (w *World) killAgentsOfResources(ctx context.Context) error {
 		w.Detail("agent killed %s into start and end of a pod", delay)
 	}
 	return nil
+}
+
+// readyOrMadeAgain waits until a pod is Ready. The kubelet calls Allocate once: a pod whose call ended with the agent has failed for good, and
+// whoever owns pods makes another, as is done here.
+func (w *World) readyOrMadeAgain(ctx context.Context, p resourcePod) error {
+	refused := false
+	err := poll(ctx, 90*time.Second, "pod "+p.name+" is Ready, or refused by the kubelet", func(ctx context.Context) error {
+		var pod corev1.Pod
+		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: p.name}, &pod); err != nil {
+			return err
+		}
+		refused = pod.Status.Reason == "UnexpectedAdmissionError"
+		if !refused && !podReady(pod) {
+			return fmt.Errorf("it is %s", pod.Status.Phase)
+		}
+		return nil
+	})
+	if err != nil || !refused {
+		return err
+	}
+	w.Detail("the agent ended in the middle of Allocate, and the kubelet refused the pod: it is made again")
+	if err := w.deletePod(ctx, p.name); err != nil {
+		return err
+	}
+	again, err := p.pod()
+	if err != nil {
+		return err
+	}
+	if err := w.client.Create(ctx, again); err != nil {
+		return err
+	}
+	return w.ready(ctx, p.name)
 }
 
 // deleteWithoutAgents deletes a pod while no agent runs on any node.
