@@ -76,11 +76,11 @@ func (b *bridgePlane) ensureNetwork(n segment) (mtu int, err error) {
 		b.vlans[n.id] = n.vlan
 		b.placement.place(n.id, "", 0)
 	}
-	want, err := b.wantedVXLAN(n)
+	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
 	if err != nil {
 		return 0, err
 	}
-	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
+	want, err := b.wantedVXLAN(n)
 	if err != nil {
 		return 0, err
 	}

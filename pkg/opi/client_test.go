@@ -379,8 +379,8 @@ func TestUpIsNoticedSoon(t *testing.T) {
 func TestNeverUp(t *testing.T) {
 	a, c := start(t)
 	a.Set(func(b *opitest.Behaviour) { b.UpDelay = time.Hour })
-	wantError(t, c.EnsurePort(within(t, 30*time.Millisecond), port1), opi.ErrTimeout, "pending")
-	wantError(t, c.EnsureNetwork(within(t, 30*time.Millisecond), red), opi.ErrTimeout, "pending")
+	wantError(t, c.EnsurePort(within(t, 300*time.Millisecond), port1), opi.ErrTimeout, "pending")
+	wantError(t, c.EnsureNetwork(within(t, 300*time.Millisecond), red), opi.ErrTimeout, "pending")
 }
 
 func TestAgentsThatCannotBeVerified(t *testing.T) {

@@ -64,7 +64,8 @@ func (b *bench) portOfBridge(ctx context.Context) (m Measurement, err error) {
 
 // startBridge starts our own OPI agent and waits until it listens.
 func (b *bench) startBridge(ctx context.Context, address, state string) (*process, error) {
-	p, err := b.start(filepath.Dir(state), "opi-bridge", "--listen="+address, "--state="+state)
+	// An earlier one of the same run may have left networks.
+	p, err := b.start(filepath.Dir(state), "opi-bridge", "--listen="+address, "--state="+state, "--new-state")
 	if err != nil {
 		return nil, err
 	}

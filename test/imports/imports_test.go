@@ -35,8 +35,8 @@ var forbidden = []struct {
 	{"pkg/function/...", []string{"k8s.io/...", netlink, netns, module + "api/..."}, "it is the leaf that all others stand on"},
 	{"pkg/kernel/...", []string{module + "api/...", module + "pkg/node/...", "k8s.io/client-go/..."}, "the kernel knows no cluster"},
 	{"pkg/kernel/devlink", []string{module + "pkg/kernel/netdev"}, "a card's ports are not a pod's netdev"},
-	{"pkg/opi/...", []string{module + "api/...", module + "pkg/node/...", module + "pkg/controller"}, "it speaks with OPI agents for whoever asks"},
-	{"pkg/bridge", []string{module + "api/...", module + "pkg/node/...", module + "pkg/controller"}, "it runs on the xPU"},
+	{"pkg/opi/...", []string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"}, "it speaks with OPI agents for whoever asks"},
+	{"pkg/bridge", []string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"}, "it runs on the xPU"},
 	{"pkg/controller", []string{module + "pkg/bridge"}, "an OPI agent is reached by gRPC only"},
 }
 

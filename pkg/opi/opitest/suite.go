@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // patience bounds what the suite waits for. Agents answer within milliseconds, slow machines within seconds.
@@ -111,9 +112,8 @@ var clientCases = []struct {
 }{
 	{"alive", nil, func(s suite) {
 		s.ok(s.client.Check(s.ctx))
-		if !s.client.Connected() {
-			s.Error("not connected after a successful check")
-		}
+		// gRPC makes calls before it tells that the connection is up.
+		must.Eventually(s, "connected after a successful check", s.client.Connected)
 	}},
 	{"network is made once", nil, func(s suite) {
 		n := opi.Network{ID: "net-blue", VLAN: 10}
