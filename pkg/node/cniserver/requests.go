@@ -122,6 +122,11 @@ func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Atta
 	if err := s.mayAsk(a, have); err != nil {
 		return record, err
 	}
+	if have.CNI != nil && have.CNI.Claimed != nil {
+		if err := addressesOfClaim(a, *have.CNI.Claimed, have.Claim.Name); err != nil {
+			return record, err
+		}
+	}
 	if have.Interface.Userspace {
 		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
 	}

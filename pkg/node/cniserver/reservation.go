@@ -3,6 +3,7 @@ package cniserver
 import (
 	"cmp"
 	"reflect"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -127,6 +128,9 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 		return a.conf.invalid("mac %s: Function %s belongs to claim %s, which has %s, and the xPU may count on it; leave mac out",
 			a.mac, a.device, have.Claim.Name, claimed.MAC)
 	}
+	if err := addressesOfClaim(a, claimed, have.Claim.Name); err != nil {
+		return err
+	}
 	r.Claim, r.Pod, r.Port, r.Setup = have.Claim, have.Pod, have.Port, have.Setup
 	r.CNI.Claimed = &claimed
 	r.Interface = claimed
@@ -139,6 +143,18 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	}
 	if a.ipam.result != nil {
 		r.Interface.Routes = a.ipam.routes
+	}
+	return nil
+}
+
+// addressesOfClaim refuses addresses that a claim does not have if it has some: the network's address book may give them to another
+// interface, and the xPU drops what has them.
+func addressesOfClaim(a cniRequest, claimed function.Interface, claim string) error {
+	for _, address := range a.ipam.addresses {
+		if len(claimed.Addresses) > 0 && !slices.Contains(claimed.Addresses, address) {
+			return a.conf.invalid("address %s: Function %s belongs to claim %s, which has %s, and the xPU may count on them; "+
+				"leave ipam and ips out, and write the address into the claim's InterfaceConfig", address, a.device, claim, claimed.Addresses)
+		}
 	}
 	return nil
 }

@@ -632,10 +632,15 @@ func TestClaim(t *testing.T) {
 		again := request(wire.Add, 0, "c2", second, map[string]any{"mtu": 1480})
 		again.Args = request(wire.Add, 0, "c1", nil, nil).Args
 		again.IPAM = json.RawMessage(ipamResult)
+		r.mustFail(again, types.ErrInvalidNetworkConfig,
+			"address 10.1.0.5/24: Function 0000:3b:00.0/sf0 belongs to claim c, which has [10.9.0.1/24], and the xPU may count on them; leave ipam and ips out")
+		again.IPAM = json.RawMessage(strings.NewReplacer("10.1.0.5/24", "10.9.0.1/24", "10.1.0.1\"", "10.9.0.2\"", "10.1.0.9", "10.9.0.3").Replace(ipamResult))
 		got = decodeResult(t, r.must(again).Result)
-		if i := got.Interfaces[0]; i.Mtu != 1450 || i.Sandbox != second.Path() || got.IPs[0].Address.String() != "10.1.0.5/24" {
+		if i := got.Interfaces[0]; i.Mtu != 1450 || i.Sandbox != second.Path() || got.IPs[0].Address.String() != "10.9.0.1/24" || len(got.Routes) != 2 {
 			t.Errorf("result %v", got)
 		}
+		late := with(again, func(r *wire.Request) { r.Command, r.IPAM = wire.Address, json.RawMessage(ipamResult) })
+		r.mustFail(late, types.ErrInvalidNetworkConfig, "address 10.1.0.5/24")
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached {
 			t.Errorf("record %+v", record)

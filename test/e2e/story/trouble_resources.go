@@ -518,7 +518,7 @@ func (w *World) claimByMultus(ctx context.Context) error {
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", filepath.Join(w.Source, "test/e2e/manifests/claimed.yaml")); err != nil {
 		return err
 	}
-	pod, err := w.claim(ctx, "xpu-fast", name, "node1", `"network": "blue"`)
+	pod, err := w.claim(ctx, "xpu-fast", name, "node1", `"network": "blue", "addresses": ["10.10.0.81/24"]`)
 	if err != nil {
 		return err
 	}
