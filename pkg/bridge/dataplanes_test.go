@@ -24,6 +24,7 @@ var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
 	"NoFilter":                          testNoFilter,
 	"OldMAC":                            testOldMAC,
 	"PodsDoNotReachTheXPU":              testPodsDoNotReachTheXPU,
+	"PodsDoNotReachTheXPUByIPv6":        testPodsDoNotReachTheXPUByIPv6,
 	"Quiet":                             testQuiet,
 	"RepresentorComesAndGoes":           testRepresentorComesAndGoes,
 	"RestartKeepsTraffic":               testRestartKeepsTraffic,

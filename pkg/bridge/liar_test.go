@@ -304,3 +304,53 @@ func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
 		})
 	}
 }
+
+// testPodsDoNotReachTheXPUByIPv6: nor does what a pod sends by IPv6 get in, where no rp_filter would keep it out.
+func testPodsDoNotReachTheXPUByIPv6(t *testing.T, plane bridge.DataPlane) {
+	x := newXPU(t, plane, "")
+	x.cfg.SourceFilter = false
+	management := netns.New(t)
+	netns.Connect(t, x.Namespace, "oob", management, "eth0")
+	addAddress(t, x.Namespace, "oob", "2001:db8:cb::7/64")
+	addAddress(t, management, "eth0", "2001:db8:cb::1/64")
+	x.start()
+	x.network("net-blue", 10, 0)
+	prisoner := newPod(t, x, rep1, 1)
+	x.port(rep1, "net-blue", prisoner.mac)
+	addAddress(t, prisoner.Namespace, "eth0", "2001:db8:cb::66/64")
+
+	var service net.PacketConn
+	must.Succeed(t, x.Do(func() (err error) {
+		service, err = net.ListenPacket("udp6", "[2001:db8:cb::7]:4791")
+		return err
+	}))
+	defer func() { _ = service.Close() }()
+	say := func(from *netns.Namespace, what string) {
+		must.Succeed(t, from.Do(func() error {
+			conn, err := net.Dial("udp6", service.LocalAddr().String())
+			if err != nil {
+				return err
+			}
+			defer func() { _ = conn.Close() }()
+			_, err = conn.Write([]byte(what))
+			return err
+		}))
+	}
+	eth0, err := prisoner.Handle().LinkByName("eth0")
+	must.Succeed(t, err)
+	for _, name := range []string{x.bridge("net-blue"), rep1} {
+		must.Succeed(t, prisoner.Handle().NeighSet(&netlink.Neigh{
+			LinkIndex: eth0.Attrs().Index, IP: net.ParseIP("2001:db8:cb::7"), HardwareAddr: x.link(name).Attrs().HardwareAddr,
+			State: netlink.NUD_PERMANENT,
+		}))
+		say(prisoner.Namespace, "of the pod")
+	}
+	say(management, "of the administrator")
+	heard := make([]byte, 100)
+	must.Succeed(t, service.SetReadDeadline(time.Now().Add(10*time.Second)))
+	n, from, err := service.ReadFrom(heard)
+	must.Succeed(t, err)
+	if got := string(heard[:n]); got != "of the administrator" {
+		t.Errorf("the xPU's service heard %q from %s first", got, from)
+	}
+}

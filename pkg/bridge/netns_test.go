@@ -197,6 +197,7 @@ func addAddress(t *testing.T, n *netns.Namespace, name, cidr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	addr.Flags = unix.IFA_F_NODAD // one of IPv6 may be used at once
 	if err := n.Handle().AddrAdd(link, addr); err != nil {
 		t.Fatal(err)
 	}
