@@ -3,15 +3,29 @@ SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
 
 # One set of flags for every build, so that all of them share the build cache.
-export GOFLAGS := -trimpath
+# Equal source gives equal programs, whether or not it is in a repository.
+export GOFLAGS := -trimpath -buildvcs=false
 export CGO_ENABLED := 0
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
-LDFLAGS := -s -w -X github.com/opiproject/xpu-device-plugin/pkg/version.release=$(VERSION)
+# The version of everything here; a binary that is built of a release says no more, another one adds the commit.
+VERSION := $(shell cat VERSION)
+REVISION ?= $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+BUILD_VERSION := $(VERSION)$(if $(findstring -,$(VERSION)),+$(REVISION))
+# The time of the commit, so that two builds of it are equal: https://reproducible-builds.org/specs/source-date-epoch
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+LDFLAGS := -s -w -X github.com/opiproject/xpu-device-plugin/pkg/version.release=$(BUILD_VERSION)
 # gRPC's tracing pages bring html/template, and with it the linker keeps every method there is: 58 MB instead of 36.
 TAGS := grpcnotrace
 BIN := $(CURDIR)/bin
+DEVCLUSTER := $(BIN)/devcluster
+HOST_ARCH := $(shell go env GOARCH)
+# What images are made for: DPUs are arm64.
+ARCHES ?= amd64 arm64
+# Where released images are. The name of an image in deploy/ begins with it.
+REGISTRY := ghcr.io/opiproject
+IMAGES := xpu-agent xpu-controller opi-bridge xpuctl
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
+HELM := helm.sh/helm/v4/cmd/helm@v4.1.0
 PROTOC_GEN_GO := google.golang.org/protobuf/cmd/protoc-gen-go
 PROTOC_GEN_GO_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 CRD_REF_DOCS := github.com/elastic/crd-ref-docs@v0.3.0
@@ -21,33 +35,49 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: ## Build the product's binaries into bin/
-	@mkdir -p $(BIN)
-	@echo "building xpu-agent, xpu-cni, xpu-controller, opi-bridge, xpuctl"
-	@go build -v -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... 2>&1 | awk '/^[a-z]+:|\.go:/ {print} {n++} n % 200 == 0 {print "  " n " packages compiled"}'
+build: build-$(HOST_ARCH) ## Build the product's binaries into bin/
+	@ln -f $(BIN)/linux/$(HOST_ARCH)/* $(BIN)/
+
+build-%:
+	@mkdir -p $(BIN)/linux/$*
+	@echo "building xpu-agent, xpu-cni, xpu-controller, opi-bridge, xpuctl for $*"
+	@GOOS=linux GOARCH=$* go build -v -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/linux/$*/ ./cmd/... 2>&1 | awk '/^[a-z]+:|\.go:/ {print} {n++} n % 200 == 0 {print "  " n " packages compiled"}'
 
 .PHONY: tools
 tools: ## Build what the tests and the demo need beside the product
 	@mkdir -p $(BIN)
-	@echo "building devcluster, crdservers, simhost, demo, gpudriver"
+	@echo "building devcluster, crdservers, simhost, demo, gpudriver, helm"
 	@cd test/devcluster && go build -o $(BIN)/ ./cmd/devcluster ./cmd/crdservers
 	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo ./test/e2e/cmd/gpudriver
+	@GOBIN=$(BIN) go install $(HELM)
 	@$(BIN)/devcluster build
 
 .PHONY: images
-images: build tools ## Make the container images, as archives in bin/images
-	@mkdir -p $(BIN)/images
-	@for image in xpu-agent xpu-controller opi-bridge; do \
-		$(BIN)/devcluster image $(BIN)/images/$$image.tar --name docker.io/library/$$image:dev --file images/$$image/Containerfile $(BIN) || exit 1; \
-	done
-	@$(BIN)/devcluster image $(BIN)/images/gpudriver.tar --name docker.io/library/gpudriver:dev --file test/e2e/cmd/gpudriver/Containerfile $(BIN)
+images: build tools archives ## Make the container images, as archives in bin/images, and their bills of materials
+	@$(DEVCLUSTER) image $(BIN)/images/gpudriver.tar --name docker.io/library/gpudriver:dev --file test/e2e/cmd/gpudriver/Containerfile $(BIN)
 
-.PHONY: demo
-demo: preflight images ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act)
+.PHONY: chart
+chart: tools ## Package the Helm chart, as bin/chart.tgz
+	@rm -rf $(BIN)/chart && mkdir -p $(BIN)/chart
+	@$(BIN)/helm package deploy/chart --destination $(BIN)/chart 2>&1 >/dev/null | grep -v 'symbolic link' || true
+	@ln -f $(BIN)/chart/xpu-device-plugin-$(VERSION:v%=%).tgz $(BIN)/chart.tgz
+
+.PHONY: archives
+archives:
+	@for arch in $(ARCHES); do $(MAKE) --no-print-directory build-$$arch || exit 1; done
+	@mkdir -p $(BIN)/images
+	@for image in $(IMAGES); do \
+		$(DEVCLUSTER) image $(BIN)/images/$$image.tar --name $(REGISTRY)/$$image:$(VERSION) --file images/$$image/Containerfile \
+			$(ARCHES:%=--platform linux/%) --build-arg VERSION=$(BUILD_VERSION),REVISION=$(REVISION) --timestamp $(SOURCE_DATE_EPOCH) \
+			--sbom $(BIN)/images/$$image.cdx.json $(BIN) || exit 1; \
+	done
+
+demo demo-multicluster bench bench-scale: ARCHES := $(HOST_ARCH)
+demo: preflight images chart ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act)
 	@$(BIN)/demo $(if $(KEEP),--keep --acts 2)
 
 .PHONY: demo-multicluster
-demo-multicluster: preflight images ## Tell the story of hosts in clusters of tenants, whose xPUs are in a cluster of infra
+demo-multicluster: preflight images chart ## Tell the story of hosts in clusters of tenants, whose xPUs are in a cluster of infra
 	@$(BIN)/demo multicluster
 
 .PHONY: demo-down
@@ -59,7 +89,8 @@ preflight: ## Say in one line what this machine lacks
 	@scripts/preflight
 
 .PHONY: test
-test: preflight images ## Run every test but those that need real SR-IOV
+test: images chart ## Run every test but those that need real SR-IOV
+	@scripts/preflight test
 	@scripts/test
 
 .PHONY: test-qemu
@@ -86,10 +117,19 @@ soak: preflight tools ## Let pods live and die on a simulated node while everyth
 lint: ## Check formatting, vet, staticcheck and generated files
 	@scripts/lint
 
+.PHONY: scan
+scan: ## Look for known vulnerabilities in what is compiled in
+	@go run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
+
+.PHONY: push
+push: images chart ## Push images and chart to a registry (REGISTRY=registry.example/xpu)
+	@scripts/push $(REGISTRY)
+
 .PHONY: generate
-generate: ## Make deepcopy functions, CRDs and parts of docs/reference anew
+generate: ## Make deepcopy functions, CRDs, parts of docs/reference and the version in deploy anew
 	@scripts/preflight generate
 	@go run $(CONTROLLER_GEN) object crd paths=./api/... output:crd:dir=deploy/crds
+	@sed -i -E 's#(image: $(REGISTRY)/[a-z-]+):.*#\1:$(VERSION)#' deploy/*/*.yaml
 	@go run $(CRD_REF_DOCS) --log-level=error --source-path=api/v1alpha1 --config=docs/gen/api.yaml --templates-dir=docs/gen/api --renderer=markdown --output-path=docs/reference/api.md
 	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO)
 	@GOBIN=$(BIN)/generators go install $(PROTOC_GEN_GO_GRPC)
@@ -99,11 +139,11 @@ generate: ## Make deepcopy functions, CRDs and parts of docs/reference anew
 	@go run ./docs/gen
 
 .PHONY: bench
-bench: images ## Measure: one table, each number beside its reference
+bench: images chart ## Measure: one table, each number beside its reference
 	@go run ./test/bench
 
 .PHONY: bench-scale
-bench-scale: images ## Measure what the control plane costs as clusters grow; takes an hour
+bench-scale: images chart ## Measure what the control plane costs as clusters grow; takes an hour
 	@go run ./test/bench --scale
 
 .PHONY: bench-schedule

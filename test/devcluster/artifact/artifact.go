@@ -39,6 +39,11 @@ type Cache struct {
 	Dir     string // absolute
 	Sources fs.FS  // of package devcluster
 	Log     io.Writer
+
+	// Kubernetes is an older version than that of go.mod, as "1.36"; one of [Cache.KubernetesVersions].
+	Kubernetes string
+	// Containerd is "2" for containerd 2, built from its Go module, in place of Debian's 1.7.
+	Containerd string
 }
 
 // ErrMissing says that artifacts have yet to be built.
@@ -89,7 +94,7 @@ func (c Cache) plan(ctx context.Context) (Set, []artifact, error) {
 	if err != nil {
 		return Set{}, nil, err
 	}
-	runtime, err := c.runtime()
+	runtime, err := c.runtime(goVersion)
 	if err != nil {
 		return Set{}, nil, err
 	}

@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,7 +41,14 @@ func (c Cache) goCommand(ctx context.Context, dir string, args ...string) *exec.
 }
 
 func (c Cache) kubernetes(goVersion string) (artifact, string, error) {
-	inputs, err := c.inputs("go.mod", "go.sum", "cmd/kubernetes/main.go")
+	mod, sum := "go.mod", "go.sum"
+	if c.Kubernetes != "" {
+		mod, sum = path.Join("kubernetes", c.Kubernetes+".mod"), path.Join("kubernetes", c.Kubernetes+".sum")
+	}
+	inputs, err := c.inputs(mod, sum, "cmd/kubernetes/main.go")
+	if errors.Is(err, fs.ErrNotExist) {
+		return artifact{}, "", fmt.Errorf("Kubernetes %s cannot be built: want one of %s, or none for that of go.mod", c.Kubernetes, strings.Join(c.KubernetesVersions(), ", "))
+	}
 	if err != nil {
 		return artifact{}, "", err
 	}
@@ -52,18 +62,18 @@ func (c Cache) kubernetes(goVersion string) (artifact, string, error) {
 		dir:    "kubernetes",
 		inputs: append(inputs, goVersion),
 		make: func(ctx context.Context, target string) error {
-			return c.makeKubernetes(ctx, name, version, target)
+			return c.makeKubernetes(ctx, name, version, target, mod, sum)
 		},
 	}, version, nil
 }
 
-func (c Cache) makeKubernetes(ctx context.Context, name, version, target string) error {
+func (c Cache) makeKubernetes(ctx context.Context, name, version, target, mod, sum string) error {
 	source, err := os.MkdirTemp("", "devcluster-kubernetes-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(source)
-	if err := c.extract(source, "go.mod", "go.sum", "cmd/kubernetes/main.go"); err != nil {
+	if err := errors.Join(c.extractModule(source, mod, sum), c.extract(source, "cmd/kubernetes/main.go")); err != nil {
 		return err
 	}
 	flags, err := versionFlags(version)
@@ -80,6 +90,18 @@ func (c Cache) makeKubernetes(ctx context.Context, name, version, target string)
 		}
 	}
 	return nil
+}
+
+// KubernetesVersions are the older versions of Kubernetes, as "1.36".
+func (c Cache) KubernetesVersions() (versions []string) {
+	files, err := fs.Glob(c.Sources, "kubernetes/*.mod")
+	if err != nil {
+		panic(err) // the pattern is fixed
+	}
+	for _, file := range files {
+		versions = append(versions, strings.TrimSuffix(path.Base(file), ".mod"))
+	}
+	return versions
 }
 
 // compile builds packages of the module in source, and tells how far it is.

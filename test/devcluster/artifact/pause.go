@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"time"
 
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/image"
 )
@@ -36,8 +38,8 @@ func (c Cache) makePause(ctx context.Context, target string) error {
 	if err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, lastLines(output))
 	}
-	return image.Write(filepath.Join(target, "pause.tar"), image.Spec{
-		Name:       PauseImage,
+	return image.Write(filepath.Join(target, "pause.tar"), PauseImage, time.Unix(0, 0), image.Spec{
+		Arch:       runtime.GOARCH,
 		Entrypoint: []string{"/pause"},
 		Files:      []image.File{{Source: binary, Target: "/pause"}},
 	})

@@ -2,6 +2,7 @@ package artifact
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 )
@@ -30,18 +31,26 @@ const multusModule = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
 
 // makePlugins builds every tool of the module, each into a file of its own in target.
 func (c Cache) makePlugins(ctx context.Context, name, target string) error {
-	source, err := os.MkdirTemp("", "devcluster-plugins-")
+	return c.buildTools(ctx, name, "plugins", "-s -w", target)
+}
+
+// buildTools builds every tool of a module whose files are MODULE.mod and MODULE.sum.
+func (c Cache) buildTools(ctx context.Context, name, module, ldflags, target string) error {
+	source, err := os.MkdirTemp("", "devcluster-tools-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(source)
-	if err := c.extract(source, "plugins.mod", "plugins.sum"); err != nil {
+	if err := c.extractModule(source, module+".mod", module+".sum"); err != nil {
 		return err
 	}
-	for _, extension := range []string{".mod", ".sum"} {
-		if err := os.Rename(filepath.Join(source, "plugins"+extension), filepath.Join(source, "go"+extension)); err != nil {
-			return err
-		}
+	return c.compile(ctx, source, name, "tool", "-ldflags", ldflags, "-o", target+string(filepath.Separator))
+}
+
+// extractModule copies the files of a module into dir, under the names that the go command looks for.
+func (c Cache) extractModule(dir, mod, sum string) error {
+	if err := c.extract(dir, mod, sum); err != nil || mod == "go.mod" {
+		return err
 	}
-	return c.compile(ctx, source, name, "tool", "-ldflags", "-s -w", "-o", target+string(filepath.Separator))
+	return errors.Join(os.Rename(filepath.Join(dir, mod), filepath.Join(dir, "go.mod")), os.Rename(filepath.Join(dir, sum), filepath.Join(dir, "go.sum")))
 }

@@ -22,7 +22,7 @@ var olderDebian = [...]string{"bookworm"}
 // runtimeFiles must be there and run for an unpacked runtime to be good.
 var runtimeFiles = [...]string{"usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc"}
 
-func (c Cache) runtime() (artifact, error) {
+func (c Cache) runtime(goVersion string) (artifact, error) {
 	codename, err := osRelease("/etc/os-release", "VERSION_CODENAME")
 	if err != nil {
 		return artifact{}, err
@@ -35,15 +35,52 @@ func (c Cache) runtime() (artifact, error) {
 		packages[1] += "/" + codename
 		packages[2] += "/" + codename
 	}
-	return artifact{
+	debian := artifact{
 		name:   "container runtime (" + strings.Join(packages, ", ") + ")",
 		dir:    "runtime",
 		inputs: slices.Concat(suites, packages),
 		make: func(ctx context.Context, target string) error {
 			return c.makeRuntime(ctx, target, codename, suites, packages)
 		},
+	}
+	switch c.Containerd {
+	case "":
+		return debian, nil
+	case "2":
+		return c.containerd(debian, goVersion)
+	}
+	return artifact{}, fmt.Errorf("containerd %s cannot be built: want 2, or none for Debian's 1.7", c.Containerd)
+}
+
+// containerd is another runtime, with the containerd of containerd.mod in place of its own.
+func (c Cache) containerd(other artifact, goVersion string) (artifact, error) {
+	inputs, err := c.inputs("containerd.mod", "containerd.sum")
+	if err != nil {
+		return artifact{}, err
+	}
+	version, err := moduleVersion(inputs[1], containerdModule)
+	if err != nil {
+		return artifact{}, err
+	}
+	name := "container runtime (containerd " + version + ")"
+	return artifact{
+		name:   name,
+		dir:    "runtime",
+		inputs: slices.Concat(other.inputs, inputs, []string{goVersion}),
+		make: func(ctx context.Context, target string) error {
+			if err := other.make(ctx, target); err != nil {
+				return err
+			}
+			flags := fmt.Sprintf("-s -w -X %s/version.Version=%s", containerdModule, version)
+			if err := c.buildTools(ctx, name, "containerd", flags, filepath.Join(target, "usr/bin")); err != nil {
+				return err
+			}
+			return c.checkRuntime(ctx, target)
+		},
 	}, nil
 }
+
+const containerdModule = "github.com/containerd/containerd/v2"
 
 func (c Cache) makeRuntime(ctx context.Context, target, codename string, suites, packages []string) error {
 	own, err := apt.MachineSource("/etc/apt", codename)

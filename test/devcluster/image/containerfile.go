@@ -2,62 +2,145 @@ package image
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
+	"github.com/moby/buildkit/frontend/dockerfile/shell"
 )
 
-// ReadContainerfile makes a Spec, but for the name, of a Containerfile and the directory that its COPY takes files from.
-// It knows what an image of static binaries needs, one stage "FROM scratch" with COPY, USER and ENTRYPOINT, and refuses
-// everything else, so that a container engine makes the same of it.
-func ReadContainerfile(file, context string) (Spec, error) {
-	text, err := os.ReadFile(file)
+// Source is what an image is built of, as container engines have it.
+type Source struct {
+	Containerfile string
+	Context       string            // directory that COPY takes files from
+	Args          map[string]string // values of ARGs, by name; TARGETOS and TARGETARCH come from the platform
+}
+
+// Read makes the Spec of the image for an architecture, as Go names it (amd64, arm64). It knows what an image of static binaries
+// needs, one stage "FROM scratch" with ARG, COPY, LABEL, USER and ENTRYPOINT, and refuses everything else, so that a
+// container engine makes the same of it.
+func (s Source) Read(arch string) (Spec, error) {
+	stage, err := s.stage()
 	if err != nil {
-		return Spec{}, err
+		return Spec{}, fmt.Errorf("%s: %w", s.Containerfile, err)
+	}
+	given := maps.Clone(s.Args)
+	if given == nil {
+		given = map[string]string{}
+	}
+	given["TARGETOS"], given["TARGETARCH"] = "linux", arch
+	b := builder{context: s.Context, given: given, args: map[string]string{}, spec: Spec{Arch: arch}}
+	for _, command := range stage.Commands {
+		if err := b.apply(command); err != nil {
+			return Spec{}, fmt.Errorf("%s: line %d: %w", s.Containerfile, command.Location()[0].Start.Line, err)
+		}
+	}
+	return b.spec, nil
+}
+
+func (s Source) stage() (instructions.Stage, error) {
+	text, err := os.ReadFile(s.Containerfile)
+	if err != nil {
+		return instructions.Stage{}, err
 	}
 	parsed, err := parser.Parse(bytes.NewReader(text))
 	if err != nil {
-		return Spec{}, fmt.Errorf("%s: %w", file, err)
+		return instructions.Stage{}, err
 	}
 	stages, _, err := instructions.Parse(parsed.AST, nil)
 	if err != nil {
-		return Spec{}, fmt.Errorf("%s: %w", file, err)
+		return instructions.Stage{}, err
 	}
 	if len(stages) != 1 || stages[0].BaseName != "scratch" {
-		return Spec{}, fmt.Errorf("%s: must have one stage, FROM scratch", file)
+		return instructions.Stage{}, errors.New("must have one stage, FROM scratch")
 	}
-	var spec Spec
-	for _, command := range stages[0].Commands {
-		if err := spec.apply(command, context); err != nil {
-			return Spec{}, fmt.Errorf("%s: line %d: %w", file, command.Location()[0].Start.Line, err)
-		}
-	}
-	return spec, nil
+	return stages[0], nil
 }
 
-func (s *Spec) apply(command instructions.Command, context string) error {
+// A builder carries out the instructions of a stage, from top to bottom.
+type builder struct {
+	context string
+	given   map[string]string // what ARG may ask for
+	args    map[string]string // what ARG has asked for so far
+	spec    Spec
+}
+
+func (b *builder) apply(command instructions.Command) error {
+	if c, ok := command.(instructions.SupportsSingleWordExpansion); ok {
+		if err := c.Expand(b.expand); err != nil {
+			return fmt.Errorf("%s: %w", strings.ToUpper(command.Name()), err)
+		}
+	}
 	switch c := command.(type) {
+	case *instructions.ArgCommand:
+		return b.arg(c)
 	case *instructions.CopyCommand:
-		return s.copy(c, context)
+		return b.copy(c)
+	case *instructions.LabelCommand:
+		if b.spec.Labels == nil {
+			b.spec.Labels = map[string]string{}
+		}
+		for _, label := range c.Labels {
+			b.spec.Labels[label.Key] = label.Value
+		}
+		return nil
 	case *instructions.UserCommand:
-		s.User = c.User
+		b.spec.User = c.User
 		return nil
 	case *instructions.EntrypointCommand:
 		if c.PrependShell {
 			return fmt.Errorf(`ENTRYPOINT: must be a list, as ["/program"]: there is no shell in the image`)
 		}
-		s.Entrypoint = c.CmdLine
+		b.spec.Entrypoint = c.CmdLine
 		return nil
 	}
-	return fmt.Errorf("%s: is not among COPY, USER and ENTRYPOINT", strings.ToUpper(command.Name()))
+	return fmt.Errorf("%s: is not among ARG, COPY, LABEL, USER and ENTRYPOINT", strings.ToUpper(command.Name()))
 }
 
-func (s *Spec) copy(c *instructions.CopyCommand, context string) error {
+// expand puts the values of ARGs into a word. A container engine makes an empty string of one that was not declared; here it
+// is an error, because nobody means that.
+func (b *builder) expand(word string) (string, error) {
+	env := shell.EnvsFromSlice(environ(b.args))
+	result, err := shell.NewLex('\\').ProcessWordWithMatches(word, env)
+	if err != nil {
+		return "", err
+	}
+	if len(result.Unmatched) > 0 {
+		return "", fmt.Errorf("%s is not declared by ARG above", slices.Min(slices.Collect(maps.Keys(result.Unmatched))))
+	}
+	return result.Result, nil
+}
+
+func environ(args map[string]string) []string {
+	var env []string
+	for name, value := range args {
+		env = append(env, name+"="+value)
+	}
+	return env
+}
+
+func (b *builder) arg(c *instructions.ArgCommand) error {
+	for _, arg := range c.Args {
+		value, ok := b.given[arg.Key]
+		if !ok && arg.Value == nil {
+			return fmt.Errorf("ARG %s: has neither a default nor a value: give one by --build-arg %s=VALUE", arg.Key, arg.Key)
+		}
+		if !ok {
+			value = *arg.Value
+		}
+		b.args[arg.Key] = value
+	}
+	return nil
+}
+
+func (b *builder) copy(c *instructions.CopyCommand) error {
 	if c.From != "" || c.Chown != "" || c.Chmod != "" || len(c.SourceContents) > 0 {
 		return fmt.Errorf("COPY: must have sources and a destination only")
 	}
@@ -74,7 +157,7 @@ func (s *Spec) copy(c *instructions.CopyCommand, context string) error {
 		if !path.IsAbs(target) || target != path.Clean(target) {
 			return fmt.Errorf("COPY %s: the destination must be an absolute path", source)
 		}
-		s.Files = append(s.Files, File{Source: filepath.Join(context, source), Target: target})
+		b.spec.Files = append(b.spec.Files, File{Source: filepath.Join(b.context, source), Target: target})
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
 // Package image packs static binaries into container images of one layer, by Containerfiles, without a registry or a
-// daemon.
+// daemon, and says of what they are made.
 package image
 
 import (
@@ -9,15 +9,15 @@ import (
 	"io"
 	"os"
 	"path"
-	"runtime"
 	"slices"
 	"strings"
+	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 // File is one file of an image.
@@ -26,46 +26,32 @@ type File struct {
 	Target string // absolute path in the image
 }
 
-// Spec describes an image for the architecture this program was built for.
+// Spec describes an image for one architecture of Linux.
 type Spec struct {
-	Name       string   // full reference with registry and tag, for example devcluster.local/pause:1
-	Entrypoint []string // at least the program
-	User       string   // UID, UID:GID or empty for root
-	Files      []File   // keep their permission bits, belong to root
+	Arch       string            // as Go names it: amd64, arm64
+	Entrypoint []string          // at least the program
+	User       string            // UID, UID:GID or empty for root
+	Labels     map[string]string // empty for none
+	Files      []File            // belong to root; have mode 0755 if their owner may execute them, else 0644
 }
 
-// Write makes the image and writes it to file in the format of docker save, which ctr, docker and podman
-// import. Equal input gives an equal file: nothing of the time or of this machine goes in.
-func Write(file string, spec Spec) error {
-	tag, err := name.NewTag(spec.Name, name.StrictValidation)
-	if err != nil {
-		return fmt.Errorf("image name: want REGISTRY/NAME:TAG, for example devcluster.local/pause:1: %w", err)
+// build makes the image. Equal input gives an equal image: nothing of the time, the umask or this machine goes in.
+func (s Spec) build(created time.Time) (v1.Image, error) {
+	if len(s.Entrypoint) == 0 || len(s.Files) == 0 {
+		return nil, fmt.Errorf("an entrypoint and at least one file are needed")
 	}
-	if len(spec.Entrypoint) == 0 || len(spec.Files) == 0 {
-		return fmt.Errorf("image %s: an entrypoint and at least one file are needed", spec.Name)
-	}
-	contents, err := layer(spec.Files)
-	if err != nil {
-		return fmt.Errorf("image %s: %w", spec.Name, err)
-	}
-	img, err := assemble(spec, contents)
-	if err != nil {
-		return fmt.Errorf("image %s: %w", spec.Name, err)
-	}
-	if err := tarball.WriteToFile(file, tag, img); err != nil {
-		return fmt.Errorf("image %s: %w", spec.Name, err)
-	}
-	return nil
-}
-
-func assemble(spec Spec, contents []byte) (v1.Image, error) {
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(contents)), nil
-	})
+	contents, err := layer(s.Files, created)
 	if err != nil {
 		return nil, err
 	}
-	img, err := mutate.AppendLayers(empty.Image, l)
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(contents)), nil
+	}, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, err
+	}
+	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	img, err := mutate.AppendLayers(base, l)
 	if err != nil {
 		return nil, err
 	}
@@ -74,19 +60,21 @@ func assemble(spec Spec, contents []byte) (v1.Image, error) {
 		return nil, err
 	}
 	config = config.DeepCopy()
-	config.OS, config.Architecture = "linux", runtime.GOARCH
+	config.OS, config.Architecture = "linux", s.Arch
+	config.Created = v1.Time{Time: created.UTC()}
 	config.Config = v1.Config{
-		Entrypoint: spec.Entrypoint,
-		User:       spec.User,
+		Entrypoint: s.Entrypoint,
+		User:       s.User,
+		Labels:     s.Labels,
 		WorkingDir: "/",
-		Env:        []string{"PATH=/usr/local/bin:/usr/bin:/bin:/"},
+		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 	}
 	return mutate.ConfigFile(img, config)
 }
 
 // layer is the tar of the files and of every directory they need. The empty mount points are those that a
 // runtime would have to create in the image otherwise.
-func layer(files []File) ([]byte, error) {
+func layer(files []File, created time.Time) ([]byte, error) {
 	var buffer bytes.Buffer
 	w := tar.NewWriter(&buffer)
 	for _, dir := range directories(files) {
@@ -94,12 +82,12 @@ func layer(files []File) ([]byte, error) {
 		if dir == "tmp" {
 			mode = 0o1777
 		}
-		if err := w.WriteHeader(&tar.Header{Name: dir + "/", Typeflag: tar.TypeDir, Mode: mode}); err != nil {
+		if err := w.WriteHeader(&tar.Header{Name: dir + "/", Typeflag: tar.TypeDir, Mode: mode, ModTime: created}); err != nil {
 			return nil, err
 		}
 	}
 	for _, f := range files {
-		if err := addFile(w, f); err != nil {
+		if err := addFile(w, f, created); err != nil {
 			return nil, err
 		}
 	}
@@ -120,7 +108,7 @@ func directories(files []File) []string {
 	return slices.Compact(dirs)
 }
 
-func addFile(w *tar.Writer, f File) error {
+func addFile(w *tar.Writer, f File, created time.Time) error {
 	in, err := os.Open(f.Source)
 	if err != nil {
 		return err
@@ -133,7 +121,11 @@ func addFile(w *tar.Writer, f File) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", f.Source)
 	}
-	header := &tar.Header{Name: strings.TrimPrefix(f.Target, "/"), Mode: int64(info.Mode().Perm()), Size: info.Size()}
+	mode := int64(0o644)
+	if info.Mode()&0o100 != 0 {
+		mode = 0o755
+	}
+	header := &tar.Header{Name: strings.TrimPrefix(f.Target, "/"), Mode: mode, Size: info.Size(), ModTime: created}
 	if err := w.WriteHeader(header); err != nil {
 		return err
 	}

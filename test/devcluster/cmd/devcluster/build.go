@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -36,7 +39,7 @@ in the cache; the first build takes some minutes, the next ones nothing.`,
 		},
 	}
 	cmd.Flags().StringVar(&bin, "bin", "", "directory to put links to the Kubernetes binaries in")
-	return cmd
+	return o.versionFlags(cmd)
 }
 
 func build(ctx context.Context, o *options) (artifact.Set, error) {
@@ -54,39 +57,70 @@ func build(ctx context.Context, o *options) (artifact.Set, error) {
 }
 
 func imageCommand() *cobra.Command {
-	var ref, file string
+	var (
+		ref       string
+		source    image.Source
+		platforms []string
+		timestamp int64
+		sbom      string
+	)
 	cmd := &cobra.Command{
 		Use:   "image OUT.tar --name REGISTRY/NAME:TAG --file CONTAINERFILE [CONTEXT]",
 		Short: "Make a container image of static binaries",
-		Long: `Image does what a container engine does with a Containerfile of one stage "FROM scratch" with COPY, USER and ENTRYPOINT,
-and refuses one with anything else. Files are copied from the directory CONTEXT, which is "." if it is not given.`,
+		Long: `Image does what a container engine does with a Containerfile of one stage "FROM scratch" with ARG, COPY, LABEL, USER and
+ENTRYPOINT, and refuses one with anything else. Files are copied from the directory CONTEXT, which is "." if it is not
+given. OUT.tar is an OCI image layout with an index of the platforms. Equal input gives an equal file.`,
 		Example: `  CGO_ENABLED=0 go build -o bin/app ./cmd/app
   devcluster image app.tar --name devcluster.local/app:1 --file images/app/Containerfile bin
   devcluster load app.tar`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(_ *cobra.Command, args []string) error {
-			context := "."
+			source.Context = "."
 			if len(args) > 1 {
-				context = args[1]
+				source.Context = args[1]
 			}
-			spec, err := image.ReadContainerfile(file, context)
+			specs, err := readPlatforms(source, platforms)
 			if err != nil {
 				return err
 			}
-			spec.Name = ref
-			if err := image.Write(args[0], spec); err != nil {
+			if sbom != "" {
+				if err := image.WriteSBOM(sbom, ref, specs...); err != nil {
+					return err
+				}
+			}
+			if err := image.Write(args[0], ref, time.Unix(timestamp, 0), specs...); err != nil {
 				return err
 			}
-			fmt.Fprintf(os.Stderr, "%s: image %s\n", args[0], spec.Name)
+			fmt.Fprintf(os.Stderr, "%s: image %s for %s\n", args[0], ref, strings.Join(platforms, ", "))
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&ref, "name", "", "name of the image with registry and tag")
-	cmd.Flags().StringVar(&file, "file", "", "the Containerfile")
+	cmd.Flags().StringVar(&source.Containerfile, "file", "", "the Containerfile")
+	cmd.Flags().StringSliceVar(&platforms, "platform", []string{"linux/" + runtime.GOARCH}, "what the image is for: linux/amd64, linux/arm64 or both")
+	cmd.Flags().StringToStringVar(&source.Args, "build-arg", nil, "values of ARGs, as NAME=VALUE")
+	cmd.Flags().Int64Var(&timestamp, "timestamp", 0, "the time that the image and its files bear, in seconds since 1970")
+	cmd.Flags().StringVar(&sbom, "sbom", "", "file to write the bill of materials to, as CycloneDX in JSON")
 	for _, required := range []string{"name", "file"} {
 		if err := cmd.MarkFlagRequired(required); err != nil {
 			panic(err) // the flag is defined above
 		}
 	}
 	return cmd
+}
+
+func readPlatforms(source image.Source, platforms []string) ([]image.Spec, error) {
+	var specs []image.Spec
+	for _, platform := range platforms {
+		arch, ok := strings.CutPrefix(platform, "linux/")
+		if !ok || arch == "" {
+			return nil, fmt.Errorf("--platform %s: want linux/ARCHITECTURE, for example linux/arm64", platform)
+		}
+		spec, err := source.Read(arch)
+		if err != nil {
+			return nil, err
+		}
+		specs = append(specs, spec)
+	}
+	return specs, nil
 }

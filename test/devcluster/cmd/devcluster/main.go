@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -44,6 +45,9 @@ type options struct {
 	cache string
 	state string
 	name  string
+
+	kubernetes string // version
+	containerd string // major version
 }
 
 func rootCommand() *cobra.Command {
@@ -82,6 +86,14 @@ func defaultCache() string {
 	return filepath.Join(dir, "xpu-device-plugin", "devcluster")
 }
 
+// versionFlags give a command the flags that choose what a cluster runs.
+func (o *options) versionFlags(cmd *cobra.Command) *cobra.Command {
+	versions := strings.Join(artifact.Cache{Sources: devcluster.Sources}.KubernetesVersions(), ", ")
+	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "an older Kubernetes: "+versions)
+	cmd.Flags().StringVar(&o.containerd, "containerd", "", "2 for containerd 2 in place of Debian's 1.7")
+	return cmd
+}
+
 // nameFlag gives a command the flag that chooses a cluster.
 func (o *options) nameFlag(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().StringVar(&o.name, "name", "main", "cluster")
@@ -93,7 +105,7 @@ func (o *options) artifacts() (artifact.Cache, error) {
 	if err != nil {
 		return artifact.Cache{}, err
 	}
-	return artifact.Cache{Dir: cache, Sources: devcluster.Sources, Log: os.Stderr}, nil
+	return artifact.Cache{Dir: cache, Sources: devcluster.Sources, Log: os.Stderr, Kubernetes: o.kubernetes, Containerd: o.containerd}, nil
 }
 
 func (o *options) store() (state.Store, error) {

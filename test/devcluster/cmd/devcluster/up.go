@@ -43,7 +43,7 @@ built first. If the start fails, the reason is printed and everything is taken d
 	cmd.Flags().IntVar(&cluster.Nodes, "nodes", 1, "number of nodes, named node1, node2, ...")
 	cmd.Flags().BoolVar(&cluster.Multus, "multus", false, "give pods the networks that their annotations name, by Multus")
 	cmd.Flags().BoolVar(&cluster.KubeProxy, "kube-proxy", false, "have the addresses of Services lead to pods, by kube-proxy (needs nft)")
-	return o.nameFlag(cmd)
+	return o.versionFlags(o.nameFlag(cmd))
 }
 
 func downCommand(o *options) *cobra.Command {

@@ -1,0 +1,119 @@
+package image
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+)
+
+// Write makes an index of one image for each Spec, which differ by architecture, and writes it to file as an OCI image
+// layout in a tar, which ctr, podman, skopeo and docker 25 or later import by the name ref (REGISTRY/NAME:TAG). Equal input
+// gives an equal file. created is the time that the images and their files bear.
+func Write(file, ref string, created time.Time, specs ...Spec) error {
+	tag, err := name.NewTag(ref, name.StrictValidation)
+	if err != nil {
+		return fmt.Errorf("image name: want REGISTRY/NAME:TAG, for example devcluster.local/pause:1: %w", err)
+	}
+	index, err := makeIndex(created, specs)
+	if err != nil {
+		return fmt.Errorf("image %s: %w", ref, err)
+	}
+	if err := writeArchive(file, tag, index); err != nil {
+		return fmt.Errorf("image %s: %w", ref, err)
+	}
+	return nil
+}
+
+func makeIndex(created time.Time, specs []Spec) (v1.ImageIndex, error) {
+	if len(specs) == 0 {
+		return nil, errors.New("at least one architecture is needed")
+	}
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	for _, spec := range specs {
+		img, err := spec.build(created)
+		if err != nil {
+			return nil, fmt.Errorf("linux/%s: %w", spec.Arch, err)
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add:        img,
+			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: spec.Arch}},
+		})
+	}
+	return index, nil
+}
+
+func writeArchive(file string, tag name.Tag, index v1.ImageIndex) (err error) {
+	dir, err := os.MkdirTemp(filepath.Dir(file), ".image-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	blobs := filepath.Join(dir, "layout")
+	path, err := layout.Write(blobs, empty.Index)
+	if err != nil {
+		return err
+	}
+	// The first name is containerd's, the second the specification's: it is the tag alone by most tools' reading.
+	err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
+		"io.containerd.image.name":          tag.String(), // Name has index.docker.io for docker.io
+		"org.opencontainers.image.ref.name": tag.TagStr(),
+	}))
+	if err != nil {
+		return err
+	}
+	archive := filepath.Join(dir, "archive")
+	if err := pack(archive, blobs); err != nil {
+		return err
+	}
+	return os.Rename(archive, file)
+}
+
+// pack writes a tar of the files below dir, in their order by name and without what the file system adds to them.
+func pack(file, dir string) (err error) {
+	out, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	w := tar.NewWriter(out)
+	root := os.DirFS(dir)
+	err = fs.WalkDir(root, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		return packFile(w, root, path)
+	})
+	if err != nil {
+		return err
+	}
+	return w.Close()
+}
+
+func packFile(w *tar.Writer, root fs.FS, path string) error {
+	in, err := root.Open(path)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	if err := w.WriteHeader(&tar.Header{Name: path, Mode: 0o644, Size: info.Size()}); err != nil {
+		return err
+	}
+	_, err = io.Copy(w, in)
+	return err
+}
