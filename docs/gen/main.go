@@ -1,5 +1,5 @@
 // Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md,
-// quirks.md and schedule.schema.json of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of
+// chart.md, quirks.md and schedule.schema.json of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of
 // the project; "make generate" calls it after crd-ref-docs.
 package main
 
@@ -46,8 +46,12 @@ func run(dir string) error {
 	if err != nil {
 		return err
 	}
+	chart, err := chartPage("deploy/chart/values.yaml")
+	if err != nil {
+		return err
+	}
 	for name, page := range map[string][]byte{
-		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(), "schedule.schema.json": schema,
+		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(), "chart.md": chart, "schedule.schema.json": schema,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {
 			return err

@@ -14,16 +14,9 @@ func (w *World) directSteps() []Step {
 	}
 }
 
-// goDirect takes the product away with all that was declared to it, and installs it anew in direct mode.
+// goDirect takes the product away, and installs it anew in direct mode, by kustomize.
 func (w *World) goDirect(ctx context.Context) error {
-	// One kind after the other: the controller needs the XPUs to take the networks away.
-	for _, kind := range []string{"devicepools", "xpunetworks", "xpus"} {
-		if _, err := w.Cluster.Kubectl(ctx, "delete", kind, "--all", "--timeout=60s"); err != nil {
-			return err
-		}
-	}
-	installed := filepath.Join(w.Source, "test/e2e/deploy")
-	if _, err := w.Cluster.Kubectl(ctx, "delete", "-k", installed, "--timeout=90s"); err != nil {
+	if err := w.uninstall(ctx); err != nil {
 		return err
 	}
 	w.direct = true

@@ -90,7 +90,7 @@ func (w *World) killAgent(ctx context.Context, node string) error {
 			return err
 		}
 	}
-	_, err = w.Cluster.Kubectl(ctx, "-n", "xpu-system", "delete", "pod", "--wait=false", "--grace-period=0", "--force",
+	_, err = w.Cluster.Kubectl(ctx, "-n", namespace, "delete", "pod", "--wait=false", "--grace-period=0", "--force",
 		"-l", "app.kubernetes.io/name=xpu-agent", "--field-selector", "spec.nodeName="+node)
 	return err
 }
@@ -142,8 +142,8 @@ func (w *World) Diagnose(ctx context.Context) string {
 	for _, args := range [][]string{
 		{"get", "pods,resourceclaims,xpuports,xpunetworks,xpus,devicepools", "-A", "-o", "wide"},
 		{"get", "events", "-n", "default", "--sort-by=.lastTimestamp"},
-		{"-n", "xpu-system", "logs", "-l", "app.kubernetes.io/name=xpu-agent", "--tail=60", "--prefix"},
-		{"-n", "xpu-system", "logs", "-l", "app.kubernetes.io/name=xpu-controller", "--tail=60"},
+		{"-n", namespace, "logs", "-l", "app.kubernetes.io/name=xpu-agent", "--tail=60", "--prefix"},
+		{"-n", namespace, "logs", "-l", "app.kubernetes.io/name=xpu-controller", "--tail=60"},
 	} {
 		text, err := w.Cluster.Kubectl(ctx, args...)
 		fmt.Fprintf(&out, "$ kubectl %s\n%s\n", strings.Join(args, " "), text)

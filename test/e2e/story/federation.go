@@ -125,14 +125,11 @@ func (f *Federation) installInfra(ctx context.Context) error {
 	if w.authority, err = newAuthority(); err != nil {
 		return err
 	}
-	if _, err := w.Cluster.Run(ctx, "load", w.images("xpu-controller", "opi-bridge")...); err != nil {
-		return err
-	}
 	server, err := w.authority.issue("opi-bridge", "")
 	if err != nil {
 		return err
 	}
-	if _, err := w.Cluster.Kubectl(ctx, "apply", "-k", filepath.Join(w.Source, "test/e2e/infra")); err != nil {
+	if err := w.installChart(ctx, "infra", "xpu", "xpu-controller", "opi-bridge"); err != nil {
 		return err
 	}
 	if err := errors.Join(w.giveIdentity(ctx, "xpu-controller"), w.client.Create(ctx, server.secret("opi-bridge-tls"))); err != nil {
@@ -142,7 +139,7 @@ func (f *Federation) installInfra(ctx context.Context) error {
 		return err
 	}
 	const brokers = 2
-	if err := errors.Join(w.waitForPods(ctx, "xpu-system", controllers+len(w.cluster.Nodes)), w.waitForPods(ctx, "xpu-tenants", brokers)); err != nil {
+	if err := errors.Join(w.waitForPods(ctx, namespace, controllers+len(w.cluster.Nodes)), w.waitForPods(ctx, "xpu-tenants", brokers)); err != nil {
 		return err
 	}
 	return poll(ctx, 30*time.Second, "an XPU for each xPU", func(ctx context.Context) error {
@@ -162,23 +159,12 @@ func (f *Federation) installInfra(ctx context.Context) error {
 	})
 }
 
-// images are the paths of images of the product.
-func (w *World) images(names ...string) (paths []string) {
-	for _, name := range names {
-		paths = append(paths, filepath.Join(w.Bin, "images", name+".tar"))
-	}
-	return paths
-}
-
 // installTenants applies what a tenant needs, joins it, and waits until the XPU of each node is known there.
 func (f *Federation) installTenants(ctx context.Context) error {
 	xpus := map[string][]string{"a": {"node1", "node2"}, "b": {"node3"}}
 	vlans := map[string]v1alpha1.VLANRange{"a": {First: 1000, Last: 1099}, "b": {First: 2000, Last: 2099}}
 	for name, w := range f.tenants() {
-		if _, err := w.Cluster.Run(ctx, "load", w.images("xpu-agent", "xpu-controller")...); err != nil {
-			return err
-		}
-		if _, err := w.Cluster.Kubectl(ctx, "apply", "-k", filepath.Join(w.Source, "test/e2e/tenant")); err != nil {
+		if err := w.installChart(ctx, "tenant", "host", "xpu-agent", "xpu-controller"); err != nil {
 			return err
 		}
 		if err := w.waitForProduct(ctx); err != nil {
@@ -209,7 +195,7 @@ func (f *Federation) installTenants(ctx context.Context) error {
 
 // giveToken makes the Secret by which the broker reaches a tenant's cluster, with a token of the ServiceAccount that it has there.
 func (f *Federation) giveToken(ctx context.Context, name string, w *World) error {
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "xpu-system", Name: "xpu-broker"}}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "xpu-broker"}}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 3600)}}
 	if err := w.client.SubResource("token").Create(ctx, account, request); err != nil {
 		return err
@@ -225,7 +211,7 @@ func (f *Federation) giveToken(ctx context.Context, name string, w *World) error
 	config := clientcmdapi.NewConfig()
 	config.Clusters["member"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: admin.CAData}
 	config.AuthInfos["xpu-broker"] = &clientcmdapi.AuthInfo{Token: request.Status.Token}
-	config.Contexts["member"] = &clientcmdapi.Context{Cluster: "member", AuthInfo: "xpu-broker", Namespace: "xpu-system"}
+	config.Contexts["member"] = &clientcmdapi.Context{Cluster: "member", AuthInfo: "xpu-broker", Namespace: namespace}
 	config.CurrentContext = "member"
 	data, err := clientcmd.Write(*config)
 	if err != nil {

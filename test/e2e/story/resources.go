@@ -328,7 +328,7 @@ func (w *World) portOf(ctx context.Context, p resourcePod, s status, d definitio
 	}
 	function := function.ID{Address: pci.Address(s.DeviceInfo.PCI.Address)}
 	var port v1alpha1.XPUPort
-	key := types.NamespacedName{Namespace: "xpu-system", Name: claim.PortName(p.node, function)}
+	key := types.NamespacedName{Namespace: namespace, Name: claim.PortName(p.node, function)}
 	if err := w.client.Get(ctx, key, &port); err != nil {
 		return "", err
 	}

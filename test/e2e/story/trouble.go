@@ -38,7 +38,7 @@ func (w *World) claimTrouble() []Step {
 		{"An OPI agent that forgets its ports: they come back, and the packets with them", w.forgetPorts},
 		{"An xPU that refuses a Function: it is tainted, and the scheduler takes another before the pod binds", w.refuseFunction},
 		{"Ports made ahead: pods take them one after the other, and none waits for binding conditions", w.takePortsMadeAhead},
-		{"Agent, kubelet and runtime restart under a running pod: it is not disturbed, and what comes after works", w.restartUnderPods},
+		{"Agent, kubelet and runtime restart under a running pod, and the product is upgraded: it is not disturbed, and what comes after works", w.restartUnderPods},
 		{"Agents killed while pods come and go: nothing leaks", w.killAgents},
 		{"VFs that vanish and return: the slices follow within a second", w.hotplug},
 		{"A card that resets under a running pod: it has its interface again, and packets go on", w.resetUnderClaim},
@@ -382,6 +382,7 @@ func (w *World) restartUnderPods(ctx context.Context) error {
 		{"xpu-agent", func() error { return w.killAgent(ctx, "node1") }},
 		{"kubelet", func() error { _, err := w.Cluster.Run(ctx, "node restart-kubelet", "node1"); return err }},
 		{"container runtime", func() error { _, err := w.Cluster.Run(ctx, "node restart-runtime", "node1"); return err }},
+		{"product, by an upgrade", func() error { return w.upgrade(ctx) }},
 	} {
 		if err := restart.do(); err != nil {
 			return fmt.Errorf("restart of the %s: %w", restart.what, err)

@@ -296,7 +296,7 @@ func (w *World) deleteWithoutAgents(ctx context.Context) error {
 
 // sendAgents changes the labels of the nodes that the agents run on; no node has any.
 func (w *World) sendAgents(ctx context.Context, nodeSelector string) error {
-	_, err := w.Cluster.Kubectl(ctx, "-n", "xpu-system", "patch", "daemonset", "xpu-agent", "--type=merge",
+	_, err := w.Cluster.Kubectl(ctx, "-n", namespace, "patch", "daemonset", "xpu-agent", "--type=merge",
 		"--patch", `{"spec": {"template": {"spec": {"nodeSelector": `+nodeSelector+`}}}}`)
 	return err
 }

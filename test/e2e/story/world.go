@@ -84,7 +84,7 @@ func (w *World) claimSteps() []Step {
 	return []Step{
 		{"A real cluster: etcd, API server, scheduler, controllers, two nodes with kubelet, containerd and Multus", w.bringUp},
 		{"A simulated SmartNIC in each node, and an xPU behind it that runs opi-bridge", w.insertCards},
-		{"xpu-device-plugin, from its own manifests", w.install},
+		{"xpu-device-plugin, by its Helm chart", w.install},
 		{"Pools, networks and classes; the VFs appear in ResourceSlices", w.declare},
 		{"Pods claim VFs on networks; the xPU is ready before they run", w.runPods},
 		{"Packets: VF - representor - bridge - VXLAN - bridge - representor - VF, and none between networks", w.exchange},
@@ -176,21 +176,6 @@ func (w *World) insertCards(ctx context.Context) error {
 	return nil
 }
 
-// install loads the images and applies deploy/.
-func (w *World) install(ctx context.Context) error {
-	images := []string{filepath.Join(w.Bin, "images", "xpu-agent.tar"), filepath.Join(w.Bin, "images", "xpu-controller.tar")}
-	if _, err := w.Cluster.Run(ctx, "load", images...); err != nil {
-		return err
-	}
-	if _, err := w.Cluster.Kubectl(ctx, "apply", "-k", filepath.Join(w.Source, "test/e2e/deploy")); err != nil {
-		return err
-	}
-	if err := w.giveIdentity(ctx, "xpu-controller"); err != nil {
-		return err
-	}
-	return w.waitForProduct(ctx)
-}
-
 // giveIdentity puts the certificate by which OPI agents know their client where the product looks for it.
 func (w *World) giveIdentity(ctx context.Context, name string) error {
 	id, err := w.authority.issue(name, "")
@@ -203,7 +188,7 @@ func (w *World) giveIdentity(ctx context.Context, name string) error {
 // secret has the identity where the product looks for it.
 func (id identity) secret(name string) *corev1.Secret {
 	secret := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": id.cert, "tls.key": id.key, "ca.crt": id.ca}}
-	secret.Namespace, secret.Name = "xpu-system", name
+	secret.Namespace, secret.Name = namespace, name
 	return secret
 }
 
@@ -216,7 +201,7 @@ func (w *World) waitForProduct(ctx context.Context) error {
 	if !w.direct {
 		want += controllers
 	}
-	return w.waitForPods(ctx, "xpu-system", want)
+	return w.waitForPods(ctx, namespace, want)
 }
 
 func (w *World) waitForPods(ctx context.Context, namespace string, want int) error {

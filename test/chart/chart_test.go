@@ -1,0 +1,283 @@
+// Package chart tests the Helm chart: what it renders is what the kustomizations of deploy/ have, and what it is told wrongly it
+// refuses.
+package chart
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+const (
+	root      = "../.."
+	chartDir  = root + "/deploy/chart"
+	namespace = "xpu-system"
+)
+
+// helm runs the helm of make tools.
+func helm(t testing.TB, args ...string) (string, error) {
+	t.Helper()
+	program := filepath.Join(root, "bin", "helm")
+	if _, err := os.Stat(program); err != nil {
+		t.Skipf("there is no helm: make tools builds it: %v", err)
+	}
+	return run(exec.Command(program, args...))
+}
+
+// kustomize renders a directory as kubectl apply -k does.
+func kustomize(t testing.TB, dir string) []unstructured.Unstructured {
+	t.Helper()
+	assets := os.Getenv("KUBEBUILDER_ASSETS")
+	if assets == "" {
+		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the program kubectl")
+	}
+	out, err := run(exec.Command(filepath.Join(assets, "kubectl"), "kustomize", dir))
+	must.Succeed(t, err)
+	return objects(t, out)
+}
+
+func run(cmd *exec.Cmd) (string, error) {
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		err = fmt.Errorf("%s: %w\n%s", strings.Join(cmd.Args, " "), err, &stderr)
+	}
+	return string(out), err
+}
+
+func render(t testing.TB, namespace string, set ...string) ([]unstructured.Unstructured, error) {
+	t.Helper()
+	args := []string{"template", "xpu", chartDir, "--namespace", namespace}
+	for _, value := range set {
+		args = append(args, "--set", value)
+	}
+	out, err := helm(t, args...)
+	if err != nil {
+		return nil, err
+	}
+	return objects(t, out), nil
+}
+
+func objects(t testing.TB, manifests string) (all []unstructured.Unstructured) {
+	t.Helper()
+	decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(manifests), 4096)
+	for {
+		var object unstructured.Unstructured
+		err := decoder.Decode(&object.Object)
+		if err == io.EOF {
+			return all
+		}
+		must.Succeed(t, err)
+		if len(object.Object) > 0 {
+			all = append(all, object)
+		}
+	}
+}
+
+// byName are objects by kind, namespace and name, without what only Helm adds to them and in one order.
+func byName(all []unstructured.Unstructured) map[string]any {
+	found := map[string]any{}
+	for _, o := range all {
+		// The last one the kustomizations have on what runs pods only.
+		o.SetLabels(without(o.GetLabels(), "app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
+			"app.kubernetes.io/part-of"))
+		o.SetAnnotations(without(o.GetAnnotations(), "helm.sh/resource-policy"))
+		if pod, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec"); ok {
+			order(pod["volumes"], "name")
+			for _, c := range pod["containers"].([]any) {
+				order(c.(map[string]any)["volumeMounts"], "mountPath")
+			}
+			o.Object["spec"].(map[string]any)["template"].(map[string]any)["spec"] = pod
+		}
+		found[fmt.Sprintf("%s %s/%s", o.GetKind(), o.GetNamespace(), o.GetName())] = o.Object
+	}
+	return found
+}
+
+func without(all map[string]string, keys ...string) map[string]string {
+	maps.DeleteFunc(all, func(key, _ string) bool { return slices.Contains(keys, key) })
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
+// order sorts a list of objects, whose order means nothing, by a field.
+func order(list any, by string) {
+	all, _ := list.([]any)
+	slices.SortFunc(all, func(a, b any) int {
+		return strings.Compare(a.(map[string]any)[by].(string), b.(map[string]any)[by].(string))
+	})
+}
+
+// TestSameAsKustomize: each mode is one of the kustomizations.
+func TestSameAsKustomize(t *testing.T) {
+	for mode, dirs := range map[string][]string{
+		"cluster": {"deploy"},
+		"tenant":  {"deploy/tenant"},
+		"infra":   {"deploy/infra"},
+		"direct":  {"deploy/direct"},
+	} {
+		for _, bridge := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, opi-bridge %t", mode, bridge), func(t *testing.T) {
+				if bridge {
+					dirs = append(dirs, "deploy/opi-bridge")
+				}
+				var all []unstructured.Unstructured
+				for _, dir := range dirs {
+					all = append(all, kustomize(t, filepath.Join(root, dir))...)
+				}
+				want := byName(all)
+				// The release's namespace is made by whoever installs it.
+				delete(want, "Namespace /"+namespace)
+				rendered, err := render(t, namespace, "mode="+mode, fmt.Sprintf("opiBridge.enabled=%t", bridge))
+				must.Succeed(t, err)
+				got := byName(rendered)
+				for _, name := range slices.Sorted(maps.Keys(want)) {
+					if diff := cmp.Diff(want[name], got[name]); diff != "" {
+						t.Errorf("%s: -kustomize +chart:\n%s", name, diff)
+					}
+					delete(got, name)
+				}
+				for name := range got {
+					t.Errorf("the chart alone has %s", name)
+				}
+			})
+		}
+	}
+}
+
+// TestNamespaceIsFree: nothing is left of the namespaces that the manifests have.
+func TestNamespaceIsFree(t *testing.T) {
+	for _, mode := range []string{"cluster", "tenant", "infra", "direct"} {
+		rendered, err := render(t, "network", "mode="+mode, "broker.namespace=customers", "opiBridge.enabled=true", "networkPolicies.enabled=true")
+		must.Succeed(t, err)
+		for _, o := range rendered {
+			text, err := o.MarshalJSON()
+			must.Succeed(t, err)
+			for _, wrong := range []string{namespace, "xpu-tenants"} {
+				// CRDs' descriptions have the defaults.
+				if o.GetKind() != "CustomResourceDefinition" && bytes.Contains(text, []byte(wrong)) {
+					t.Errorf("mode %s: %s %s has %s: %s", mode, o.GetKind(), o.GetName(), wrong, text)
+				}
+			}
+		}
+	}
+}
+
+// TestParts: each part can be left out, and what is no default reaches the objects.
+func TestParts(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0a", 32)
+	for name, test := range map[string]struct {
+		set     []string
+		present []string // texts
+		absent  []string
+	}{
+		"no agent":       {[]string{"agent.enabled=false"}, []string{"name: xpu-controller"}, []string{"kind: DaemonSet", "name: xpu-agent\n"}},
+		"no controller":  {[]string{"controller.enabled=false"}, []string{"name: xpu-agent"}, []string{"kind: Deployment", "name: xpu-controller\n"}},
+		"no broker":      {[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"}, []string{"name: xpu-broker"}},
+		"no CRDs":        {[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"}},
+		"CRDs that go":   {[]string{"crds.keep=false"}, []string{"kind: CustomResourceDefinition"}, []string{"helm.sh/resource-policy"}},
+		"CRDs that stay": {nil, []string{"helm.sh/resource-policy: keep"}, nil},
+		"images": {
+			[]string{"image.registry=registry.example/xpu", "image.tag=v9", "agent.digest=" + digest, "image.pullSecrets={mine}"},
+			[]string{"registry.example/xpu/xpu-agent@" + digest, "registry.example/xpu/xpu-controller:v9", "imagePullSecrets:\n      - name: mine"},
+			[]string{"ghcr.io"},
+		},
+		"paths": {
+			[]string{"agent.hostPaths.kubelet=/data/kubelet", "agent.hostPaths.cniBin=/usr/libexec/cni"},
+			[]string{"--kubelet-dir=/data/kubelet", "mountPath: /data/kubelet/plugins_registry", "path: /data/kubelet/plugins,", "path: /usr/libexec/cni,"},
+			[]string{"/var/lib/kubelet", "path: /opt/cni/bin"},
+		},
+		"placement": {
+			[]string{"agent.nodeSelector.xpu=yes", "controller.tolerations[0].key=infra", "controller.extraArgs={--log-format=json}", "controller.replicas=3"},
+			[]string{"nodeSelector:\n        xpu: \"yes\"", "tolerations:\n        - key: infra", "- --log-format=json", "replicas: 3"},
+			nil,
+		},
+		"direct": {
+			[]string{"mode=direct", "direct.pools=kind: DevicePool", "direct.nodes.node1.networks.blue.vlan=10", "direct.clientSecretName=opi-client"},
+			[]string{"pools.yaml: |\n    kind: DevicePool", "node1.yaml: |\n    networks:\n      blue:\n        vlan: 10", "secretName: opi-client"},
+			[]string{"kind: Deployment", "kind: ClusterRole", "CustomResourceDefinition", "/etc/xpu-agent/opi-client, type"},
+		},
+		"network policies": {
+			[]string{"mode=infra", "networkPolicies.enabled=true", "networkPolicies.opiPorts={9}"},
+			[]string{"kind: NetworkPolicy", "{port: 9, protocol: TCP}", "{port: 6443, protocol: TCP}"},
+			[]string{"port: 50051"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"template", "xpu", chartDir, "--namespace", namespace}
+			for _, value := range test.set {
+				args = append(args, "--set", value)
+			}
+			out, err := helm(t, args...)
+			must.Succeed(t, err)
+			for _, text := range test.present {
+				if !strings.Contains(out, text) {
+					t.Errorf("%q is not there", text)
+				}
+			}
+			for _, text := range test.absent {
+				if strings.Contains(out, text) {
+					t.Errorf("%q is there", text)
+				}
+			}
+		})
+	}
+}
+
+// TestRefuses: the error names the value.
+func TestRefuses(t *testing.T) {
+	for set, want := range map[string]string{
+		"agent.enabld=true":              "'enabld' not allowed",
+		"mode=all":                       "/mode': value must be one of 'cluster', 'tenant', 'infra', 'direct'",
+		"agent.digest=latest":            "/agent/digest",
+		"agent.hostPaths.cniBin=opt/":    "/agent/hostPaths/cniBin",
+		"controller.extraArgs={verbose}": "/controller/extraArgs/0",
+		"controller.goMemLimit=210M":     "/controller/goMemLimit",
+		"networkPolicies.opiPorts={0}":   "/networkPolicies/opiPorts/0",
+		"broker.namespace=xpu-system":    "broker.namespace: must not be the release's namespace",
+	} {
+		_, err := render(t, namespace, "mode=infra", set)
+		if set == "mode=all" {
+			_, err = render(t, namespace, set)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", set, err, want)
+		}
+	}
+}
+
+func TestLint(t *testing.T) {
+	if out, err := helm(t, "lint", "--strict", chartDir); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestVersion: VERSION is the one place.
+func TestVersion(t *testing.T) {
+	version, err := os.ReadFile(filepath.Join(root, "VERSION"))
+	must.Succeed(t, err)
+	chart, err := os.ReadFile(filepath.Join(chartDir, "Chart.yaml"))
+	must.Succeed(t, err)
+	v := strings.TrimSpace(string(version))
+	for _, line := range []string{"version: " + strings.TrimPrefix(v, "v"), "appVersion: " + v} {
+		if !strings.Contains(string(chart), "\n"+line+"\n") {
+			t.Errorf("Chart.yaml has no line %q", line)
+		}
+	}
+}

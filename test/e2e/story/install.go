@@ -1,0 +1,88 @@
+package story
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// namespace is where the product is installed.
+const namespace = "xpu-system"
+
+// helm runs helm in the cluster.
+func (w *World) helm(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, filepath.Join(w.Bin, "helm"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+w.cluster.Kubeconfig)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("helm %s: %w: %s", args[0], err, strings.TrimSpace(out.String()))
+	}
+	return nil
+}
+
+// installChart loads images and installs the chart with values of test/e2e/values.
+func (w *World) installChart(ctx context.Context, mode, values string, images ...string) error {
+	if _, err := w.Cluster.Run(ctx, "load", w.images(images...)...); err != nil {
+		return err
+	}
+	return w.helm(ctx, "install", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace", namespace, "--create-namespace",
+		"--set", "mode="+mode, "--values", filepath.Join(w.Source, "test/e2e/values", values+".yaml"))
+}
+
+// images are the paths of images of the product.
+func (w *World) images(names ...string) (paths []string) {
+	for _, name := range names {
+		paths = append(paths, filepath.Join(w.Bin, "images", name+".tar"))
+	}
+	return paths
+}
+
+// install installs the product and gives it its certificate.
+func (w *World) install(ctx context.Context) error {
+	if err := w.installChart(ctx, "cluster", "host", "xpu-agent", "xpu-controller"); err != nil {
+		return err
+	}
+	if err := w.giveIdentity(ctx, "xpu-controller"); err != nil {
+		return err
+	}
+	return w.waitForProduct(ctx)
+}
+
+// upgrade has every pod of the product replaced.
+func (w *World) upgrade(ctx context.Context) error {
+	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace", namespace, "--reuse-values",
+		"--set-string", "agent.podAnnotations.example\\.com/upgrade=1", "--set-string", "controller.podAnnotations.example\\.com/upgrade=1")
+	if err != nil {
+		return err
+	}
+	for _, workload := range []string{"daemonset/xpu-agent", "deployment/xpu-controller"} {
+		if _, err := w.Cluster.Kubectl(ctx, "-n", namespace, "rollout", "status", workload, "--timeout=90s"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// uninstall takes the product away with all that was declared to it.
+func (w *World) uninstall(ctx context.Context) error {
+	// One kind after the other: the controller needs the XPUs to take the networks away.
+	for _, kind := range []string{"devicepools", "xpunetworks", "xpus"} {
+		if _, err := w.Cluster.Kubectl(ctx, "delete", kind, "--all", "--timeout=60s"); err != nil {
+			return err
+		}
+	}
+	if err := w.helm(ctx, "uninstall", "xpu", "--namespace", namespace, "--wait", "--timeout=90s"); err != nil {
+		return err
+	}
+	// What the chart keeps: the CRDs. And what it has not made.
+	if _, err := w.Cluster.Kubectl(ctx, "delete", "crds", "--selector=app.kubernetes.io/part-of=xpu-device-plugin", "--timeout=60s"); err != nil {
+		return err
+	}
+	_, err := w.Cluster.Kubectl(ctx, "delete", "namespace", namespace, "--timeout=60s")
+	return err
+}
