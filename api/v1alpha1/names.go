@@ -25,6 +25,8 @@ const (
 
 	// ConditionSupplied says of a DevicePool with numVFs or sfs whether every PF that it names has them.
 	ConditionSupplied = "Supplied"
+	// ConditionSupported says of a DevicePool that needs feature gates of Kubernetes whether they are on.
+	ConditionSupported = "Supported"
 
 	// ConditionProvisioned is the binding condition of devices in pools that provision BeforeBind: the xPU
 	// serves the Function's Port. The controller sets it in ResourceClaim.status.devices (KEP-5007).
@@ -132,6 +134,20 @@ const (
 	ReasonBusy         = "Busy"         // EBUSY: somebody else changes it
 	ReasonRefused      = "Refused"      // by the driver
 	ReasonNotSupported = "NotSupported" // no SR-IOV, no subfunctions, or not in this eswitch mode
+)
+
+// Reasons of the condition Supported.
+const (
+	ReasonSupported      = "Supported"
+	ReasonFeatureMissing = "FeatureMissing" // also of Ready, where nothing is offered
+)
+
+// Feature gates of Kubernetes without which an API server drops parts of ResourceSlices. From Kubernetes 1.36 on they are on by default.
+const (
+	FeatureTaints            = "DRADeviceTaints"
+	FeatureBindingConditions = "DRADeviceBindingConditions"
+	FeatureCounters          = "DRAPartitionableDevices"
+	FeatureSharedCapacity    = "DRAConsumableCapacity"
 )
 
 // ReadyOf returns the condition Ready, its zero value if there is none.

@@ -34,6 +34,17 @@ type FunctionProblem struct {
 	Message string `json:"message"`
 }
 
+// Fallback is what a DevicePool gets in place of what it asks for, as the cluster lacks a feature gate.
+type Fallback struct {
+	// Feature is the feature gate of Kubernetes that is off: "DRADeviceBindingConditions".
+	// +kubebuilder:validation:MaxLength=64
+	Feature string `json:"feature"`
+
+	// Message says what happens instead.
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message"`
+}
+
 // XPUNodePool is what a DevicePool has on the node.
 type XPUNodePool struct {
 	// Name is the DevicePool's name.
@@ -63,7 +74,7 @@ type XPUNodePool struct {
 	// +listMapKey=taint
 	Problems []FunctionProblem `json:"problems,omitempty"`
 
-	// Overlapping names Functions that the pool selects but that belong to another pool, as "<Function> in <pool>"; at
+	// Overlapping names Functions that the pool selects but that belong to another pool: "0000:3b:02.1 in fast"; at
 	// most 16 are listed.
 	// +optional
 	// +listType=atomic
@@ -75,6 +86,13 @@ type XPUNodePool struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Error string `json:"error,omitempty"`
+
+	// Fallbacks say what the pool asks for and the cluster cannot do.
+	// +optional
+	// +kubebuilder:validation:MaxItems=8
+	// +listType=map
+	// +listMapKey=feature
+	Fallbacks []Fallback `json:"fallbacks,omitempty"`
 
 	// Shortages are PFs that do not have what numVFs and sfs ask for; at most 16 are listed.
 	// +optional

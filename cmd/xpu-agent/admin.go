@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -37,6 +39,28 @@ and prints its answer in JSON. "xpuctl discover --node" and others show it to pe
 		},
 	}
 	addSocketFlag(cmd.Flags(), &client)
+	return cmd
+}
+
+// readyCommand is the readiness probe of agents that may share a node, and with it a port, while one replaces the other.
+func readyCommand() *cobra.Command {
+	var client nodestate.Client
+	cmd := &cobra.Command{
+		Use:   "ready",
+		Short: "Tell whether the agent of this pod is ready",
+		Long: `Asks the agent that serves --ready-socket whether it is ready, and prints why it is not. An agent is ready when the kubelet knows
+what it offers and the container runtime is connected; one that has handed the node over to another agent stays ready until it is
+ended.`,
+		Example: `  kubectl -n xpu-system exec ds/xpu-agent -- /xpu-agent ready --socket=/run/xpu-agent-pod/ready.sock`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), 5*time.Second)
+			defer cancel()
+			return client.Ready(ctx)
+		},
+	}
+	cmd.Flags().StringVar(&client.Socket, "socket", "", "that of --ready-socket of the agent")
+	_ = cmd.MarkFlagRequired("socket")
 	return cmd
 }
 

@@ -83,7 +83,7 @@ as a DaemonSet; see deploy/.`,
 	}
 	o.addFlags(cmd.Flags())
 	logs.AddFlags(cmd.Flags())
-	cmd.AddCommand(installCommand(), stateCommand(), releaseCommand())
+	cmd.AddCommand(installCommand(), stateCommand(), readyCommand(), releaseCommand())
 	return cmd
 }
 

@@ -35,7 +35,8 @@ func metricsPage(programs []program) ([]byte, error) {
 All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port 9810 (` + "`--listen`" +
 		`), xpu-controller on port 8080
 (` + "`--metrics-bind-address`" + `), opi-bridge only where ` + "`--metrics-listen`" + ` says. What to watch is in
-[debug.md](../how-to/debug.md#metrics-to-watch). A histogram has the usual ` + "`_bucket`, `_sum` and `_count`" + `.
+[debug.md](../how-to/debug.md#metrics-to-watch). A histogram has the usual ` + "`_bucket`, `_sum` and `_count`" + `, and is a native
+histogram too for servers that scrape these. [Monitor](../how-to/monitor.md) has alerts, a dashboard and traces.
 `)
 	for _, p := range programs {
 		var found []metric
@@ -78,9 +79,10 @@ func metricsOf(dir string) ([]metric, error) {
 		if err != nil {
 			return nil, err
 		}
+		lists := listsOf(file)
 		for node := range ast.Preorder(file) {
 			if call, ok := node.(*ast.CallExpr); ok {
-				if m := constructed(call); m.name != "" {
+				if m := constructed(call, lists); m.name != "" {
 					found = append(found, m)
 				}
 			}
@@ -93,14 +95,22 @@ func metricsOf(dir string) ([]metric, error) {
 }
 
 // constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or NewDesc(name, help, labels,
-// nil). Its name is empty for any other call. Metrics by NewDesc are gauges in this project.
-func constructed(call *ast.CallExpr) metric {
+// nil), whose labels may be one of the lists. Its name is empty for any other call.
+func constructed(call *ast.CallExpr, lists map[string]ast.Expr) metric {
 	_, kind, ok := strings.Cut(types.ExprString(call.Fun), ".New")
 	if !ok || len(call.Args) == 0 {
 		return metric{}
 	}
 	if kind == "Desc" && len(call.Args) == 4 {
-		return metric{name: text(call.Args[0]), kind: "gauge", help: text(call.Args[1]), labels: texts(call.Args[2])}
+		m := metric{name: text(call.Args[0]), kind: "gauge", help: text(call.Args[1]), labels: texts(call.Args[2])}
+		if list, named := lists[types.ExprString(call.Args[2])]; named {
+			m.labels = texts(list)
+		}
+		// Those of sriov-network-metrics-exporter do not end as counters do.
+		if strings.HasSuffix(m.name, "_total") || strings.HasPrefix(m.name, "sriov_vf_") {
+			m.kind = "counter"
+		}
+		return m
 	}
 	options, ok := call.Args[0].(*ast.CompositeLit)
 	if !ok || !strings.HasSuffix(types.ExprString(options.Type), "Opts") {
@@ -118,6 +128,17 @@ func constructed(call *ast.CallExpr) metric {
 		labels = append(labels, texts(argument)...)
 	}
 	return metric{name: text(fields["Name"]), kind: strings.ToLower(kind), help: text(fields["Help"]), labels: labels}
+}
+
+// listsOf are the variables of a file, by name.
+func listsOf(file *ast.File) map[string]ast.Expr {
+	lists := map[string]ast.Expr{}
+	for node := range ast.Preorder(file) {
+		if spec, ok := node.(*ast.ValueSpec); ok && len(spec.Names) == 1 && len(spec.Values) == 1 {
+			lists[spec.Names[0].Name] = spec.Values[0]
+		}
+	}
+	return lists
 }
 
 // text is a string constant, also one in several parts.

@@ -16,6 +16,8 @@ var (
 	a = prometheus.NewCounter(prometheus.CounterOpts{Name: "a_total", Help: "One " + "thing."})
 	b = factory.NewHistogramVec(prometheus.HistogramOpts{Name: "b_seconds", Help: "B.", Buckets: nil}, []string{"x", "y"})
 	c = prometheus.NewDesc("c", "C.", []string{"z"}, nil)
+	l = []string{"m"}
+	f = prometheus.NewDesc("f_total", "F.", l, nil)
 	d = prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "d", Help: "D.", ConstLabels: prometheus.Labels{"v": v}}, nil)
 	e = errors.New("no metric")
 )
@@ -31,6 +33,7 @@ var (
 		{"a_total", "counter", "One thing.", nil},
 		{"b_seconds", "histogram", "B.", []string{"x", "y"}},
 		{"c", "gauge", "C.", []string{"z"}},
+		{"f_total", "counter", "F.", []string{"m"}},
 		{"d", "gauge", "D.", []string{"v"}},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(metric{})); diff != "" {

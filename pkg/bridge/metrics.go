@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
 var (
@@ -24,9 +26,10 @@ var (
 
 func newCallDurations() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "opi_bridge_rpc_duration_seconds",
-		Help:    "Time the agent took for a call, by RPC and gRPC status code.",
-		Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
+		Name:                        "opi_bridge_rpc_duration_seconds",
+		Help:                        "Time the agent took for a call, by RPC and gRPC status code.",
+		Buckets:                     prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
+		NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 	}, []string{"method", "code"})
 }
 

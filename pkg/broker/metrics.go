@@ -3,6 +3,8 @@ package broker
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
 // metrics are the broker's own, beside those of controller-runtime.
@@ -19,9 +21,10 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 			Help: "Whether the cluster of an XPUTenant answers: 1, or 0. Only the leader has it.",
 		}, []string{"tenant"}),
 		renewal: factory.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "xpu_broker_lease_renewal_seconds",
-			Help:    "How long the clusters of XPUTenants took to renew the broker's Lease.",
-			Buckets: []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+			Name:                        "xpu_broker_lease_renewal_seconds",
+			Help:                        "How long the clusters of XPUTenants took to renew the broker's Lease.",
+			Buckets:                     []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}, []string{"tenant"}),
 	}
 }

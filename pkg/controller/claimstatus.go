@@ -30,6 +30,7 @@ func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClai
 	if equality.Semantic.DeepEqual(before.Status, c.Status) {
 		return nil
 	}
+	wanted := c.DeepCopy() // an API server without status.devices gives the claim back without them
 	err := r.client.Status().Update(ctx, c)
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil // the claim has changed: its event is on the way
@@ -39,7 +40,7 @@ func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClai
 	}
 	for i := range devices {
 		was := deviceCondition(before, &devices[i], v1alpha1.ConditionProvisioned)
-		is := deviceCondition(c, &devices[i], v1alpha1.ConditionProvisioned)
+		is := deviceCondition(wanted, &devices[i], v1alpha1.ConditionProvisioned)
 		if is.Status != metav1.ConditionFalse || is.Status == was.Status && is.Reason == was.Reason && is.Message == was.Message {
 			continue
 		}

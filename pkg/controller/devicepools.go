@@ -92,6 +92,7 @@ func (r *devicePools) Reconcile(ctx context.Context, pool *v1alpha1.DevicePool) 
 	}
 	sumUp(pool, entries, hasNetwork)
 	sumUpSupply(pool, entries)
+	sumUpFallbacks(pool, entries)
 	return ctrl.Result{}, r.writeStatus(ctx, pool, before)
 }
 
@@ -165,6 +166,9 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 			"compare spec.selectors and spec.nodeSelector with the nodes' Functions"
 	case status.Healthy == 0:
 		reason = v1alpha1.ReasonUnhealthy
+	case pool.Spec.Model == v1alpha1.ModelPorts && len(fallbacksOf(entries)) > 0:
+		reason = v1alpha1.ReasonFeatureMissing
+		message += "; see condition " + v1alpha1.ConditionSupported
 	}
 	meta.SetStatusCondition(&status.Conditions, newCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
 }
@@ -208,6 +212,40 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 		reason, message = v1alpha1.ReasonAllMade, "every PF that spec.selectors name has what is asked for"
 	}
 	meta.SetStatusCondition(&pool.Status.Conditions, newCondition(v1alpha1.ConditionSupplied, pool.Generation, reason, message))
+}
+
+// sumUpFallbacks sets the condition Supported of a pool that needs feature gates of Kubernetes.
+func sumUpFallbacks(pool *v1alpha1.DevicePool, entries []poolEntry) {
+	if !needsFeatures(pool.Spec) {
+		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionSupported)
+		return
+	}
+	reason, message := v1alpha1.ReasonSupported, "the cluster has the feature gates that the pool needs"
+	if missing := fallbacksOf(entries); len(missing) > 0 {
+		reason, message = v1alpha1.ReasonFeatureMissing, strings.Join(firstOf(missing), "; ")
+	}
+	meta.SetStatusCondition(&pool.Status.Conditions, newCondition(v1alpha1.ConditionSupported, pool.Generation, reason, opi.Short(message)))
+}
+
+// needsFeatures says whether a pool asks for more than Kubernetes 1.34 does by default.
+func needsFeatures(spec v1alpha1.DevicePoolSpec) bool {
+	return spec.Publish == v1alpha1.PublishDRA && (spec.MaxAllocated != nil || spec.Model != "" && spec.Model != v1alpha1.ModelFunctions ||
+		spec.Provision == v1alpha1.ProvisionBeforeBind || spec.Provision == v1alpha1.ProvisionAhead)
+}
+
+// fallbacksOf say what nodes found that the cluster cannot do, each once, with the first node.
+func fallbacksOf(entries []poolEntry) (list []string) {
+	seen := map[v1alpha1.Fallback]bool{}
+	for _, e := range entries {
+		for _, f := range e.Fallbacks {
+			if !seen[f] {
+				seen[f] = true
+				list = append(list, fmt.Sprintf("node %s: %s; turn on feature gate %s in kube-apiserver and kube-scheduler, which is on by "+
+					"default from Kubernetes 1.36 on", e.node, f.Message, f.Feature))
+			}
+		}
+	}
+	return list
 }
 
 // firstOf shortens a list to what is shown, and says how many more there are.

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -29,9 +30,10 @@ func newMetrics(registerer prometheus.Registerer, ports client.Reader, elected <
 	factory := promauto.With(registerer)
 	return &metrics{
 		provisioning: factory.NewHistogram(prometheus.HistogramOpts{
-			Name:    "xpu_port_provisioning_seconds",
-			Help:    "Time from the creation of an XPUPort until its xPU serves it. The creation time is known to the second.",
-			Buckets: []float64{.05, .1, .25, .5, 1, 2, 3, 5, 10, 20, 30, 60, 120},
+			Name:                        "xpu_port_provisioning_seconds",
+			Help:                        "Time from the creation of an XPUPort until its xPU serves it. The creation time is known to the second.",
+			Buckets:                     []float64{.05, .1, .25, .5, 1, 2, 3, 5, 10, 20, 30, 60, 120},
+			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}),
 		errors: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_opi_errors_total",

@@ -182,7 +182,7 @@ func newCondition(conditionType string, generation int64, reason, message string
 	status := metav1.ConditionFalse
 	switch reason {
 	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected, v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade,
-		v1alpha1.ReasonFound:
+		v1alpha1.ReasonFound, v1alpha1.ReasonSupported:
 		status = metav1.ConditionTrue
 	}
 	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}

@@ -17,6 +17,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
+// Histograms are native ones beside classic ones: a server that asks for them gets buckets of which each is 10 % wider than the one
+// before, at most so many.
+const (
+	NativeBucketFactor = 1.1
+	NativeMaxBuckets   = 160
+)
+
 // NewBuildInfo is the metric xpu_build_info: constantly 1, the version in its labels.
 func NewBuildInfo(program string) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{

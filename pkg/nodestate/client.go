@@ -15,10 +15,12 @@ import (
 // DefaultSocket is where an agent listens for administrators, in the directory of its journal.
 const DefaultSocket = "/var/lib/xpu-agent/admin.sock"
 
-// Paths of the HTTP requests that an agent answers: GET of a [State], and POST of a [Release].
+// Paths of the HTTP requests that an agent answers: GET of a [State], POST of a [Release], and at a socket of its own GET of whether it
+// is ready.
 const (
 	StatePath   = "/state"
 	ReleasePath = "/release"
+	ReadyPath   = "/readyz"
 )
 
 // MaxMessage bounds a request in bytes, and a State too, which has some hundred for each Function.
@@ -40,6 +42,12 @@ func (c Client) State(ctx context.Context) (*State, error) {
 		return nil, fmt.Errorf("answer of xpu-agent: %w", err)
 	}
 	return &state, nil
+}
+
+// Ready returns an error that says why the agent is not ready.
+func (c Client) Ready(ctx context.Context) error {
+	_, err := c.do(ctx, http.MethodGet, ReadyPath, nil)
+	return err
 }
 
 // Release gives a hook up. It returns before the next hook has run.

@@ -53,7 +53,7 @@ func files(t testing.TB, want func(path string) bool) (found []string) {
 		if err != nil {
 			return err
 		}
-		if entry.IsDir() && (relative == "bin" || strings.HasPrefix(entry.Name(), ".") && relative != ".") {
+		if entry.IsDir() && (relative == "bin" || entry.Name() == "node_modules" || strings.HasPrefix(entry.Name(), ".") && relative != ".") {
 			return filepath.SkipDir
 		}
 		if entry.Type().IsRegular() && want(relative) {

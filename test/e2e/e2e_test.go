@@ -3,6 +3,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,6 +39,28 @@ func TestStory(t *testing.T) {
 		})
 		if t.Failed() {
 			t.FailNow()
+		}
+	}
+}
+
+// upgrades is how often TestUpgrade replaces the product.
+var upgrades = flag.Int("upgrades", 4, "how often TestUpgrade replaces the product")
+
+// TestUpgrade replaces the product under pods that come and go.
+func TestUpgrade(t *testing.T) {
+	world := newWorld(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(world.Diagnose(context.Background()))
+		}
+		if err := world.End(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, step := range world.UpgradeSteps(*upgrades) {
+		world.Detail = t.Logf
+		if err := step.Run(t.Context()); err != nil {
+			t.Fatalf("%s: %v", step.Title, err)
 		}
 	}
 }

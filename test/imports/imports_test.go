@@ -56,6 +56,7 @@ var stages = []string{
 	"devnode", "deviceinfo", "cdi", "deviceplugin", "devicemodel", "dra", // publish and allocate
 	"provisioning",
 	"nri", "cniserver", // attach
+	"traffic", "handover",
 	"hooks", // after release
 	"kubeapi", "admin",
 	"agent",

@@ -168,6 +168,28 @@ func checkRoutes(t *testing.T, w *world) {
 }
 
 // The pod gives its netdev the names that would keep it from returning.
+// TestCounters: what a pod's interface counts can be read from the host, until the pod ends.
+func TestCounters(t *testing.T) {
+	w := newWorld(t, nil)
+	must.Succeed(t, w.xpu.Handle().LinkSetUp(get(t, w.xpu, "pf0vf0")))
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+	must.Eventually(t, "the interface sends what an interface sends when it comes up", func() bool {
+		counters, exists, err := w.engine.Counters(place)
+		if err != nil || !exists {
+			t.Fatalf("counters %+v, %t, %v", counters, exists, err)
+		}
+		return counters.TxPackets > 0 && counters.TxBytes > counters.TxPackets
+	})
+	_, err := w.engine.Restore(t.Context(), device(), before, place)
+	must.Succeed(t, err)
+	if counters, exists, err := w.engine.Counters(place); exists || err != nil {
+		t.Errorf("counters %+v, %t, %v of an interface that is gone", counters, exists, err)
+	}
+	if counters, err := w.engine.VFCounters(hostName); err != nil || len(counters) > 0 {
+		t.Errorf("a netdev without VFs has counters %v, %v", counters, err)
+	}
+}
+
 func TestRestoreWithTakenNames(t *testing.T) {
 	w := newWorld(t, nil)
 	other := func(name string) { netns.Connect(t, w.host, name, w.xpu, "rep-"+name) }

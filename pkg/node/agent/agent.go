@@ -23,46 +23,81 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/handover"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Run works until ctx ends. It returns an error only if it cannot work at all.
+// Run works until ctx ends. It returns an error only if it cannot work at all, or if the agent that took the node over from this one
+// is gone.
 func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
 	a := &agent{config: config, log: log, registry: registry}
-	var err error
-	if a.journal, err = takeJournal(ctx, filepath.Join(config.StateDir, "journal.db"), log); err != nil {
+	served, err := a.serveReadiness(ctx)
+	if err != nil {
 		return err
 	}
-	defer a.journal.Close()
-	if a.devlink, err = devlink.Dial(""); err != nil {
+	defer served()
+	// Without a UID its sockets have the names of those of an agent that is still there.
+	if config.Provisioner == ProvisionerCRD && config.PodUID != "" {
+		if err := a.openFront(ctx); err != nil {
+			return err
+		}
+		defer a.front.close()
+	}
+	if a.predecessor, err = a.takeOver(ctx); err != nil {
 		return err
+	}
+	successor, err := a.work(ctx)
+	if err != nil || successor == nil {
+		return err
+	}
+	return a.standAside(ctx, successor)
+}
+
+// work has the node until ctx ends, or until another agent asks for it, which it returns.
+func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
+	config := a.config
+	var err error
+	if a.journal, err = takeJournal(ctx, filepath.Join(config.StateDir, "journal.db"), a.waitForTheOther, a.log); err != nil {
+		return nil, err
+	}
+	defer a.journal.Close()
+	if config.Provisioner == ProvisionerCRD && a.front == nil {
+		if err := a.openFront(ctx); err != nil {
+			return nil, err
+		}
+		defer a.front.close()
+	}
+	if a.devlink, err = devlink.Dial(""); err != nil {
+		return nil, err
 	}
 	defer a.devlink.Close()
 	a.engine, err = netdev.New(netdev.Options{ProcRoot: config.ProcRoot, Eswitches: a.devlink})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer a.engine.Close()
 	self := podresources.Self{Namespace: config.Namespace, Name: config.PodName}
-	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, a.journal.Sees, log.WithName("kubelet"))
+	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, a.journal.Sees, a.log.WithName("kubelet"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer a.kubelet.Close()
 	if err := a.assemble(ctx); err != nil {
-		return err
+		return nil, err
 	}
+	a.setReadiness(a.ready)
 	return a.run(ctx)
 }
 
 // takeJournal waits until an agent that is shutting down has closed the journal. Until then this agent must do nothing, not
-// even open its sockets, as the other agent serves them.
-func takeJournal(ctx context.Context, path string, log logr.Logger) (*journal.Journal, error) {
+// even open its sockets, as the other agent serves them. waiting is called when there is such an agent.
+func takeJournal(ctx context.Context, path string, waiting func(), log logr.Logger) (*journal.Journal, error) {
 	records, err := journal.Open(path)
 	if errors.Is(err, boltfile.ErrLocked) {
 		log.Info("Waiting for another agent to end, which has the journal", "path", path)
+		waiting()
 	}
 	for errors.Is(err, boltfile.ErrLocked) && ctx.Err() == nil {
 		records, err = journal.Open(path)
@@ -70,11 +105,15 @@ func takeJournal(ctx context.Context, path string, log logr.Logger) (*journal.Jo
 	return records, err
 }
 
-// run works until ctx ends, or until a part cannot work at all.
-func (a *agent) run(ctx context.Context) error {
+// run works until ctx ends, a part cannot work at all, or another agent asks for the node, which it returns.
+func (a *agent) run(ctx context.Context) (successor *handover.Successor, err error) {
+	// What serves the kubelet's device plugin API outlives the rest if another agent has asked: it passes on what comes while
+	// the kubelet does not know that one yet.
+	var lingering context.Context
+	a.lingering, lingering = errgroup.WithContext(ctx)
 	group, ctx := errgroup.WithContext(ctx)
 	// Subscriptions come before what they listen to is started, so that nothing is missed.
-	forTracker, forPlugins, forConflicts := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
+	forTracker, forPlugins, forConflicts := a.inputs.Subscribe(ctx), a.outputs.Subscribe(lingering), a.outputs.Subscribe(ctx)
 	forLifecycle, forCards := a.inputs.Subscribe(ctx), a.inputs.Subscribe(ctx)
 	functionsForVFs, poolsForVFs := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
 
@@ -96,27 +135,33 @@ func (a *agent) run(ctx context.Context) error {
 		a.recover(ctx)
 		a.conflicts.look(ctx)
 		running, ctx := errgroup.WithContext(ctx)
+		a.lingering.Go(func() error { return a.plugins.Run(lingering, forPlugins) })
+		running.Go(func() error { return failure(ctx, lingering) })
 		running.Go(func() error { return a.track(ctx, forTracker) })
 		running.Go(func() error { return a.cards.Run(ctx, forCards) })
 		running.Go(func() error { return a.admin.Run(ctx) })
 		running.Go(func() error { return a.vfs.Run(ctx, functionsForVFs, poolsForVFs) })
 		running.Go(func() error { return a.conflicts.run(ctx, forConflicts) })
-		running.Go(func() error { return a.plugins.Run(ctx, forPlugins) })
 		if a.clustered != nil {
 			running.Go(func() error { return a.clustered.serve(ctx) })
 		}
-		running.Go(func() error { return a.cni.Run(ctx) })
+		running.Go(func() error { return a.serveCNI(ctx) })
 		running.Go(func() error { return a.lifecycle.Run(ctx, forLifecycle) })
 		running.Go(func() error { return a.setUpAgain(ctx) })
 		running.Go(func() error { return a.hooks.Run(ctx) })
 		running.Go(func() error { return trim(ctx, a.log) })
+		running.Go(func() error { return a.awaitSuccessor(ctx, &successor) })
+		running.Go(func() error { return a.followPredecessor(ctx) })
 		return running.Wait()
 	})
-	err := group.Wait()
-	if errors.Is(err, context.Canceled) {
-		return nil
+	err = group.Wait()
+	switch {
+	case successor != nil && errors.Is(err, errSucceeded):
+		return successor, nil
+	case errors.Is(err, context.Canceled):
+		err = nil
 	}
-	return err
+	return nil, errors.Join(err, a.lingering.Wait())
 }
 
 // track keeps the pools current. When they have changed, it first looks for conflicts, and then wakes those who publish.
@@ -151,7 +196,10 @@ func (a *agent) setUpAgain(ctx context.Context) error {
 
 // ready says why the agent cannot serve pods now.
 func (a *agent) ready() error {
-	if err := a.poolsKnown(); err != nil || a.clustered == nil {
+	if err := a.poolsKnown(); err != nil {
+		return err
+	}
+	if err := a.plugins.Registered(); err != nil || a.clustered == nil {
 		return err
 	}
 	pools, _ := a.tracker.Pools()
@@ -211,13 +259,7 @@ func serve(
 ) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if err := ready(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		_, _ = w.Write([]byte("ok\n"))
-	})
+	mux.HandleFunc("GET /readyz", answerReady(ready))
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return err

@@ -151,7 +151,8 @@ func (w *world) start() {
 	// A child that is just being forked may hold the port of the agent before for a moment.
 	w.starts++
 	w.config.ListenAddress = fmt.Sprintf("127.0.0.1:%d", 9810+w.starts)
-	go func() { done <- Run(ctx, w.config, registry, testr.New(w.t)) }()
+	config := w.config
+	go func() { done <- Run(ctx, config, registry, testr.New(w.t)) }()
 	ended := false
 	w.end = func() {
 		if ended {

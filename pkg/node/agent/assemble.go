@@ -9,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/tools/events"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -24,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/deviceplugin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/handover"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/hooks"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
@@ -35,6 +38,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/traffic"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
@@ -48,6 +52,16 @@ type agent struct {
 
 	// inputs wakes those who assign Functions to pools, outputs those who publish pools and health.
 	inputs, outputs notify.Signal
+
+	// readiness says whether the agent is ready; see [agent.setReadiness].
+	readiness atomic.Pointer[func() error]
+	front     *front // nil in direct mode
+	// predecessor is the agent that handed the node over to this one; nil if there was none.
+	predecessor *handover.Predecessor
+	// succeeded says that another agent has asked for the node.
+	succeeded atomic.Bool
+	// lingering are the parts that outlive the work when another agent has the node.
+	lingering *errgroup.Group
 
 	journal *journal.Journal
 	kubelet *podresources.Client
@@ -145,7 +159,14 @@ func (a *agent) discover(context.Context) error {
 		NetdevUse: sriov.NetdevUse, Changed: a.outputs.Notify, Metrics: sriov.NewMetrics(a.registry),
 		Log: a.log.WithName("vfs"),
 	}
-	return a.registry.Register(a.vfs)
+	poolOf := func(id function.ID) string {
+		p, _ := a.tracker.PoolOf(id)
+		return p.Name
+	}
+	counts := &traffic.Collector{
+		Functions: a.inventory.Snapshot, Attachments: a.journal.All, PoolOf: poolOf, Kernel: a.engine, Log: a.log.WithName("traffic"),
+	}
+	return errors.Join(a.registry.Register(a.vfs), a.registry.Register(counts))
 }
 
 // openFile reads the configuration file, if there is one. adapt may be nil; see [source.FileOptions].
@@ -204,8 +225,12 @@ func (a *agent) allocate(context.Context) (err error) {
 		Metrics: deviceplugin.NewMetrics(a.registry),
 		Log:     a.log.WithName("deviceplugin"),
 	}
+	inherited, err := a.inheritedSocket()
+	if err != nil {
+		return err
+	}
 	a.cni = &cniserver.Server{
-		Socket: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
+		Path: a.config.CNISocket, SpoolDir: a.config.SpoolDir, Inherited: inherited, Succeeded: a.succeeded.Load,
 		Function: a.tracker.Get, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.provisioner,
 		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },

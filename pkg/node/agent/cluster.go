@@ -2,22 +2,13 @@ package agent
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"path/filepath"
+	"errors"
 	"time"
 
-	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	metadatav1alpha1 "k8s.io/dynamic-resource-allocation/api/metadata/v1alpha1"
-	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 
-	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cdi"
@@ -49,15 +40,6 @@ type clustered struct {
 
 // provisionByCluster makes the parts that read and write DevicePools and XPUPorts at the API server.
 func (a *agent) provisionByCluster(ctx context.Context) error {
-	// Protobuf keeps the opaque parameters in a claim's allocation byte by byte. JSON drops white space, and the API server
-	// refuses a status in which they differ.
-	verbatim := rest.CopyConfig(a.config.Kubernetes)
-	verbatim.ContentType = runtime.ContentTypeProtobuf
-	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	clientset, err := kubernetes.NewForConfig(verbatim)
-	if err != nil {
-		return fmt.Errorf("client for the API server: %w", err)
-	}
 	api, err := kubeapi.New(a.config.Kubernetes, a.config.NodeName, kubeapi.Events{
 		DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify,
 	})
@@ -67,6 +49,7 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 	if err := a.openFile(nil); err != nil {
 		return err
 	}
+	clientset := a.front.clientset
 	if a.recorder, err = kubeapi.NewRecorder(ctx, clientset); err != nil {
 		return err
 	}
@@ -148,16 +131,18 @@ func (c *clustered) serve(ctx context.Context) error {
 	for _, attachment := range c.journal.All() {
 		c.status.Report(attachment.Claim)
 	}
-	data := filepath.Join(c.config.KubeletDir, "plugins", v1alpha1.GroupName)
-	helper, err := c.register(ctx, data)
-	if err != nil {
-		return err
-	}
-	defer helper.Stop()
-	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName, HandleError: c.driver.HandleError}
+	c.front.gate.Open(c.driver)
+	defer c.front.close()
+	features := &dra.Features{Client: c.clientset, Node: c.config.NodeName, Changed: c.outputs.Notify, Log: c.log.WithName("features")}
+	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName, HandleError: func(ctx context.Context, err error, msg string) {
+		if _, dropped := errors.AsType[*resourceslice.DroppedFieldsError](err); dropped {
+			features.Doubt()
+		}
+		c.driver.HandleError(ctx, err, msg)
+	}}
 	defer slices.Stop()
 	publisher := &dra.Publisher{
-		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Ahead: c.api.ProvisionedAhead,
+		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Ahead: c.api.ProvisionedAhead, Features: features.Current,
 		Publish: slices.PublishResources, Metrics: c.metrics, Log: c.log.WithName("publish"),
 	}
 	ahead := &provisioning.Ahead{
@@ -171,40 +156,17 @@ func (c *clustered) serve(ctx context.Context) error {
 	problems := &health.Checker{Fault: c.faults.Fault, XPUAway: c.provisioner.Away, Lost: c.lifecycle.Lost}
 	reporter := &pool.Reporter{
 		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Card: c.cards.Of,
-		Supply: c.vfs.Supply, Log: c.log.WithName("pool"),
+		Supply: c.vfs.Supply, Fallbacks: features.Fallbacks, Log: c.log.WithName("pool"),
 	}
 
 	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return features.Run(ctx) })
 	group.Go(func() error { return c.ports.Run(ctx) })
 	group.Go(func() error { return ahead.Run(ctx, forAhead) })
 	group.Go(func() error { return publisher.Run(ctx, forPublisher) })
 	group.Go(func() error { return reporter.Run(ctx, forReporter, declaredForReporter) })
 	group.Go(func() error { return c.status.Run(ctx) })
-	group.Go(func() error { return c.driver.RemoveLeftovers(ctx, data, c.config.CDIDir) })
+	group.Go(func() error { return c.driver.RemoveLeftovers(ctx, driverDir(c.config), c.config.CDIDir) })
 	group.Go(func() error { return c.nri.Run(ctx) })
 	return group.Wait()
-}
-
-// register makes the driver known to the kubelet. data is the driver's own directory among those of the kubelet's plugins.
-func (c *clustered) register(ctx context.Context, data string) (*kubeletplugin.Helper, error) {
-	if err := os.MkdirAll(data, 0o750); err != nil {
-		return nil, fmt.Errorf("DRA driver: %w", err)
-	}
-	helper, err := kubeletplugin.Start(logr.NewContext(ctx, c.log.WithName("dra")), c.driver,
-		kubeletplugin.DriverName(v1alpha1.GroupName),
-		kubeletplugin.NodeName(c.config.NodeName),
-		kubeletplugin.KubeClient(c.clientset),
-		kubeletplugin.PluginDataDirectoryPath(data),
-		kubeletplugin.RegistrarDirectoryPath(filepath.Join(c.config.KubeletDir, "plugins_registry")),
-		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{
-			metadatav1beta1.SchemeGroupVersion, metadatav1alpha1.SchemeGroupVersion,
-		}),
-		kubeletplugin.CDIDirectory(c.config.CDIDir),
-		// A Prepare waits for its xPU and must not hold up others. Each Function has a lock.
-		kubeletplugin.Serialize(false),
-	)
-	if err != nil {
-		return nil, fmt.Errorf("DRA driver: %w", err)
-	}
-	return helper, nil
 }

@@ -24,9 +24,10 @@ const (
 
 // Config is what an agent must be told. [Config.AddFlags] says what each field means.
 type Config struct {
-	NodeName, Namespace, PodName                           string
+	NodeName, Namespace, PodName, PodUID                   string
 	SysRoot, ProcRoot, DevRoot                             string
 	StateDir, KubeletDir, CDIDir, NRISocket, ListenAddress string
+	ReadySocket                                            string // "" for none
 
 	CNISocket, SpoolDir string
 	CNIAllowKeys        []string
@@ -51,7 +52,7 @@ type Config struct {
 // times shortens what tests would wait for. Zero is the usual time: a constant of this package or of the package that is
 // told.
 type times struct {
-	sweep, abandoned, conflict, allocate, add time.Duration
+	sweep, abandoned, conflict, allocate, add, register time.Duration
 }
 
 // AddFlags adds a flag for each exported field but Kubernetes: about the node, about attaching and releasing Functions, and about pools and
@@ -64,6 +65,9 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.PodName, "pod-name", os.Getenv("POD_NAME"),
 		"name of this pod (environment: POD_NAME); a list of the kubelet's pods that lacks it is not believed. "+
 			"Empty where the agent does not run in a pod")
+	flags.StringVar(&c.PodUID, "pod-uid", os.Getenv("POD_UID"),
+		"UID of this pod (environment: POD_UID), so that the kubelet can tell two agents that replace each other. "+
+			"Empty where only one is started at a time")
 	flags.StringVar(&c.SysRoot, "sys-root", "/sys", "where the host's sysfs is")
 	flags.StringVar(&c.ProcRoot, "proc-root", "/proc", "where procfs is")
 	flags.StringVar(&c.DevRoot, "dev-root", "/dev", "where the host's device nodes can be looked for")
@@ -73,6 +77,9 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi", "directory in which the container runtime looks for CDI files")
 	flags.StringVar(&c.NRISocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
 	flags.StringVar(&c.ListenAddress, "listen", ":9810", "address that serves /healthz, /readyz and /metrics")
+	flags.StringVar(&c.ReadySocket, "ready-socket", "",
+		"unix socket, in a directory that no other agent has, at which \"xpu-agent ready\" asks whether this agent is ready; "+
+			"empty serves none")
 
 	flags.StringVar(&c.CNISocket, "cni-socket", wire.DefaultSocket,
 		"unix socket on which the CNI plugin xpu-cni finds the agent")

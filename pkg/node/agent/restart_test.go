@@ -218,7 +218,7 @@ func TestAllocateBeforeDel(t *testing.T) {
 // TestTwoAgents: one that is started while another has not ended yet, as in an update, waits for it.
 func TestTwoAgents(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
-	first, err := takeJournal(t.Context(), path, testr.New(t))
+	first, err := takeJournal(t.Context(), path, func() {}, testr.New(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestTwoAgents(t *testing.T) {
 	}
 	done := make(chan taken, 1)
 	go func() {
-		records, err := takeJournal(t.Context(), path, log)
+		records, err := takeJournal(t.Context(), path, func() {}, log)
 		done <- taken{records, err}
 	}()
 	<-waiting
@@ -244,7 +244,7 @@ func TestTwoAgents(t *testing.T) {
 	defer second.records.Close()
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if _, err := takeJournal(ended, path, testr.New(t)); !errors.Is(err, boltfile.ErrLocked) {
+	if _, err := takeJournal(ended, path, func() {}, testr.New(t)); !errors.Is(err, boltfile.ErrLocked) {
 		t.Errorf("error %v of one that is told to end while it waits", err)
 	}
 }

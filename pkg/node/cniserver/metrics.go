@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
 // Metrics are the metrics of a [Server].
@@ -25,9 +26,10 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	factory := promauto.With(registry)
 	return &Metrics{
 		seconds: factory.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "xpu_cni_request_seconds",
-			Help:    "How long the CNI plugin waited for the agent and the xPU, by command and error code (0 is success).",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18),
+			Name:                        "xpu_cni_request_seconds",
+			Help:                        "How long the CNI plugin waited for the agent and the xPU, by command and error code (0 is success).",
+			Buckets:                     prometheus.ExponentialBuckets(0.001, 2, 18),
+			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}, []string{"command", "code"}),
 		errors: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_cni_request_errors_total", Help: "Requests of the CNI plugin that failed, by command; the runtime tries again.",

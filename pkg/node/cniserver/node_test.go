@@ -99,7 +99,7 @@ func (n *node) start() (r *running, stop func()) {
 	})
 	r = &running{node: n, engine: agent.Engine}
 	r.Server = &Server{
-		Socket: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
+		Path: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
 		Function: n.Get, Pools: n, Journal: agent.Journal, Lifecycle: agent.Lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Ready: func() error { return nil }, Report: r.reports.Report,
@@ -134,7 +134,7 @@ func (r *running) call(request wire.Request) (wire.Reply, error) {
 	if request.Config == nil {
 		request.Config = json.RawMessage(`{}`)
 	}
-	return wire.Call(r.node.t.Context(), r.Socket, request)
+	return wire.Call(r.node.t.Context(), r.Path, request)
 }
 
 // must asks directly, and ends the test if the answer is an error.

@@ -10,6 +10,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -39,7 +41,7 @@ type Pools interface {
 
 // Server serves the CNI plugin. Requests about different Functions run at the same time. All fields but the times must be set.
 type Server struct {
-	Socket   string // where the shim connects; its directory is made where it is missing, and closed to other users
+	Path     string // of the socket where the shim connects; its directory is made where it is missing, and closed to other users
 	SpoolDir string // where the shim leaves DELs and GCs while the agent is away; made where it is missing
 
 	Function    func(function.ID) (f function.Function, exists bool) // of this node, as it is now
@@ -52,6 +54,12 @@ type Server struct {
 	Report      func(journal.Claim)            // is called for each attached Function; the claim is empty where it has none
 	Metrics     *Metrics
 	Log         logr.Logger
+
+	// Inherited is the listening socket at Path, if another agent handed it over: requests wait in its queue. Succeeded says whether
+	// another agent takes the node over when the server ends: the socket then stays, for [Server.Socket].
+	Inherited *net.UnixListener
+	Succeeded func() bool
+	left      *os.File
 
 	AllowKeys   []string      // unknown keys that network configurations may have
 	AddTimeout  time.Duration // of an ADD, which waits for the xPU and for the last release; 0 is 90 s, less than runtimes wait

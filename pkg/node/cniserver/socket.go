@@ -57,7 +57,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // serve listens until ctx ends, and listens again when the socket or its directory was removed.
 func (s *Server) serve(ctx context.Context) error {
-	watch, err := watchdir.Open(filepath.Dir(s.Socket), nil)
+	watch, err := watchdir.Open(filepath.Dir(s.Path), nil)
 	if err != nil {
 		return fmt.Errorf("CNI socket: %w", err)
 	}
@@ -69,7 +69,7 @@ func (s *Server) serve(ctx context.Context) error {
 	var requests sync.WaitGroup
 	defer requests.Wait()
 	for again := false; ; again = true {
-		l, err := s.listen(watch)
+		l, err := s.listen(watch, again)
 		switch {
 		case err != nil && !again:
 			return fmt.Errorf("CNI socket: %w", err)
@@ -81,39 +81,52 @@ func (s *Server) serve(ctx context.Context) error {
 			continue
 		}
 		requests.Go(func() { s.accept(working, l, &requests) })
-		socket, _ := os.Lstat(s.Socket) // nil, which is no file, if it was removed already
+		socket, _ := os.Lstat(s.Path) // nil, which is no file, if it was removed already
 		ended := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool {
-			now, err := os.Lstat(s.Socket)
+			now, err := os.Lstat(s.Path)
 			return err != nil || !os.SameFile(now, socket)
 		})
+		if ended != nil && s.Succeeded != nil && s.Succeeded() {
+			s.left, err = l.File()
+			return errors.Join(err, l.Close())
+		}
 		l.Close()
 		if ended != nil {
-			_ = os.Remove(s.Socket)
+			_ = os.Remove(s.Path)
 			return nil
 		}
-		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Socket)
+		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Path)
 	}
 }
 
-// listen makes the socket and watches it. It replaces an old socket, which nobody uses: the journal lets one agent run.
-func (s *Server) listen(watch *watchdir.Dir) (*net.UnixListener, error) {
-	ours := func(name string) bool { return name == filepath.Base(s.Socket) }
-	if err := makeOwnDir(filepath.Dir(s.Socket), ours); err != nil {
+// Socket is the listening socket after [Server.Run] has returned, if another agent takes the node over; else nil. It belongs to the
+// caller.
+func (s *Server) Socket() *os.File { return s.left }
+
+// listen makes the socket and watches it. It replaces an old socket, which nobody uses: the journal lets one agent run. The first
+// one may be inherited.
+func (s *Server) listen(watch *watchdir.Dir, again bool) (*net.UnixListener, error) {
+	ours := func(name string) bool { return name == filepath.Base(s.Path) }
+	if err := makeOwnDir(filepath.Dir(s.Path), ours); err != nil {
 		return nil, err
 	}
 	// The watch comes first, so that a removal is not missed.
 	if err := watch.Watch(); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(s.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if s.Inherited != nil && !again {
+		s.Inherited.SetUnlinkOnClose(false)
+		return s.Inherited, nil
+	}
+	if err := os.Remove(s.Path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.Socket, Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.Path, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false) // by then the path may be another socket
-	if err := os.Chmod(s.Socket, 0o600); err != nil {
+	if err := os.Chmod(s.Path, 0o600); err != nil {
 		l.Close()
 		return nil, err
 	}

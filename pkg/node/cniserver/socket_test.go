@@ -63,7 +63,7 @@ func TestGarbage(t *testing.T) {
 		for name, message := range map[string]string{
 			"nothing": "", "no JSON": "hello", "half": `{"version":1,`, "too long": strings.Repeat(" ", wire.MaxMessage+1),
 		} {
-			conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.Socket, Net: "unix"})
+			conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.Path, Net: "unix"})
 			must.Succeed(t, err)
 			_, _ = conn.Write([]byte(message)) // may be refused on the way
 			must.Succeed(t, conn.CloseWrite())
@@ -120,13 +120,13 @@ func TestPeer(t *testing.T) {
 	const nobody = 65534
 	n := newNode(t, 0)
 	n.serve(func(r *running) {
-		if err := dialAs(r.Socket, nobody); !errors.Is(err, unix.EACCES) {
+		if err := dialAs(r.Path, nobody); !errors.Is(err, unix.EACCES) {
 			t.Errorf("error %v, want %v", err, unix.EACCES)
 		}
-		for path := r.Socket; path != os.TempDir() && path != "/"; path = filepath.Dir(path) {
+		for path := r.Path; path != os.TempDir() && path != "/"; path = filepath.Dir(path) {
 			must.Succeed(t, os.Chmod(path, 0o777))
 		}
-		if err := dialAs(r.Socket, nobody); !errors.Is(err, errClosed) && !errors.Is(err, unix.ECONNRESET) {
+		if err := dialAs(r.Path, nobody); !errors.Is(err, errClosed) && !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("error %v, want the connection closed", err)
 		}
 	})
@@ -141,7 +141,7 @@ func TestShimGone(t *testing.T) {
 		ctx, kill := context.WithCancel(t.Context())
 		var shim sync.WaitGroup
 		shim.Go(func() {
-			if _, err := wire.Call(ctx, r.Socket, request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"})); err == nil {
+			if _, err := wire.Call(ctx, r.Path, request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"})); err == nil {
 				t.Error("no error")
 			}
 		})
@@ -189,7 +189,7 @@ func TestStop(t *testing.T) {
 // Directories of others are not made private: that would lock everybody else out of /run, say.
 func TestDirectoriesOfOthers(t *testing.T) {
 	for name, choose := range map[string]func(s *Server, dir string){
-		"socket": func(s *Server, dir string) { s.Socket = filepath.Join(dir, "cni.sock") },
+		"socket": func(s *Server, dir string) { s.Path = filepath.Join(dir, "cni.sock") },
 		"spool":  func(s *Server, dir string) { s.SpoolDir = dir },
 	} {
 		t.Run(name, func(t *testing.T) {

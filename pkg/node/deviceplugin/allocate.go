@@ -52,6 +52,9 @@ func (s *server) GetPreferredAllocation(
 // Allocate makes Functions ready for containers and returns what the containers get. The kubelet fails the pod with the text
 // of an error. The API has no call that undoes an Allocate.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	if s.manager.aside.Load() {
+		return s.forward(ctx, r)
+	}
 	metrics := s.manager.Metrics
 	response := &pluginapi.AllocateResponse{}
 	for _, c := range r.ContainerRequests { // the kubelet sends one

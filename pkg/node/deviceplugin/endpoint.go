@@ -11,10 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
-	"github.com/go-logr/logr"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -36,6 +34,7 @@ type endpoint struct {
 	registerapi.UnimplementedRegistrationServer
 
 	path    string
+	made    time.Time // by the file system's clock
 	grpc    *grpc.Server
 	streams int           // of ListAndWatch; guarded by the manager's mutex
 	ending  chan struct{} // closed when streams must end
@@ -49,15 +48,19 @@ func openEndpoint(s *server) (*endpoint, error) {
 	}
 	label := strings.ReplaceAll(filepath.Base(s.resource), ".", "-")
 	path := filepath.Join(dir, fmt.Sprintf(socketName, label, rand.Uint32()))
-	listener, err := net.Listen("unix", path)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
+	listener.SetUnlinkOnClose(false) // the kubelet cuts calls off when the socket goes: it goes last
 	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		listener.Close()
+		_ = errors.Join(listener.Close(), os.Remove(path))
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	e := &endpoint{server: s, path: path, grpc: grpc.NewServer(), ending: make(chan struct{})}
+	e := &endpoint{server: s, path: path, grpc: grpc.NewServer(grpc.StatsHandler(allocates{&s.manager.allocating})), ending: make(chan struct{})}
+	if info, err := os.Stat(path); err == nil {
+		e.made = info.ModTime()
+	}
 	pluginapi.RegisterDevicePluginServer(e.grpc, e)
 	registerapi.RegisterRegistrationServer(e.grpc, e)
 	s.manager.running.Go(func() {
@@ -75,6 +78,9 @@ func (e *endpoint) close(patience time.Duration) {
 	over := time.AfterFunc(patience, e.grpc.Stop)
 	defer over.Stop()
 	e.grpc.GracefulStop()
+	if err := os.Remove(e.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		e.log.Error(err, "A socket that nobody serves remains")
+	}
 }
 
 // GetInfo tells the kubelet, which found the socket, the resource and the version of the API.
@@ -138,20 +144,6 @@ func (e *endpoint) countStream(change int) {
 	e.streams += change
 	if e.server.endpoint == e {
 		e.streamsChanged()
-	}
-}
-
-// removeStaleSockets removes the sockets of a killed process. One that is served belongs to another agent that is about to end.
-func removeStaleSockets(dir string, log logr.Logger) {
-	paths, _ := filepath.Glob(filepath.Join(dir, socketPattern))
-	for _, path := range paths {
-		if connection, err := net.DialTimeout("unix", path, time.Second); err == nil {
-			connection.Close()
-		} else if errors.Is(err, syscall.ECONNREFUSED) {
-			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				log.Error(err, "A socket that nobody serves remains", "path", path)
-			}
-		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/peer"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/devnode"
@@ -74,8 +76,13 @@ type Manager struct {
 	budget  allocateBudget
 	running sync.WaitGroup // all goroutines
 
+	// allocating is held by Allocates that run, see [allocates], and by StandAside until they have ended. aside is set from then on.
+	allocating sync.RWMutex
+	aside      atomic.Bool
+
 	mutex   sync.Mutex
 	servers map[string]*server // by resource
+	updated bool               // the servers are those of the pools, as they were read once
 	// resources are all resources that have or had a server. Pods may still have Functions of a resource without one.
 	resources sets.Set[string]
 }
@@ -92,7 +99,9 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	if err := m.watchSockets(sockets); err != nil {
 		return fmt.Errorf("device plugin: %w", err)
 	}
-	removeStaleSockets(m.socketDir(), m.Log)
+	if err := peer.RemoveDead(filepath.Join(m.socketDir(), socketPattern)); err != nil {
+		m.Log.Error(err, "A socket that nobody serves remains")
+	}
 	m.running.Go(func() { m.followPools(ctx, changes) })
 	m.running.Go(func() { m.followSockets(ctx, sockets) })
 	m.running.Go(func() { m.sweepRegularly(ctx) })
@@ -144,6 +153,7 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 			m.retire(ctx, s)
 		}
 	}
+	m.updated = true
 }
 
 // retire ends a server whose pool is gone. Pods keep what they have, so the files for containers stay. Of the metrics only the

@@ -3,6 +3,8 @@ package deviceplugin
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
 // Metrics are the device plugin's.
@@ -17,9 +19,10 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	factory := promauto.With(registry)
 	return &Metrics{
 		allocateSeconds: factory.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "xpu_deviceplugin_allocate_seconds",
-			Help:    "How long the kubelet waited for an Allocate, including the wait for the xPU with provisionAt: Allocate.",
-			Buckets: prometheus.ExponentialBuckets(0.00025, 2, 18),
+			Name:                        "xpu_deviceplugin_allocate_seconds",
+			Help:                        "How long the kubelet waited for an Allocate, including the wait for the xPU with provisionAt: Allocate.",
+			Buckets:                     prometheus.ExponentialBuckets(0.00025, 2, 18),
+			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}, []string{"resource"}),
 		allocations: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_deviceplugin_allocations_total", Help: "Functions that the kubelet was told how to give to containers.",

@@ -76,17 +76,19 @@ func (s *server) keepRegistered(ctx context.Context) {
 		}
 	}
 	if s.endpoint != nil {
+		s.manager.awaitAllocates()
 		s.endpoint.close(stopTimeout)
 	}
 }
 
 // register opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. It returns when to look again
-// if nothing changes; 0 is never. It does nothing for a server that is retired, as another may have its resource.
+// if nothing changes; 0 is never. It does nothing for a server that is retired, as another may have its resource, and when another
+// agent has the node.
 func (s *server) register() (pause time.Duration, err error) {
 	m := s.manager
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	if m.servers[s.resource] != s {
+	if m.servers[s.resource] != s || m.aside.Load() {
 		return 0, nil
 	}
 	old, left := s.endpoint, time.Until(s.lostAt)

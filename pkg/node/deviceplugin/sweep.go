@@ -35,7 +35,7 @@ func (m *Manager) sweepRegularly(ctx context.Context) {
 
 // sweep asks the kubelet what pods have, and removes the files of Functions that no pod has.
 func (m *Manager) sweep(ctx context.Context) {
-	if m.Assigned == nil {
+	if m.Assigned == nil || m.aside.Load() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)

@@ -5,6 +5,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
 // Metrics are the driver's.
@@ -25,9 +27,10 @@ type operation struct {
 func NewMetrics(registry prometheus.Registerer) *Metrics {
 	factory := promauto.With(registry)
 	seconds := factory.NewHistogramVec(prometheus.HistogramOpts{
-		Name:    "xpu_dra_operation_seconds",
-		Help:    "How long the kubelet waited for an operation on one claim, including the wait for the xPU.",
-		Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
+		Name:                        "xpu_dra_operation_seconds",
+		Help:                        "How long the kubelet waited for an operation on one claim, including the wait for the xPU.",
+		Buckets:                     prometheus.ExponentialBuckets(0.001, 2, 15),
+		NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 	}, []string{"operation"})
 	failures := factory.NewCounterVec(prometheus.CounterOpts{
 		Name: "xpu_dra_operation_errors_total",

@@ -37,6 +37,8 @@ type Publisher struct {
 	Health *health.Checker
 	// Ahead says whether the xPU serves a Port of the Function in the network although no pod has the Function.
 	Ahead func(f function.ID, network string) bool
+	// Features are those of the cluster; known is false until it was asked.
+	Features func() (features devicemodel.Features, known bool)
 	// Publish makes the ResourceSlices as they should be; see [SliceWriter.PublishResources].
 	Publish func(ctx context.Context, resources resourceslice.DriverResources) error
 	Metrics *Metrics
@@ -67,7 +69,11 @@ func (p *Publisher) publish(ctx context.Context) error {
 	if !known {
 		return nil
 	}
-	next := devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead)
+	features, known := p.Features()
+	if !known {
+		return nil
+	}
+	next := features.Reduce(devicemodel.Resources(p.Node, pools, p.Health.Problems, p.Ahead))
 	if p.published != nil && equality.Semantic.DeepEqual(*p.published, next) {
 		return nil
 	}

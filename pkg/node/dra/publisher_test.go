@@ -17,6 +17,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
@@ -69,7 +70,7 @@ func noProblems() *health.Checker {
 func TestPublisher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, written, changes := &pools{}, &writes{}, make(chan struct{}, 1)
-		p := &Publisher{Node: "node1", Pools: have.Pools, Health: noProblems(), Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
+		p := &Publisher{Node: "node1", Pools: have.Pools, Health: noProblems(), Features: allFeatures, Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
 		done := make(chan error)
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { done <- p.Run(ctx, changes) }()
@@ -128,7 +129,7 @@ func TestPublisherTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, written := &pools{}, &writes{err: errors.New("refused")}
 		have.set()
-		p := &Publisher{Node: "node1", Pools: have.Pools, Health: noProblems(), Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
+		p := &Publisher{Node: "node1", Pools: have.Pools, Health: noProblems(), Features: allFeatures, Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- p.Run(ctx, nil) }()
@@ -222,3 +223,6 @@ func TestFirstSlice(t *testing.T) {
 		t.Errorf("slice %+v", slice.Spec)
 	}
 }
+
+// allFeatures is of a cluster that lacks nothing.
+func allFeatures() (devicemodel.Features, bool) { return devicemodel.AllFeatures(), true }

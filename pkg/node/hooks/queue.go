@@ -27,6 +27,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
@@ -97,9 +98,10 @@ func newQueue(options Options, e executables, registry prometheus.Registerer) *Q
 			Help: "Runs of post-delete hooks, by hook and result: done, retry (will be run again) or failed (given up).",
 		}, []string{"hook", "result"}),
 		seconds: factory.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "xpu_hook_run_seconds",
-			Help:    "How long runs of post-delete hooks took, by hook.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 4, 9),
+			Name:                        "xpu_hook_run_seconds",
+			Help:                        "How long runs of post-delete hooks took, by hook.",
+			Buckets:                     prometheus.ExponentialBuckets(0.001, 4, 9),
+			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}, []string{"hook"}),
 		deadLetters: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_hook_dead_letters_total", Help: "Post-delete hooks that were given up, by hook.",

@@ -5,6 +5,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
 type metrics struct {
@@ -24,9 +25,10 @@ func newMetrics(registry prometheus.Registerer) metrics {
 			Help: "Entries of sysfs that were skipped or read incompletely, by what was wrong; each once while it stays so.",
 		}, []string{"reason"}),
 		duration: factory.NewHistogram(prometheus.HistogramOpts{
-			Name:    "xpu_inventory_scan_duration_seconds",
-			Help:    "How long it took to read all Functions from sysfs.",
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 10),
+			Name:                        "xpu_inventory_scan_duration_seconds",
+			Help:                        "How long it took to read all Functions from sysfs.",
+			Buckets:                     prometheus.ExponentialBuckets(0.001, 2, 10),
+			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}),
 	}
 	for _, r := range reasons {

@@ -46,7 +46,9 @@ type Reporter struct {
 	Card func(pf pci.Address) function.Card
 	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been looked at.
 	Supply func(devicePool string) (s Supply, known bool)
-	Log    logr.Logger
+	// Fallbacks say what the cluster cannot do of what a DevicePool asks for.
+	Fallbacks func(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback
+	Log       logr.Logger
 }
 
 // Run writes the XPUNode when it is not current, until ctx ends: at once, and after every value from changes (of pools, their
@@ -152,6 +154,7 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 		Name: p.Name, ObservedGeneration: supply.Generation, Functions: int32(len(p.Functions)),
 		Overlapping: p.Overlaps[:min(len(p.Overlaps), v1alpha1.MaxNodeListed)],
 		Shortages:   shortages[:min(len(shortages), v1alpha1.MaxNodeListed)],
+		Fallbacks:   r.Fallbacks(p.Spec),
 	}
 	entry.Healthy, entry.Problems = r.problems(p.Functions)
 	if p.Err != nil {

@@ -63,7 +63,7 @@ func TestReporter(t *testing.T) {
 		n := &node{functions: oneCard(), devicePools: []v1alpha1.DevicePool{fast, empty, wide}}
 		tracker := NewTracker(n, n, nil, logr.Discard())
 		trackerChanges, changes, declared := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
-		reporter := &Reporter{Tracker: tracker, API: n, Problems: healthy, Card: unknown, Log: testr.New(t)}
+		reporter := &Reporter{Fallbacks: none, Tracker: tracker, API: n, Problems: healthy, Card: unknown, Log: testr.New(t)}
 		go reporter.Run(t.Context(), changes, declared)
 		wrote := func(what string, want int) {
 			t.Helper()
@@ -125,7 +125,7 @@ func TestReporterProblems(t *testing.T) {
 		functions[2].ID: {{Taint: "link-down", Message: "no cable"}},
 		functions[3].ID: {{Taint: "fault", Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage)}},
 	}
-	reporter := &Reporter{Problems: func(f function.Function) []function.Problem { return problems[f.ID] }}
+	reporter := &Reporter{Fallbacks: none, Problems: func(f function.Function) []function.Problem { return problems[f.ID] }}
 	entry := reporter.entry(Pool{Name: "fast", Functions: functions[1:6]}, Supply{})
 	want := []v1alpha1.FunctionProblem{
 		{Taint: "fault", Functions: 1, Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage/2)},
@@ -138,7 +138,7 @@ func TestReporterProblems(t *testing.T) {
 
 // TestHardware: PFs are described as far as they fit.
 func TestHardware(t *testing.T) {
-	reporter := &Reporter{Card: func(pci.Address) function.Card {
+	reporter := &Reporter{Fallbacks: none, Card: func(pci.Address) function.Card {
 		return function.Card{
 			Serial: strings.Repeat("7", v1alpha1.MaxNodeText+1), Board: "MT_0000000884", MAC: "02:00:00:00:00:01",
 		}
@@ -162,14 +162,14 @@ func TestHardware(t *testing.T) {
 
 func TestReporterListsAFewOverlaps(t *testing.T) {
 	overlaps := slices.Repeat([]string{"0000:3b:00.2 in fast"}, v1alpha1.MaxNodeListed+5)
-	entry := (&Reporter{Problems: healthy}).entry(Pool{Name: "wide", Overlaps: overlaps}, Supply{})
+	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(Pool{Name: "wide", Overlaps: overlaps}, Supply{})
 	if entry == nil || entry.Functions != 0 || len(entry.Overlapping) != v1alpha1.MaxNodeListed {
 		t.Errorf("entry = %+v, want %d overlaps", entry, v1alpha1.MaxNodeListed)
 	}
 }
 
 func TestReporterTellsOfErrors(t *testing.T) {
-	entry := (&Reporter{Problems: healthy}).entry(
+	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(
 		Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")}, Supply{})
 	if entry == nil || entry.Error != "resource a.example/b is that of DevicePool fast" {
 		t.Errorf("entry = %+v, want the error", entry)
@@ -186,7 +186,7 @@ func TestReporterErrors(t *testing.T) {
 		"the Node is gone":  {away, apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil},
 		"the Node, for now": {nil, away, away},
 	} {
-		reporter := &Reporter{Tracker: tracker, API: undeclared{n, test.err, test.nodeErr}, Problems: healthy, Card: unknown, Log: testr.New(t)}
+		reporter := &Reporter{Fallbacks: none, Tracker: tracker, API: undeclared{n, test.err, test.nodeErr}, Problems: healthy, Card: unknown, Log: testr.New(t)}
 		if err := reporter.write(t.Context()); !errors.Is(err, test.want) || (test.want == nil) != (err == nil) {
 			t.Errorf("%s: error %v, want %v", name, err, test.want)
 		}
@@ -202,7 +202,7 @@ func TestReporterSupply(t *testing.T) {
 	before := []v1alpha1.XPUNodePool{{Name: "made", Shortages: []v1alpha1.Shortage{busy}}}
 	n := &node{devicePools: []v1alpha1.DevicePool{made}, status: &v1alpha1.XPUNodeStatus{Pools: before}}
 	vfs := supplies{}
-	reporter := &Reporter{Tracker: tracked(t, n), API: n, Problems: healthy, Card: unknown, Supply: vfs.Supply, Log: testr.New(t)}
+	reporter := &Reporter{Fallbacks: none, Tracker: tracked(t, n), API: n, Problems: healthy, Card: unknown, Supply: vfs.Supply, Log: testr.New(t)}
 	write := func(writes int, want ...v1alpha1.XPUNodePool) {
 		t.Helper()
 		if err := reporter.write(t.Context()); err != nil {
@@ -231,7 +231,7 @@ func TestReporterSupply(t *testing.T) {
 // TestReporterShortages: of VFs and SFs together, one for each PF, and not more than fit.
 func TestReporterShortages(t *testing.T) {
 	short := func(pf, message string) v1alpha1.Shortage { return v1alpha1.Shortage{PF: pf, Message: message} }
-	entry := (&Reporter{Problems: healthy}).entry(
+	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(
 		Pool{Shortages: []v1alpha1.Shortage{short("a", "no SFs"), short("b", "no SFs")}},
 		Supply{PFs: 2, Shortages: []v1alpha1.Shortage{short("b", "no VFs"), short("c", "no VFs")}})
 	want := []v1alpha1.Shortage{short("a", "no SFs"), short("b", "no VFs; no SFs"), short("c", "no VFs")}
@@ -242,7 +242,10 @@ func TestReporterShortages(t *testing.T) {
 	for i := range v1alpha1.MaxNodeListed + 5 {
 		many = append(many, short(fmt.Sprintf("%02d", i), ""))
 	}
-	if entry := (&Reporter{Problems: healthy}).entry(Pool{}, Supply{Shortages: many}); len(entry.Shortages) != v1alpha1.MaxNodeListed {
+	if entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(Pool{}, Supply{Shortages: many}); len(entry.Shortages) != v1alpha1.MaxNodeListed {
 		t.Errorf("%d are listed, want %d", len(entry.Shortages), v1alpha1.MaxNodeListed)
 	}
 }
+
+// none are the fallbacks of a cluster that lacks nothing.
+func none(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback { return nil }

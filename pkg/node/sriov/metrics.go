@@ -3,6 +3,8 @@ package sriov
 import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
 // Metrics are those of [VFs].
@@ -21,9 +23,10 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 				"What is refused before the PF is touched is not counted.",
 		}, []string{"result"}),
 		seconds: factory.NewHistogram(prometheus.HistogramOpts{
-			Name:    "xpu_supply_vf_change_seconds",
-			Help:    "How long the kernel took to change how many VFs a PF has.",
-			Buckets: prometheus.ExponentialBuckets(0.1, 2, 10),
+			Name:                        "xpu_supply_vf_change_seconds",
+			Help:                        "How long the kernel took to change how many VFs a PF has.",
+			Buckets:                     prometheus.ExponentialBuckets(0.1, 2, 10),
+			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}),
 	}
 	for _, result := range []string{"done", "failed"} {

@@ -53,10 +53,11 @@ func (w *World) install(ctx context.Context) error {
 	return w.waitForProduct(ctx)
 }
 
-// upgrade has every pod of the product replaced.
-func (w *World) upgrade(ctx context.Context) error {
+// upgrade has every pod of the product replaced. number must differ from that of the last upgrade.
+func (w *World) upgrade(ctx context.Context, number int) error {
+	annotation := fmt.Sprintf("podAnnotations.example\\.com/upgrade=%d", number)
 	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace", namespace, "--reuse-values",
-		"--set-string", "agent.podAnnotations.example\\.com/upgrade=1", "--set-string", "controller.podAnnotations.example\\.com/upgrade=1")
+		"--set-string", "agent."+annotation, "--set-string", "controller."+annotation)
 	if err != nil {
 		return err
 	}

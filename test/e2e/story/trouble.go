@@ -382,7 +382,7 @@ func (w *World) restartUnderPods(ctx context.Context) error {
 		{"xpu-agent", func() error { return w.killAgent(ctx, "node1") }},
 		{"kubelet", func() error { _, err := w.Cluster.Run(ctx, "node restart-kubelet", "node1"); return err }},
 		{"container runtime", func() error { _, err := w.Cluster.Run(ctx, "node restart-runtime", "node1"); return err }},
-		{"product, by an upgrade", func() error { return w.upgrade(ctx) }},
+		{"product, by an upgrade", func() error { return w.upgrade(ctx, 0) }},
 	} {
 		if err := restart.do(); err != nil {
 			return fmt.Errorf("restart of the %s: %w", restart.what, err)

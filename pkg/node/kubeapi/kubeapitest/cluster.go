@@ -34,8 +34,9 @@ type Cluster struct {
 }
 
 // Start starts an API server, with what is in the deploy directory. It returns nil where KUBEBUILDER_ASSETS does not
-// say where kube-apiserver and etcd are; tests then skip, by [Cluster.Need].
-func Start(deploy string) (*Cluster, error) {
+// say where kube-apiserver and etcd are; tests then skip, by [Cluster.Need]. flags are more of kube-apiserver, without dashes: {"emulated-version",
+// "1.34"}.
+func Start(deploy string, flags ...[2]string) (*Cluster, error) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return nil, nil
 	}
@@ -43,6 +44,9 @@ func Start(deploy string) (*Cluster, error) {
 		CRDDirectoryPaths:        []string{filepath.Join(deploy, "crds")},
 		ErrorIfCRDPathMissing:    true,
 		ControlPlaneStartTimeout: time.Minute,
+	}
+	for _, flag := range flags {
+		environment.ControlPlane.GetAPIServer().Configure().Append(flag[0], flag[1])
 	}
 	config, err := environment.Start()
 	if err != nil {

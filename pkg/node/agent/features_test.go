@@ -1,0 +1,124 @@
+package agent
+
+import (
+	"context"
+	"testing"
+
+	"github.com/go-logr/logr/testr"
+	gocmp "github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+// featuresOf asks a cluster, as the agent does.
+func featuresOf(t *testing.T, c *kubeapitest.Cluster) devicemodel.Features {
+	t.Helper()
+	clientset, err := kubernetes.NewForConfig(c.Agent(nodeName))
+	must.Succeed(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	changed := make(chan struct{}, 1)
+	f := &dra.Features{Client: clientset, Node: nodeName, Changed: func() { changed <- struct{}{} }, Log: testr.New(t)}
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	<-changed
+	cancel()
+	must.Succeed(t, <-done)
+	features, known := f.Current()
+	if !known {
+		t.Fatal("the features are not known")
+	}
+	slices, err := clientset.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(slices.Items) > 0 {
+		t.Errorf("the question was stored: %v, %v", slices.Items, err)
+	}
+	return features
+}
+
+// TestOlderCluster: an API server that works as Kubernetes 1.34 lacks the features, and the policies keep agents and the controller to
+// their own, which it does not do itself.
+func TestOlderCluster(t *testing.T) {
+	cluster.Need(t)
+	older, err := kubeapitest.Start("../../../deploy", [2]string{"emulated-version", "1.34"})
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, older.Stop()) })
+	if diff := gocmp.Diff(devicemodel.Features{}, featuresOf(t, older)); diff != "" {
+		t.Errorf("features of 1.34: -want +got\n%s", diff)
+	}
+	if diff := gocmp.Diff(devicemodel.AllFeatures(), featuresOf(t, cluster)); diff != "" {
+		t.Errorf("features of a new cluster: -want +got\n%s", diff)
+	}
+
+	admin, err := kubeapitest.Client(older.Admin())
+	must.Succeed(t, err)
+	c := allocatedClaim(t, admin)
+	writer := func(config *kubeapitest.Cluster, node string) client.Client {
+		agent, err := kubeapitest.Client(config.Agent(node))
+		must.Succeed(t, err)
+		return agent
+	}
+	controller, err := kubeapitest.Client(older.Controller())
+	must.Succeed(t, err)
+	own := func(c *resourceapi.ResourceClaim) {
+		c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{
+			Driver: v1alpha1.GroupName, Pool: c.Status.Allocation.Devices.Results[0].Pool, Device: c.Status.Allocation.Devices.Results[0].Device,
+			Conditions: []metav1.Condition{{Type: "Ready", Status: "True", Reason: "Attached", LastTransitionTime: metav1.Now()}},
+		})
+	}
+	free := func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} }
+	steal := func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].Name = "thief" }
+	for _, test := range []struct {
+		who    string
+		by     client.Client
+		change func(*resourceapi.ResourceClaim)
+		allow  bool
+	}{
+		{"another node's agent", writer(older, "node2"), own, false},
+		{"an agent without a node", writer(older, ""), own, false},
+		{"the node's agent that frees the claim", writer(older, nodeName), free, false},
+		{"the node's agent that gives it to another pod", writer(older, nodeName), steal, false},
+		{"the controller that frees the claim", controller, free, false},
+		{"the node's agent", writer(older, nodeName), own, true},
+		{"another node's agent that removes it", writer(older, "node2"), func(c *resourceapi.ResourceClaim) { c.Status.Devices = nil }, false},
+		{"the controller", controller, func(c *resourceapi.ResourceClaim) { c.Status.Devices[0].Conditions[0].Reason = "Other" }, true},
+	} {
+		must.Succeed(t, admin.Get(t.Context(), client.ObjectKeyFromObject(c), c))
+		wanted := c.DeepCopy()
+		test.change(wanted)
+		err := test.by.Status().Update(t.Context(), wanted)
+		if test.allow && err != nil || !test.allow && !kubeapitest.DeniedByPolicy(err) && !apierrors.IsForbidden(err) {
+			t.Errorf("%s: %v, allowed %t", test.who, err, test.allow)
+		}
+	}
+}
+
+// allocatedClaim is a claim with a Function of the node.
+func allocatedClaim(t *testing.T, admin client.Client) *resourceapi.ResourceClaim {
+	t.Helper()
+	c := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "nic"},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fast"},
+		}}}},
+	}
+	must.Succeed(t, admin.Create(t.Context(), c))
+	c.Status = resourceapi.ResourceClaimStatus{
+		Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
+			Request: "nic", Driver: v1alpha1.GroupName, Device: "0000-3b-01-0",
+			Pool: claim.PoolID{Node: nodeName, PF: "0000:3b:00.0", DevicePool: "fast"}.String(),
+		}}}},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod1", UID: types.UID("pod1-uid")}},
+	}
+	must.Succeed(t, admin.Status().Update(t.Context(), c))
+	return c
+}

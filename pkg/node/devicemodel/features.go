@@ -1,0 +1,149 @@
+package devicemodel
+
+import (
+	"maps"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Features are what a cluster keeps of ResourceSlices: an API server silently drops the fields of feature gates that are off.
+// The gates are those of Kubernetes' pkg/features; all are on by default from Kubernetes 1.36 on.
+type Features struct {
+	Taints            bool // DRADeviceTaints
+	BindingConditions bool // DRADeviceBindingConditions
+	Counters          bool // DRAPartitionableDevices
+	SharedCapacity    bool // DRAConsumableCapacity
+}
+
+// AllFeatures are those of a cluster that drops nothing.
+func AllFeatures() Features { return Features{true, true, true, true} }
+
+// Missing are the names of the feature gates that are off, sorted.
+func (f Features) Missing() []string {
+	var missing []string
+	for gate, on := range map[string]bool{
+		v1alpha1.FeatureTaints: f.Taints, v1alpha1.FeatureBindingConditions: f.BindingConditions,
+		v1alpha1.FeatureCounters: f.Counters, v1alpha1.FeatureSharedCapacity: f.SharedCapacity,
+	} {
+		if !on {
+			missing = append(missing, gate)
+		}
+	}
+	slices.Sort(missing)
+	return missing
+}
+
+// Fallbacks say what a pool gets in place of what its spec asks for.
+func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallback) {
+	if spec.Publish != v1alpha1.PublishDRA {
+		return nil
+	}
+	add := func(feature, message string) {
+		list = append(list, v1alpha1.Fallback{Feature: feature, Message: message})
+	}
+	if !f.BindingConditions && spec.Provision == v1alpha1.ProvisionBeforeBind {
+		add(v1alpha1.FeatureBindingConditions, "provision BeforeBind works as OnPrepare: the API server drops binding conditions")
+	}
+	if !f.BindingConditions && spec.Provision == v1alpha1.ProvisionAhead {
+		add(v1alpha1.FeatureBindingConditions, "a pod that gets a Function whose Port is not made yet is bound at once and waits on the node")
+	}
+	switch {
+	case f.Counters:
+	case spec.MaxAllocated != nil:
+		add(v1alpha1.FeatureCounters, "of each PF only the first Functions are offered, as many as may be allocated: they are not counted")
+	case spec.Model == v1alpha1.ModelCounters:
+		add(v1alpha1.FeatureCounters, "model Counters works as Functions: no claim gets a PF as a whole")
+	}
+	if !f.SharedCapacity && spec.Model == v1alpha1.ModelPorts {
+		add(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing: claims would get the PF as a whole")
+	}
+	return list
+}
+
+// Reduce leaves out of the slices what the cluster would drop, and the devices that would be taken for what they are not. Slices and
+// their order stay.
+//
+//   - Without taints, devices with problems are not offered.
+//   - Without binding conditions, pods are bound before the xPU is ready; the agent's Prepare waits for it.
+//   - Without counters, of a PF only so many devices are offered as may be allocated, the first ones, and a PF that has VFs is not.
+//   - Without shared capacity, PFs that claims share are not offered.
+func (f Features) Reduce(resources resourceslice.DriverResources) resourceslice.DriverResources {
+	if f == AllFeatures() {
+		return resources
+	}
+	out := resourceslice.DriverResources{Pools: maps.Clone(resources.Pools)}
+	for name, pool := range out.Pools {
+		out.Pools[name] = f.reducePool(pool)
+	}
+	return out
+}
+
+func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
+	left, limited := limit(pool)
+	out := pool
+	out.Slices = nil
+	for _, slice := range pool.Slices {
+		if len(slice.SharedCounters) > 0 && !f.Counters {
+			continue
+		}
+		devices := slice.Devices
+		slice.Devices = nil
+		for _, d := range devices {
+			if !f.keeps(d) {
+				continue
+			}
+			if limited && !f.Counters {
+				if left -= consumption(d); left < 0 || consumption(d) > 1 {
+					continue
+				}
+			}
+			slice.Devices = append(slice.Devices, f.reduce(d))
+		}
+		out.Slices = append(out.Slices, slice)
+	}
+	return out
+}
+
+// limit is how many devices of a pool may be allocated, if that is counted.
+func limit(pool resourceslice.Pool) (most int64, limited bool) {
+	for _, slice := range pool.Slices {
+		for _, set := range slice.SharedCounters {
+			value := set.Counters[counterFunctions].Value
+			return value.Value(), true
+		}
+	}
+	return 0, false
+}
+
+// consumption is how much of a counted pool a device is: 1, or all of it for a PF that has VFs.
+func consumption(d resourceapi.Device) int64 {
+	for _, c := range d.ConsumesCounters {
+		value := c.Counters[counterFunctions].Value
+		return value.Value()
+	}
+	return 0
+}
+
+// keeps says whether a device is what it seems without the features that are missing.
+func (f Features) keeps(d resourceapi.Device) bool {
+	shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+	return (f.Taints || len(d.Taints) == 0) && (f.SharedCapacity || !shared)
+}
+
+// reduce is a device without what the API server would drop.
+func (f Features) reduce(d resourceapi.Device) resourceapi.Device {
+	if !f.Taints {
+		d.Taints = nil
+	}
+	if !f.BindingConditions {
+		d.BindingConditions, d.BindingFailureConditions = nil, nil
+	}
+	if !f.Counters {
+		d.ConsumesCounters = nil
+	}
+	return d
+}

@@ -1,0 +1,113 @@
+package devicemodel
+
+import (
+	"slices"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
+)
+
+// offered are the names of the devices of a pool, and whether something is left that the features do not have.
+func offered(t *testing.T, f Features, p pool.Pool, problems func(function.Function) []function.Problem) (devices []string, slices int) {
+	t.Helper()
+	full := Resources("node1", []pool.Pool{p}, problems, noneAhead)
+	for _, drapool := range f.Reduce(full).Pools {
+		slices += len(drapool.Slices)
+		for _, slice := range drapool.Slices {
+			if !f.Counters && len(slice.SharedCounters) > 0 {
+				t.Error("there are counters")
+			}
+			for _, d := range slice.Devices {
+				devices = append(devices, d.Name)
+				if !f.Taints && len(d.Taints) > 0 || !f.BindingConditions && len(d.BindingConditions)+len(d.BindingFailureConditions) > 0 ||
+					!f.Counters && len(d.ConsumesCounters) > 0 || !f.SharedCapacity && d.AllowMultipleAllocations != nil {
+					t.Errorf("device %+v has what the cluster drops", d)
+				}
+			}
+		}
+	}
+	return devices, slices
+}
+
+func TestReduce(t *testing.T) {
+	vfs := pooltest.VFs(0x3b, 4)
+	var names []string
+	for _, f := range vfs {
+		names = append(names, f.ID.DeviceName())
+	}
+	second := func(f function.Function) []function.Problem {
+		if f.Index == 1 {
+			return []function.Problem{{Taint: v1alpha1.TaintLinkDown}}
+		}
+		return nil
+	}
+	careful := pooltest.DRA("fast", vfs...)
+	careful.Spec.Provision = v1alpha1.ProvisionBeforeBind
+	for name, test := range map[string]struct {
+		without  func(*Features)
+		pool     pool.Pool
+		problems func(function.Function) []function.Problem
+		want     []string
+	}{
+		"taints":                  {func(f *Features) { f.Taints = false }, pooltest.DRA("fast", vfs...), second, slices.Concat(names[:1], names[2:])},
+		"nothing, with a problem": {func(*Features) {}, pooltest.DRA("fast", vfs...), second, names},
+		"binding conditions":      {func(f *Features) { f.BindingConditions = false }, careful, healthy, names},
+		"counters, with a limit":  {func(f *Features) { f.Counters = false }, limited(3, vfs...), healthy, names[:3]},
+		"counters, with a limit and a problem": {func(f *Features) { f.Counters, f.Taints = false, false }, limited(3, vfs...), second,
+			slices.Concat(names[:1], names[2:])},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := AllFeatures()
+			test.without(&f)
+			got, count := offered(t, f, test.pool, test.problems)
+			if diff := gocmp.Diff(test.want, got); diff != "" || count == 0 {
+				t.Errorf("%d slices, devices -want +got:\n%s", count, diff)
+			}
+		})
+	}
+}
+
+// TestReduceModels: a PF is offered only where the scheduler knows that it is not free while its VFs are in use.
+func TestReduceModels(t *testing.T) {
+	vfs := pooltest.VFs(0x3b, 4)
+	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0", NumVFs: 4, Index: -1, LinkUp: true, LinkSpeed: 25000}
+	model := func(m v1alpha1.DeviceModel) pool.Pool {
+		p := pooltest.DRA("fast", vfs...)
+		p.Spec.Model = m
+		p.PFs = map[pci.Address]function.Function{pf.PF: pf}
+		return p
+	}
+	f := AllFeatures()
+	f.Counters = false
+	if got, _ := offered(t, f, model(v1alpha1.ModelCounters), healthy); len(got) != 4 || slices.Contains(got, pf.ID.DeviceName()) {
+		t.Errorf("model Counters without counters offers %v, want the VFs", got)
+	}
+	if got, _ := offered(t, AllFeatures(), model(v1alpha1.ModelCounters), healthy); len(got) != 5 {
+		t.Errorf("model Counters offers %v, want the VFs and the PF", got)
+	}
+	f = AllFeatures()
+	f.SharedCapacity = false
+	if got, count := offered(t, f, model(v1alpha1.ModelPorts), healthy); len(got) != 0 || count != 1 {
+		t.Errorf("model Ports without shared capacity offers %v in %d slices, want nothing in one", got, count)
+	}
+}
+
+func TestMissing(t *testing.T) {
+	if got := AllFeatures().Missing(); got != nil {
+		t.Errorf("missing %v", got)
+	}
+	want := []string{"DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints", "DRAPartitionableDevices"}
+	if diff := gocmp.Diff(want, Features{}.Missing()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	if got := AllFeatures().Reduce(resourceslice.DriverResources{}); got.Pools != nil {
+		t.Errorf("reduced nothing to %v", got)
+	}
+}

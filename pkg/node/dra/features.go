@@ -1,0 +1,143 @@
+package dra
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
+	"github.com/opiproject/xpu-device-plugin/pkg/notify"
+)
+
+// featuresEvery is how often the API server is asked again: it may be upgraded under the agent.
+const featuresEvery = 10 * time.Minute
+
+// Features finds out what the cluster keeps of ResourceSlices, by dry runs, which store nothing: what comes back has lost the fields of
+// feature gates that are off. All fields but Changed must be set.
+type Features struct {
+	Client  kubernetes.Interface
+	Node    string
+	Changed func() // is called when something else is known
+	Log     logr.Logger
+
+	current atomic.Pointer[devicemodel.Features]
+	doubts  notify.Signal
+}
+
+// Current is what the cluster keeps; known is false until it was asked.
+func (f *Features) Current() (features devicemodel.Features, known bool) {
+	if current := f.current.Load(); current != nil {
+		return *current, true
+	}
+	return devicemodel.Features{}, false
+}
+
+// Fallbacks say what a pool gets in place of what its spec asks for; see [devicemodel.Features.Fallbacks].
+func (f *Features) Fallbacks(spec v1alpha1.DevicePoolSpec) []v1alpha1.Fallback {
+	features, known := f.Current()
+	if !known {
+		return nil
+	}
+	return features.Fallbacks(spec)
+}
+
+// Doubt has the cluster asked again.
+func (f *Features) Doubt() { f.doubts.Notify() }
+
+// Run asks at once, regularly, and on doubt, until ctx ends.
+func (f *Features) Run(ctx context.Context) error {
+	doubts := f.doubts.Subscribe(ctx)
+	for {
+		f.look(ctx)
+		if !loop.Wait(ctx, doubts, wait.Jitter(featuresEvery, 0.2)) || !loop.Sleep(ctx, time.Second) {
+			return nil
+		}
+	}
+}
+
+// look asks. An API server that does not answer the question is taken for one that keeps everything, as a new one does.
+func (f *Features) look(ctx context.Context) {
+	features, err := f.ask(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		f.Log.Error(err, "Cannot tell which features the cluster has")
+		if f.current.Load() != nil {
+			return
+		}
+		features = devicemodel.AllFeatures()
+	}
+	before := f.current.Swap(&features)
+	if before != nil && *before == features {
+		return
+	}
+	if missing := features.Missing(); len(missing) > 0 {
+		f.Log.Info("The cluster lacks feature gates, which are on by default from Kubernetes 1.36 on; pools that need them fall back, "+
+			"as their condition Supported says", "featureGates", strings.Join(missing, ","))
+	}
+	f.Changed()
+}
+
+func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
+	ports := resourceapi.QualifiedName("ports")
+	device := resourceapi.Device{
+		Name:                     "question",
+		Taints:                   []resourceapi.DeviceTaint{{Key: v1alpha1.TaintLinkDown, Effect: resourceapi.DeviceTaintEffectNoSchedule}},
+		BindingConditions:        []string{v1alpha1.ConditionProvisioned},
+		BindingFailureConditions: []string{v1alpha1.ConditionProvisionFailed},
+		AllowMultipleAllocations: new(true),
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{ports: {
+			Value:         resource.MustParse("2"),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: new(resource.MustParse("1")), ValidValues: []resource.Quantity{resource.MustParse("1")}},
+		}},
+	}
+	kept, err := f.create(ctx, device)
+	if err != nil {
+		return devicemodel.Features{}, err
+	}
+	features := devicemodel.Features{
+		Taints: len(kept.Taints) > 0, BindingConditions: len(kept.BindingConditions) > 0, SharedCapacity: kept.AllowMultipleAllocations != nil,
+	}
+	// Kubernetes 1.34 refuses counters of another slice, where ours are.
+	kept, err = f.create(ctx, resourceapi.Device{Name: "question", ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+		CounterSet: "pf", Counters: map[string]resourceapi.Counter{"functions": {Value: resource.MustParse("1")}},
+	}}})
+	if err != nil && !apierrors.IsInvalid(err) {
+		return devicemodel.Features{}, err
+	}
+	features.Counters = err == nil && len(kept.ConsumesCounters) > 0
+	return features, nil
+}
+
+// create has the API server say what it would store of a device.
+func (f *Features) create(ctx context.Context, device resourceapi.Device) (resourceapi.Device, error) {
+	slice := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "xpu-question-"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: v1alpha1.GroupName, NodeName: &f.Node,
+			Pool:    resourceapi.ResourcePool{Name: f.Node + "/question", Generation: 1, ResourceSliceCount: 1},
+			Devices: []resourceapi.Device{device},
+		},
+	}
+	kept, err := f.Client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		return resourceapi.Device{}, fmt.Errorf("dry run of a ResourceSlice: %w", err)
+	}
+	if len(kept.Spec.Devices) != 1 {
+		return resourceapi.Device{}, fmt.Errorf("dry run of a ResourceSlice: %d devices came back", len(kept.Spec.Devices))
+	}
+	return kept.Spec.Devices[0], nil
+}

@@ -1,0 +1,77 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// TestGateWaits: a call before the driver is there waits for it, or until the kubelet gives up.
+func TestGateWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate()
+		done := make(chan error, 1)
+		go func() {
+			_, err := g.UnprepareResourceClaims(t.Context(), nil)
+			done <- err
+		}()
+		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
+		defer cancel()
+		if _, err := g.PrepareResourceClaims(ctx, nil); !errors.Is(err, errStarting) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Prepare = %v, want that the agent has not begun", err)
+		}
+		g.Open(&Driver{})
+		if err := <-done; err != nil {
+			t.Errorf("Unprepare = %v once the driver is there", err)
+		}
+		if _, err := g.PrepareResourceClaims(t.Context(), nil); err != nil {
+			t.Errorf("Prepare = %v once the driver is there", err)
+		}
+	})
+}
+
+// TestGateCloses: calls that run get some time, and later ones are refused.
+func TestGateCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate()
+		changes := make(chan struct{})
+		g.Open(&Driver{Changes: func(context.Context) <-chan struct{} { return changes }})
+		ctx, leave, err := g.pass(t.Context()) // a call that runs for long
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { <-ctx.Done(); leave() }()
+		begin := time.Now()
+		g.Close()
+		if took := time.Since(begin); took != drainTimeout || !errors.Is(context.Cause(ctx), errClosed) {
+			t.Errorf("Close took %s, want %s; the call ended by %v", took, drainTimeout, context.Cause(ctx))
+		}
+		if _, err := g.PrepareResourceClaims(t.Context(), nil); !errors.Is(err, errClosed) {
+			t.Errorf("Prepare = %v after Close", err)
+		}
+		if err := g.WatchHealthStatus(t.Context(), make(chan kubeletplugin.DeviceHealthReport)); err != nil {
+			t.Errorf("WatchHealthStatus = %v after Close", err)
+		}
+	})
+}
+
+// TestGateClosesUnopened: an agent that is told to end before it could work leaves nobody waiting.
+func TestGateClosesUnopened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := NewGate()
+		done := make(chan error, 1)
+		go func() {
+			_, err := g.PrepareResourceClaims(t.Context(), nil)
+			done <- err
+		}()
+		synctest.Wait()
+		g.Close()
+		if err := <-done; !errors.Is(err, errClosed) {
+			t.Errorf("Prepare = %v", err)
+		}
+	})
+}
