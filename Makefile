@@ -46,7 +46,7 @@ build-%:
 .PHONY: tools
 tools: ## Build what the tests and the demo need beside the product
 	@mkdir -p $(BIN)
-	@echo "building devcluster, crdservers, simhost, demo, gpudriver, helm"
+	@echo "building devcluster, crdservers, simhost, demo, gpudriver, helm, promtool"
 	@cd test/devcluster && go build -o $(BIN)/ ./cmd/devcluster ./cmd/crdservers
 	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo ./test/e2e/cmd/gpudriver
 	@GOBIN=$(BIN) go install $(HELM)
@@ -72,9 +72,9 @@ archives:
 			--sbom $(BIN)/images/$$image.cdx.json $(BIN) || exit 1; \
 	done
 
-demo demo-multicluster bench bench-scale: ARCHES := $(HOST_ARCH)
-demo: preflight images chart ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act)
-	@$(BIN)/demo $(if $(KEEP),--keep --acts 2)
+demo demo-multicluster bench bench-scale matrix upgrades: ARCHES := $(HOST_ARCH)
+demo: preflight images chart ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act, KEEP=direct in direct mode)
+	@$(BIN)/demo $(if $(KEEP),--keep $(if $(filter direct,$(KEEP)),,--acts 2))
 
 .PHONY: demo-multicluster
 demo-multicluster: preflight images chart ## Tell the story of hosts in clusters of tenants, whose xPUs are in a cluster of infra
@@ -108,6 +108,18 @@ mutation: ## Show which mistakes in the packages that own state no test notices 
 	@go run ./test/mutation $(OWNERS)
 
 LIVES ?= 10000
+.PHONY: matrix
+matrix: preflight images chart ## Tell the story on every supported version of Kubernetes and containerd; takes an hour
+	@scripts/matrix $(PAIRS)
+
+.PHONY: upgrades
+upgrades: preflight images chart ## Replace the product under pods that come and go (UPGRADES=50 times)
+	@go test ./test/e2e -run TestUpgrade -v -timeout 2h -args -upgrades=$(or $(UPGRADES),50)
+
+.PHONY: site
+site: ## Build the documentation's site, as bin/site (BASE=/xpu-device-plugin/)
+	@scripts/site $(BASE)
+
 .PHONY: soak
 soak: preflight tools ## Let pods live and die on a simulated node while everything fails now and then (LIVES=300)
 	@$(BIN)/devcluster build --bin $(BIN)/kubernetes

@@ -213,6 +213,14 @@ func TestParts(t *testing.T) {
 			[]string{"pools.yaml: |\n    kind: DevicePool", "node1.yaml: |\n    networks:\n      blue:\n        vlan: 10", "secretName: opi-client"},
 			[]string{"kind: Deployment", "kind: ClusterRole", "CustomResourceDefinition", "/etc/xpu-agent/opi-client, type"},
 		},
+		"monitoring": {
+			[]string{"monitoring.enabled=true", "monitoring.labels.release=prometheus"},
+			[]string{"kind: PodMonitor", "kind: PrometheusRule", "release: prometheus", "alert: XPUControllerAbsent", "dashboard.json: |"},
+			nil,
+		},
+		"monitoring without a controller": {
+			[]string{"mode=direct", "monitoring.enabled=true"}, []string{"alert: XPUDirectAway"}, []string{"alert: XPUControllerAbsent"},
+		},
 		"network policies": {
 			[]string{"mode=infra", "networkPolicies.enabled=true", "networkPolicies.opiPorts={9}"},
 			[]string{"kind: NetworkPolicy", "{port: 9, protocol: TCP}", "{port: 6443, protocol: TCP}"},

@@ -15,6 +15,8 @@ type Devcluster struct {
 	Program string
 	// Name is the cluster's.
 	Name string
+	// Kubernetes and Containerd are versions other than those of the project, as "1.34" and "2"; see "devcluster up --help".
+	Kubernetes, Containerd string
 }
 
 // Cluster is what "devcluster inspect" tells.

@@ -13,6 +13,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -27,10 +29,14 @@ func (w *World) chooseModels(ctx context.Context) error {
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context) error{w.sharePF, w.takeWholePF} {
-		if err := step(ctx); err != nil {
-			return err
-		}
+	missing, err := w.unsupported(ctx, "modelled")
+	if err != nil {
+		return err
+	}
+	if missing != "" {
+		w.Detail("DevicePool modelled: Supported is False: %s", missing)
+	} else if err := errors.Join(w.sharePF(ctx), w.takeWholePF(ctx)); err != nil {
+		return err
 	}
 	if _, err := w.Cluster.Kubectl(ctx, "delete", "-f", manifest, "--timeout=60s"); err != nil {
 		return err
@@ -237,4 +243,23 @@ func cutTo(text, mark string) string {
 		return text[i:]
 	}
 	return text
+}
+
+// unsupported is the message of a DevicePool's condition Supported if that is False, "" if it is True.
+func (w *World) unsupported(ctx context.Context, name string) (message string, err error) {
+	err = poll(ctx, 30*time.Second, "DevicePool "+name+" has the condition Supported", func(ctx context.Context) error {
+		var pool v1alpha1.DevicePool
+		if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
+			return err
+		}
+		c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionSupported)
+		if c == nil || pool.Status.Functions == 0 {
+			return fmt.Errorf("conditions are %v, with %d Functions", pool.Status.Conditions, pool.Status.Functions)
+		}
+		if message = ""; c.Status == metav1.ConditionFalse {
+			message = c.Message
+		}
+		return nil
+	})
+	return message, err
 }

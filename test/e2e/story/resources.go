@@ -409,30 +409,44 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pod := podSpec{name: byClass, node: "node1"}.pod()
-	pod.Spec.ResourceClaims = nil
-	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{
-		Limits: corev1.ResourceList{resourceName("fast"): resource.MustParse("1")},
-	}
-	if err := w.client.Create(ctx, pod); err != nil {
+	if err := w.ready(ctx, "by-claim"); err != nil {
 		return err
 	}
-	if err := errors.Join(w.ready(ctx, "by-claim"), w.ready(ctx, byClass)); err != nil {
+	addresses := map[string]string{"by-claim": "10.10.0.52", byPlugin.name: attached[0].IPs[0]}
+	var class resourceapi.DeviceClass
+	if err := w.client.Get(ctx, types.NamespacedName{Name: "xpu-fast-blue"}, &class); err != nil {
 		return err
 	}
-	address, err := w.addressByClass(ctx, byClass)
-	if err != nil {
+	if class.Spec.ExtendedResourceName == nil {
+		w.Detail("the cluster lacks feature gate DRAExtendedResource: no claim is written for extended resources")
+	} else if addresses[byClass], err = w.runByClass(ctx, byClass); err != nil {
 		return err
 	}
 	if err := w.allDifferent(ctx); err != nil {
 		return err
 	}
-	for pod, address := range map[string]string{"by-claim": "10.10.0.52", byPlugin.name: attached[0].IPs[0], byClass: address} {
+	for pod, address := range addresses {
 		if err := w.try(ctx, try{"plain-2", pod, true}, address); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// runByClass starts a pod with an extended resource for which the scheduler writes a claim.
+func (w *World) runByClass(ctx context.Context, name string) (address string, err error) {
+	pod := podSpec{name: name, node: "node1"}.pod()
+	pod.Spec.ResourceClaims = nil
+	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{resourceName("fast"): resource.MustParse("1")},
+	}
+	if err := w.client.Create(ctx, pod); err != nil {
+		return "", err
+	}
+	if err := w.ready(ctx, name); err != nil {
+		return "", err
+	}
+	return w.addressByClass(ctx, name)
 }
 
 // addressByClass is the address of the pod whose claim the scheduler wrote.

@@ -122,7 +122,8 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return err
 	}
-	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus", "--kube-proxy")
+	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus", "--kube-proxy",
+		"--kubernetes="+w.Cluster.Kubernetes, "--containerd="+w.Cluster.Containerd)
 	if err != nil {
 		return err
 	}
@@ -141,8 +142,23 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return err
 	}
-	w.client, err = client.NewWithWatch(config, client.Options{Scheme: scheme})
-	return err
+	if w.client, err = client.NewWithWatch(config, client.Options{Scheme: scheme}); err != nil {
+		return err
+	}
+	return w.tellVersions(ctx)
+}
+
+// tellVersions says what the nodes run.
+func (w *World) tellVersions(ctx context.Context) error {
+	var nodes corev1.NodeList
+	if err := w.client.List(ctx, &nodes); err != nil {
+		return err
+	}
+	for _, node := range nodes.Items[:1] {
+		info := node.Status.NodeInfo
+		w.Detail("Kubernetes %s, %s", info.KubeletVersion, strings.Replace(info.ContainerRuntimeVersion, "://", " ", 1))
+	}
+	return nil
 }
 
 // insertCards gives every node its card, every xPU its agent, and a fabric between the xPUs.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -54,6 +55,8 @@ func command() *cobra.Command {
 	flags.StringVar(&world.Source, "source", ".", "root of the project")
 	flags.StringVar(&world.Bin, "bin", "bin", "directory of the built programs and images")
 	flags.StringVar(&world.Cluster.Program, "devcluster", "bin/devcluster", "the devcluster program")
+	flags.StringVar(&world.Cluster.Kubernetes, "kubernetes", "", "an older Kubernetes, such as 1.34")
+	flags.StringVar(&world.Cluster.Containerd, "containerd", "", "2 for containerd 2")
 	flags.StringVar(&world.StateDir, "state", "/var/lib/xpu-device-plugin/demo", "directory for logs")
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything up at the end")
 	cmd.Flags().IntVar(&acts, "acts", len(world.Acts()), "how many acts to tell; the last one is direct mode, which takes the custom resources away")
@@ -134,10 +137,17 @@ func tell(ctx context.Context, world *story.World, acts int, keep bool) (err err
 }
 
 func usage(cluster story.Devcluster) string {
+	kubeconfig, err := cluster.Run(context.Background(), "kubeconfig")
+	if err != nil {
+		return "\n" + err.Error() + "\n"
+	}
 	return fmt.Sprintf(`
-The cluster is still up:
-  %[1]s kubectl --name %[2]s -- get devicepools,xpus,xpunetworks,resourceslices,net-attach-def
-  %[1]s exec --name %[2]s node1 -- ip link
+The cluster is still up. To use it:
+  export KUBECONFIG=%[3]s
+  alias kubectl='%[1]s kubectl --name %[2]s --'   # where there is no kubectl
+  alias on='%[1]s exec --name %[2]s'
+  kubectl get nodes,resourceslices,net-attach-def
+  on node1 -- ip link
   make demo-down
-`, cluster.Program, cluster.Name)
+`, cluster.Program, cluster.Name, strings.TrimSpace(kubeconfig))
 }
