@@ -43,21 +43,33 @@ build-%:
 	@echo "building xpu-agent, xpu-cni, xpu-controller, opi-bridge, xpuctl for $*"
 	@GOOS=linux GOARCH=$* go build -v -tags '$(TAGS)' -ldflags '$(LDFLAGS)' -o $(BIN)/linux/$*/ ./cmd/... 2>&1 | awk '/^[a-z]+:|\.go:/ {print} {n++} n % 200 == 0 {print "  " n " packages compiled"}'
 
-.PHONY: tools
-tools: ## Build what the tests and the demo need beside the product
+.PHONY: packer
+packer:
 	@mkdir -p $(BIN)
-	@echo "building devcluster, crdservers, simhost, demo, gpudriver, helm, promtool"
-	@cd test/devcluster && go build -o $(BIN)/ ./cmd/devcluster ./cmd/crdservers
-	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo ./test/e2e/cmd/gpudriver
-	@GOBIN=$(BIN) go install $(HELM)
-	@$(BIN)/devcluster build
+	@cd test/devcluster && go build -o $(BIN)/ ./cmd/devcluster
 
-.PHONY: images
-images: build tools archives ## Make the container images, as archives in bin/images, and their bills of materials
+.PHONY: helm
+helm:
+	@[ -e $(BIN)/helm ] || { echo "building helm"; GOBIN=$(BIN) go install $(HELM); }
+
+.PHONY: promtool
+promtool:
+	@[ -e $(BIN)/promtool ] || { echo "building promtool"; cd test/promtool && go build -ldflags '-s -w' -o $(BIN)/ tool; }
+
+.PHONY: tools
+tools: packer helm ## Build what the tests and the demo need beside the product: a Kubernetes, and an image
+	@echo "building devcluster, crdservers, simhost, demo, gpudriver"
+	@cd test/devcluster && go build -o $(BIN)/ ./cmd/crdservers
+	@go build -o $(BIN)/ ./test/simulate/cmd/simhost ./test/e2e/cmd/demo ./test/e2e/cmd/gpudriver
+	@$(BIN)/devcluster build
+	@mkdir -p $(BIN)/images
 	@$(DEVCLUSTER) image $(BIN)/images/gpudriver.tar --name docker.io/library/gpudriver:dev --file test/e2e/cmd/gpudriver/Containerfile $(BIN)
 
+.PHONY: images
+images: build packer archives ## Make the container images, as archives in bin/images, and their bills of materials
+
 .PHONY: chart
-chart: tools ## Package the Helm chart, as bin/chart.tgz
+chart: helm ## Package the Helm chart, as bin/chart.tgz
 	@rm -rf $(BIN)/chart && mkdir -p $(BIN)/chart
 	@$(BIN)/helm package deploy/chart --destination $(BIN)/chart 2>&1 >/dev/null | grep -v 'symbolic link' || true
 	@ln -f $(BIN)/chart/xpu-device-plugin-$(VERSION:v%=%).tgz $(BIN)/chart.tgz
@@ -73,11 +85,11 @@ archives:
 	done
 
 demo demo-multicluster bench bench-scale matrix upgrades: ARCHES := $(HOST_ARCH)
-demo: preflight images chart ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act, KEEP=direct in direct mode)
+demo: preflight tools images chart ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act, KEEP=direct in direct mode)
 	@$(BIN)/demo $(if $(KEEP),--keep $(if $(filter direct,$(KEEP)),,--acts 2))
 
 .PHONY: demo-multicluster
-demo-multicluster: preflight images chart ## Tell the story of hosts in clusters of tenants, whose xPUs are in a cluster of infra
+demo-multicluster: preflight tools images chart ## Tell the story of hosts in clusters of tenants, whose xPUs are in a cluster of infra
 	@$(BIN)/demo multicluster
 
 .PHONY: demo-down
@@ -89,7 +101,7 @@ preflight: ## Say in one line what this machine lacks
 	@scripts/preflight
 
 .PHONY: test
-test: images chart ## Run every test but those that need real SR-IOV
+test: tools images chart promtool ## Run every test but those that need real SR-IOV
 	@scripts/preflight test
 	@scripts/test
 
@@ -109,11 +121,11 @@ mutation: ## Show which mistakes in the packages that own state no test notices 
 
 LIVES ?= 10000
 .PHONY: matrix
-matrix: preflight images chart ## Tell the story on every supported version of Kubernetes and containerd; takes an hour
+matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes and containerd; takes an hour
 	@scripts/matrix $(PAIRS)
 
 .PHONY: upgrades
-upgrades: preflight images chart ## Replace the product under pods that come and go (UPGRADES=50 times)
+upgrades: preflight tools images chart ## Replace the product under pods that come and go (UPGRADES=50 times)
 	@go test ./test/e2e -run TestUpgrade -v -timeout 2h -args -upgrades=$(or $(UPGRADES),50)
 
 .PHONY: site
@@ -151,11 +163,11 @@ generate: ## Make deepcopy functions, CRDs, parts of docs/reference and the vers
 	@go run ./docs/gen
 
 .PHONY: bench
-bench: images chart ## Measure: one table, each number beside its reference
+bench: tools images chart ## Measure: one table, each number beside its reference
 	@go run ./test/bench
 
 .PHONY: bench-scale
-bench-scale: images chart ## Measure what the control plane costs as clusters grow; takes an hour
+bench-scale: tools images chart ## Measure what the control plane costs as clusters grow; takes an hour
 	@go run ./test/bench --scale
 
 .PHONY: bench-schedule

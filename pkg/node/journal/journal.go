@@ -22,7 +22,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-const schema = 1 // the version of what is in the file; fields may be added to the values without a new one
+const (
+	// schema is the version of what is in the file. Fields may be added to the values without a new one.
+	schema = 1
+	// readable is the oldest schema whose programs can work with a file of this one: an upgrade can be undone as long as the program
+	// before has at least this schema.
+	readable = 1
+)
 
 var (
 	metaBucket        = []byte("meta")
@@ -30,6 +36,7 @@ var (
 	lettersBucket     = []byte("deadLetters")
 	sightsBucket      = []byte("sights")
 	schemaKey         = []byte("schema")
+	readableKey       = []byte("readable")
 )
 
 // Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads come
@@ -93,11 +100,14 @@ func (j *Journal) load(tx *bolt.Tx) (complete bool, err error) {
 	if meta == nil || attachments == nil {
 		return false, fmt.Errorf("%w (a bucket is missing)", boltfile.ErrCorrupt)
 	}
-	if err := checkSchema(meta.Get(schemaKey)); err != nil {
+	if err := checkSchema(meta); err != nil {
 		return false, err
 	}
 	err = attachments.ForEach(func(key, value []byte) error {
 		a, err := decode(key, value)
+		if errors.Is(err, errUnknownState) {
+			return fmt.Errorf("record %q: %w", key, err)
+		}
 		if err != nil {
 			return fmt.Errorf("%w (record %q: %w)", boltfile.ErrCorrupt, key, err)
 		}
@@ -124,18 +134,24 @@ func (j *Journal) load(tx *bolt.Tx) (complete bool, err error) {
 			return nil
 		})
 	}
-	return letters != nil && sights != nil, err
+	return letters != nil && sights != nil && meta.Get(readableKey) != nil, err
 }
 
-func checkSchema(value []byte) error {
-	version, err := strconv.Atoi(string(value))
-	switch {
-	case err != nil:
-		return fmt.Errorf("%w (schema version %q)", boltfile.ErrCorrupt, value)
-	case version != schema:
-		return fmt.Errorf("has schema version %d, this program knows %d: another version of the agent wrote it", version, schema)
+// checkSchema accepts a file of an older program, and one of a newer program that says that this one can work with it. When schema is
+// raised, a file of the schema before is migrated in [initialize].
+func checkSchema(meta *bolt.Bucket) error {
+	version, err := strconv.Atoi(string(meta.Get(schemaKey)))
+	if err != nil || version < 1 {
+		return fmt.Errorf("%w (schema version %q)", boltfile.ErrCorrupt, meta.Get(schemaKey))
 	}
-	return nil
+	if version <= schema {
+		return nil
+	}
+	if oldest, err := strconv.Atoi(string(meta.Get(readableKey))); err == nil && oldest <= schema {
+		return nil
+	}
+	return fmt.Errorf("has schema version %d, this program knows %d: a newer agent wrote it; go back to that one, end all pods that "+
+		"have Functions of this node, and change to this one then", version, schema)
 }
 
 // initialize makes what the file lacks.
@@ -145,7 +161,11 @@ func initialize(tx *bolt.Tx) error {
 			return err
 		}
 	}
-	return tx.Bucket(metaBucket).Put(schemaKey, []byte(strconv.Itoa(schema)))
+	meta := tx.Bucket(metaBucket)
+	if newer, _ := strconv.Atoi(string(meta.Get(schemaKey))); newer > schema {
+		return nil
+	}
+	return errors.Join(meta.Put(schemaKey, []byte(strconv.Itoa(schema))), meta.Put(readableKey, []byte(strconv.Itoa(readable))))
 }
 
 // decode reads a record and refuses one that could not be acted on.
@@ -178,10 +198,13 @@ func (a Attachment) check() error {
 			return fmt.Errorf("state %s: before and observed must be there", a.State)
 		}
 	default:
-		return fmt.Errorf("state %q: is unknown", a.State)
+		return fmt.Errorf("state %q: %w", a.State, errUnknownState)
 	}
 	return nil
 }
+
+// errUnknownState is of a record that a newer agent wrote: nothing is damaged.
+var errUnknownState = errors.New("is not one of this version of the agent: go back to the version that wrote it")
 
 // Close gives the file up.
 func (j *Journal) Close() error { return j.db.Close() }
