@@ -528,7 +528,7 @@ func hasReason(conditions []metav1.Condition, conditionType, reason, text string
 	if condition.Reason != reason || !strings.Contains(condition.Message, text) {
 		return fmt.Errorf("condition %s is %s, %s: %s; want %s: ...%s...", conditionType, condition.Status, condition.Reason, condition.Message, reason, text)
 	}
-	if good := reason == v1alpha1.ReasonUp || reason == v1alpha1.ReasonAllMade || reason == v1alpha1.ReasonPublished || reason == v1alpha1.ReasonConnected || reason == v1alpha1.ReasonNoPortNeeded; conditionType != v1alpha1.ConditionProvisionFailed && good != (condition.Status == metav1.ConditionTrue) {
+	if good := reason == v1alpha1.ReasonUp || reason == v1alpha1.ReasonAllMade || reason == v1alpha1.ReasonPublished || reason == v1alpha1.ReasonConnected || reason == v1alpha1.ReasonNoPortNeeded || reason == v1alpha1.ReasonSupported; conditionType != v1alpha1.ConditionProvisionFailed && good != (condition.Status == metav1.ConditionTrue) {
 		return fmt.Errorf("condition %s has reason %s with status %s", conditionType, reason, condition.Status)
 	}
 	return nil

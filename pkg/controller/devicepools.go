@@ -91,6 +91,9 @@ func (r *devicePools) Reconcile(ctx context.Context, pool *v1alpha1.DevicePool) 
 		hasNetwork = err == nil
 	}
 	sumUp(pool, entries, hasNetwork)
+	if err := r.namePFs(ctx, pool); err != nil {
+		return ctrl.Result{}, err
+	}
 	sumUpSupply(pool, entries)
 	sumUpFallbacks(pool, entries)
 	return ctrl.Result{}, r.writeStatus(ctx, pool, before)
@@ -171,6 +174,31 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 		message += "; see condition " + v1alpha1.ConditionSupported
 	}
 	meta.SetStatusCondition(&status.Conditions, newCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
+}
+
+// namePFs adds the PFs that there are to the message of a pool that has no Functions.
+func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) error {
+	ready := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady)
+	if ready == nil || ready.Reason != v1alpha1.ReasonNoFunctions {
+		return nil
+	}
+	var nodes v1alpha1.XPUNodeList
+	if err := r.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
+		return fmt.Errorf("list XPUNodes: %w", err)
+	}
+	var pfs []string
+	for _, node := range nodes.Items {
+		for _, pf := range node.Status.PFs {
+			pfs = append(pfs, fmt.Sprintf("%s %s (%s, %s:%s)", node.Name, pf.Name, pf.Address, pf.Vendor, pf.Device))
+		}
+	}
+	slices.Sort(pfs)
+	found := "no agent has told of a PF: see whether xpu-agent runs on the nodes"
+	if len(pfs) > 0 {
+		found = "PFs of nodes are " + strings.Join(firstOf(pfs), ", ")
+	}
+	ready.Message = opi.Short(ready.Message + "; " + found)
+	return nil
 }
 
 // sumUpSupply sets the condition Supplied: whether all PFs have what numVFs and sfs of this generation of the spec ask for.

@@ -64,7 +64,7 @@ func TestDevicePools(t *testing.T) {
 		})
 	}
 	type nodes = map[string]v1alpha1.XPUNodePool
-	reason(v1alpha1.ReasonNoFunctions, "spec.selectors", 0, 0, 0)
+	reason(v1alpha1.ReasonNoFunctions, "no agent has told of a PF", 0, 0, 0)
 	c.reports("fast", nodes{"n1": healthy(8), "n2": healthy(4), "n3": {}})
 	reason(v1alpha1.ReasonPublished, "12 Functions on 2 nodes", 12, 12, 2)
 	c.reports("fast", nodes{"n1": healthy(8), "n2": {Error: "resource a.example/b is that of DevicePool first"}})
@@ -135,6 +135,37 @@ func TestManyNodesStart(t *testing.T) {
 	atMost := int(time.Since(begin)/time.Second) + 1
 	if n := len(c.writes.of("DevicePool")); n > atMost {
 		t.Errorf("%d writes in %s, want at most %d", n, time.Since(begin), atMost)
+	}
+}
+
+// TestSumUpFallbacks: what the cluster lacks for a pool is told in a condition of its own.
+func TestSumUpFallbacks(t *testing.T) {
+	lacks := func(feature, message string) v1alpha1.XPUNodePool {
+		return v1alpha1.XPUNodePool{Functions: 4, Healthy: 4, Fallbacks: []v1alpha1.Fallback{{Feature: feature, Message: message}}}
+	}
+	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: v1alpha1.ModelPorts}}
+	entries := []poolEntry{
+		{"n1", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")}, {"n2", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
+	}
+	sumUp(pool, entries, true)
+	sumUpFallbacks(pool, entries)
+	err := errors.Join(
+		hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported, v1alpha1.ReasonFeatureMissing,
+			"node n1: model Ports offers nothing; turn on feature gate DRAConsumableCapacity"),
+		hasReason(pool.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonFeatureMissing, "see condition Supported"))
+	if err != nil {
+		t.Error(err)
+	}
+	entries = []poolEntry{{"n1", v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}}}
+	sumUp(pool, entries, true)
+	sumUpFallbacks(pool, entries)
+	if err := hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, ""); err != nil {
+		t.Error(err)
+	}
+	pool.Spec.Model = v1alpha1.ModelFunctions
+	sumUpFallbacks(pool, entries)
+	if c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionSupported); c != nil {
+		t.Errorf("a pool that needs nothing has %+v", c)
 	}
 }
 

@@ -57,7 +57,7 @@ func gates() map[featuregate.Feature]featuregate.VersionedSpecs {
 		deviceStatus:        since("1.32", "1.33", "1.37"),
 		deviceTaints:        since("1.33", "1.36", "1.37"),
 		extendedResource:    since("1.34", "1.36", "1.37"),
-		fractionalCapacity:  since("", "1.37", ""),
+		fractionalCapacity:  since("1.37", "", ""), // beta, and off unless --min-compatibility-version is 1.37 too
 		listTypeAttributes:  since("1.36", "", ""),
 		nodeOperations:      since("1.37", "", ""),
 		partitionable:       since("1.33", "1.36", ""),
@@ -113,7 +113,8 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 	return Features{
 		Kubernetes:        v.String(),
 		ExtendedResources: gate.Enabled(extendedResource),
-		TaintRules:        gate.Enabled(deviceTaintRules) && gate.Enabled(deviceTaints),
+		// In 1.34 they had no gate of their own.
+		TaintRules: gate.Enabled(deviceTaints) && (gate.Enabled(deviceTaintRules) || v.LessThan(version.MustParse("1.35"))),
 		Allocator: structured.Features{
 			AdminAccess:             gate.Enabled(adminAccess),
 			CompatibilityGroups:     gate.Enabled(compatibilityGroups),

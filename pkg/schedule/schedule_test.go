@@ -203,9 +203,9 @@ func TestFeatures(t *testing.T) {
 	}{
 		{"1.34", "", "DRAAdminAccess DRAPrioritizedList"},
 		{"v1.36.3", "", "DRAAdminAccess DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAPartitionableDevices DRAPrioritizedList extended"},
-		{"1.37", "DRAConsumableCapacity=false", "DRAAdminAccess DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAFractionalCapacityRange DRAPartitionableDevices DRAPrioritizedList extended rules"},
-		{"1.40", "DRAListTypeAttributes=true", "DRAAdminAccess DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAFractionalCapacityRange DRAListTypeAttributes DRAPartitionableDevices DRAPrioritizedList extended rules"},
-		{"1.34", "DRADeviceTaints=true", "DRAAdminAccess DRADeviceTaints DRAPrioritizedList"},
+		{"1.37", "DRAConsumableCapacity=false", "DRAAdminAccess DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAPartitionableDevices DRAPrioritizedList extended rules"},
+		{"1.40", "DRAListTypeAttributes=true", "DRAAdminAccess DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAListTypeAttributes DRAPartitionableDevices DRAPrioritizedList extended rules"},
+		{"1.34", "DRADeviceTaints=true", "DRAAdminAccess DRADeviceTaints DRAPrioritizedList rules"},
 	} {
 		features, err := NewFeatures(tt.version, tt.gates)
 		if err != nil {

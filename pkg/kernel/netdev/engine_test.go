@@ -360,7 +360,7 @@ func TestAttachUndoes(t *testing.T) {
 		err   string
 	}{
 		"MTU": {want: function.Interface{Name: "net1", MTU: 1 << 20}, err: "as net1 with MTU 1048576"},
-		"gateway that is not on the link": {err: "route to 10.2.0.0/16: network is unreachable", want: function.Interface{
+		"gateway that is not on the link": {err: "gateway 10.9.9.9 is in no subnet of the interface's addresses: network is unreachable", want: function.Interface{
 			Name: "net1", Routes: []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.9.9.9")}}}},
 		"second default route": {
 			given: func(t *testing.T, w *world) {

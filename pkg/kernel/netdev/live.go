@@ -123,6 +123,9 @@ func addAddress(pod *conn, index int, address netip.Prefix) error {
 func addRoute(pod *conn, index int, route function.Route) error {
 	r := routeOut(index, route)
 	err := pod.RouteAdd(&r)
+	if errors.Is(err, unix.ENETUNREACH) && route.Via.IsValid() {
+		return fmt.Errorf("gateway %s is in no subnet of the interface's addresses: %w", route.Via, err)
+	}
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -236,7 +237,8 @@ func functions(pods []*podresourcesapi.PodResources, sees Sees) map[function.ID]
 					if device.ShareId != nil {
 						continue // of a PF; the kubelet does not know which VF the pod has
 					}
-					id, err := function.ParseDeviceName(device.DeviceName)
+					// DRANET names devices as this driver does, with a prefix.
+					id, err := function.ParseDeviceName(strings.TrimPrefix(device.DeviceName, "pci-"))
 					if device.DriverName == v1alpha1.GroupName && sees(claim.ClaimNamespace, claim.ClaimName, id) {
 						continue
 					}

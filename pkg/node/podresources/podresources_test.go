@@ -70,8 +70,10 @@ func TestAssigned(t *testing.T) {
 		{"claims", []*podresourcesapi.PodResources{
 			kubelettest.ClaimPod("ours", "xpu.opiproject.org", "0000-3b-00-2", "0000-3b-00-0-sf88"),
 			kubelettest.ClaimPod("theirs", "sriovnetwork.k8snetworkplumbingwg.io", "0000-3b-00-4"),
+			kubelettest.ClaimPod("dranets", "dra.net", "pci-0000-3b-00-5"),
 		}, map[string]podresources.Assignment{
 			vf: in("ours", ""), sf: in("ours", ""), "0000:3b:00.4": in("theirs", "sriovnetwork.k8snetworkplumbingwg.io"),
+			"0000:3b:00.5": in("dranets", "dra.net"),
 		}},
 		{"given twice", []*podresourcesapi.PodResources{kubelettest.Pod("b", fast, vf), kubelettest.Pod("a", "intel.com/dpdk", vf)},
 			map[string]podresources.Assignment{vf: in("a", "intel.com/dpdk")}},

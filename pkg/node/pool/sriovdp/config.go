@@ -52,7 +52,7 @@ var (
 // parseList splits the configuration into the entries of resourceList. A syntax error comes with its line and column.
 func parseList(config []byte) ([]json.RawMessage, error) {
 	var file struct {
-		ResourceList []json.RawMessage `json:"resourceList"`
+		ResourceList json.RawMessage `json:"resourceList"`
 	}
 	err := decode("", config, &file)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
@@ -63,10 +63,16 @@ func parseList(config []byte) ([]json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(file.ResourceList) == 0 {
-		return nil, errors.New("resourceList: must have at least one entry")
+	if file.ResourceList == nil {
+		return nil, errors.New("resourceList: is missing")
 	}
-	return file.ResourceList, nil
+	// sriov-network-operator writes null for a node that no policy is about.
+	if string(file.ResourceList) == "null" {
+		return nil, nil
+	}
+	var list []json.RawMessage
+	err = decode("resourceList", file.ResourceList, &list)
+	return list, err
 }
 
 // parseResource reads an entry of resourceList, at path. The device type is filled in.

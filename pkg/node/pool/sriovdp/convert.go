@@ -54,7 +54,7 @@ func Convert(config []byte, prefix string) (devicePools []v1alpha1.DevicePool, w
 		}
 		usable = usable || used
 	}
-	if !usable {
+	if !usable && len(entries) > 0 {
 		return nil, nil, fmt.Errorf("no entry can be used: %s", strings.Join(c.warnings, "; "))
 	}
 	return c.devicePools, c.warnings, nil

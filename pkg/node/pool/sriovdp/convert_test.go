@@ -62,6 +62,15 @@ func TestSplitKeys(t *testing.T) {
 	}
 }
 
+// TestNoResources: sriov-network-operator writes such a configuration for a node that no policy is about.
+func TestNoResources(t *testing.T) {
+	for _, config := range []string{`{"resourceList": null}`, `{"resourceList": []}`} {
+		if pools, warnings, err := Convert([]byte(config), "openshift.io"); len(pools)+len(warnings) > 0 || err != nil {
+			t.Errorf("%s: %v, %q, %v, want nothing", config, pools, warnings, err)
+		}
+	}
+}
+
 // TestErrors: what makes sriov-network-device-plugin end names the entry, the field and what would be right.
 func TestErrors(t *testing.T) {
 	for _, tt := range []struct{ config, want string }{
@@ -69,7 +78,7 @@ func TestErrors(t *testing.T) {
 		{"{\"resourceList\": [\n  {\"resourceName\": \"a\",}]}", `line 2, column 24: is not JSON`},
 		{`[]`, `configuration: must be an object, not array`},
 		{`null`, `configuration: must be an object`},
-		{`{}`, `resourceList: must have at least one entry`},
+		{`{}`, `resourceList: is missing`},
 		{`{"resourceList": {}}`, `resourceList: must be a list, not object`},
 		{`{"resourceList": [null]}`, `resourceList[0]: must be an object`},
 		{`{"resourceList": ["a"]}`, `resourceList[0]: must be an object, not string`},
