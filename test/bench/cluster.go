@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -268,8 +269,9 @@ func (c *cluster) slices(ctx context.Context) (*resourceapi.ResourceSliceList, e
 
 // write is a line of an audit log.
 type write struct {
-	Verb string `json:"verb"`
-	User struct {
+	Verb       string `json:"verb"`
+	RequestURI string `json:"requestURI"`
+	User       struct {
 		Username string `json:"username"`
 	} `json:"user"`
 	ObjectRef struct {
@@ -312,6 +314,9 @@ func writesSince(path string, begin time.Time, which func(write) bool) (out []wr
 		var w write
 		if err := json.Unmarshal(line, &w); err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if strings.Contains(w.RequestURI, "dryRun=") {
+			continue // which writes nothing
 		}
 		if !w.RequestReceivedTimestamp.Before(begin) && which(w) {
 			out = append(out, w)

@@ -48,6 +48,9 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	if a.predecessor, err = a.takeOver(ctx); err != nil {
 		return err
 	}
+	if a.predecessor != nil {
+		defer a.predecessor.Close() // which tells it that this agent has ended
+	}
 	successor, err := a.work(ctx)
 	if err != nil || successor == nil {
 		return err
@@ -109,8 +112,9 @@ func takeJournal(ctx context.Context, path string, waiting func(), log logr.Logg
 func (a *agent) run(ctx context.Context) (successor *handover.Successor, err error) {
 	// What serves the kubelet's device plugin API outlives the rest if another agent has asked: it passes on what comes while
 	// the kubelet does not know that one yet.
-	var lingering context.Context
-	a.lingering, lingering = errgroup.WithContext(ctx)
+	lingering, stop := context.WithCancel(ctx)
+	a.stopLingering = stop
+	a.lingering, lingering = errgroup.WithContext(lingering)
 	group, ctx := errgroup.WithContext(ctx)
 	// Subscriptions come before what they listen to is started, so that nothing is missed.
 	forTracker, forPlugins, forConflicts := a.inputs.Subscribe(ctx), a.outputs.Subscribe(lingering), a.outputs.Subscribe(ctx)
@@ -152,16 +156,22 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 		running.Go(func() error { return trim(ctx, a.log) })
 		running.Go(func() error { return a.awaitSuccessor(ctx, &successor) })
 		running.Go(func() error { return a.followPredecessor(ctx) })
-		return running.Wait()
+		err := running.Wait()
+		if !errors.Is(err, errSucceeded) { // Allocates that run may finish while the parts that they need still work
+			a.stopLingering()
+			err = errors.Join(err, a.lingering.Wait())
+		}
+		return err
 	})
 	err = group.Wait()
-	switch {
-	case successor != nil && errors.Is(err, errSucceeded):
+	if errors.Is(err, errSucceeded) {
 		return successor, nil
-	case errors.Is(err, context.Canceled):
+	}
+	a.stopLingering()
+	if errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	return nil, errors.Join(err, a.lingering.Wait())
+	return nil, err
 }
 
 // track keeps the pools current. When they have changed, it first looks for conflicts, and then wakes those who publish.

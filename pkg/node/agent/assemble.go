@@ -61,7 +61,8 @@ type agent struct {
 	// succeeded says that another agent has asked for the node.
 	succeeded atomic.Bool
 	// lingering are the parts that outlive the work when another agent has the node.
-	lingering *errgroup.Group
+	lingering     *errgroup.Group
+	stopLingering context.CancelFunc
 
 	journal *journal.Journal
 	kubelet *podresources.Client

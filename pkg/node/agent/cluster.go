@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
@@ -135,7 +136,7 @@ func (c *clustered) serve(ctx context.Context) error {
 	defer c.front.close()
 	features := &dra.Features{Client: c.clientset, Node: c.config.NodeName, Changed: c.outputs.Notify, Log: c.log.WithName("features")}
 	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName, HandleError: func(ctx context.Context, err error, msg string) {
-		if _, dropped := errors.AsType[*resourceslice.DroppedFieldsError](err); dropped {
+		if _, dropped := errors.AsType[*resourceslice.DroppedFieldsError](err); dropped || apierrors.IsInvalid(err) {
 			features.Doubt()
 		}
 		c.driver.HandleError(ctx, err, msg)

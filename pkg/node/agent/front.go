@@ -109,10 +109,14 @@ func (f *front) awaitRegistered(ctx context.Context, patience time.Duration) {
 	}
 }
 
+// answerTime is how long the library may take to write metadata files and to answer after a method of the driver has returned.
+const answerTime = 100 * time.Millisecond
+
 // close lets the calls that run finish, and has the kubelet forget the driver.
 func (f *front) close() {
 	f.closing.Do(func() {
 		f.gate.Close()
+		time.Sleep(answerTime)
 		f.helper.Stop()
 	})
 }

@@ -94,10 +94,12 @@ func (a *agent) standAside(ctx context.Context, successor *handover.Successor) e
 	}
 	a.log.Info("Another agent has the node; this one waits for its end")
 	successor.AwaitGone(ctx)
+	var err error
 	if ctx.Err() == nil {
-		return errors.New("the agent that took the node over is gone; starting again")
+		err = errors.New("the agent that took the node over is gone; starting again")
 	}
-	return a.lingering.Wait()
+	a.stopLingering()
+	return errors.Join(err, a.lingering.Wait())
 }
 
 // inheritedSocket is the listening socket of the CNI plugin that the predecessor gave; nil without one.

@@ -27,9 +27,10 @@ import (
 )
 
 const (
-	messageTimeout             = 10 * time.Second       // of a message on its way: both sides are on this machine
-	retryPause                 = 100 * time.Millisecond // after the socket could not be made, or a connection could not be taken
-	ownMode        fs.FileMode = 0o700                  // of directories that are the server's alone
+	messageTimeout                = 10 * time.Second // of a message on its way: both sides are on this machine
+	succeededPatience             = 3 * time.Second
+	retryPause                    = 100 * time.Millisecond // after the socket could not be made, or a connection could not be taken
+	ownMode           fs.FileMode = 0o700                  // of directories that are the server's alone
 )
 
 // Run drains the spool and serves the socket until ctx ends; requests that run then may end. It tries what is in the spool
@@ -65,7 +66,7 @@ func (s *Server) serve(ctx context.Context) error {
 	// Requests that run outlive ctx for a while.
 	working, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(cmp.Or(s.StopTimeout, 10*time.Second), end) })()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(s.patience(), end) })()
 	var requests sync.WaitGroup
 	defer requests.Wait()
 	for again := false; ; again = true {
@@ -97,6 +98,15 @@ func (s *Server) serve(ctx context.Context) error {
 		}
 		s.Log.Info("CNI socket was removed; it is made again", "socket", s.Path)
 	}
+}
+
+// patience is how long requests that run may go on when the server ends. Another agent does not wait long: runtimes repeat an ADD.
+func (s *Server) patience() time.Duration {
+	usual := cmp.Or(s.StopTimeout, 10*time.Second)
+	if s.Succeeded != nil && s.Succeeded() {
+		return min(usual, succeededPatience)
+	}
+	return usual
 }
 
 // Socket is the listening socket after [Server.Run] has returned, if another agent takes the node over; else nil. It belongs to the

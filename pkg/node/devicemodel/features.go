@@ -8,6 +8,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
 // Features are what a cluster keeps of ResourceSlices: an API server silently drops the fields of feature gates that are off.
@@ -93,13 +94,13 @@ func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
 		devices := slice.Devices
 		slice.Devices = nil
 		for _, d := range devices {
-			if !f.keeps(d) {
-				continue
-			}
 			if limited && !f.Counters {
-				if left -= consumption(d); left < 0 || consumption(d) > 1 {
+				if left--; left < 0 || isPF(d) { // a device that is not offered now counts: a pod may have it
 					continue
 				}
+			}
+			if !f.keeps(d) {
+				continue
 			}
 			slice.Devices = append(slice.Devices, f.reduce(d))
 		}
@@ -119,13 +120,10 @@ func limit(pool resourceslice.Pool) (most int64, limited bool) {
 	return 0, false
 }
 
-// consumption is how much of a counted pool a device is: 1, or all of it for a PF that has VFs.
-func consumption(d resourceapi.Device) int64 {
-	for _, c := range d.ConsumesCounters {
-		value := c.Counters[counterFunctions].Value
-		return value.Value()
-	}
-	return 0
+// isPF says whether a device is a PF that has VFs, which is counted as all of them.
+func isPF(d resourceapi.Device) bool {
+	kind := d.Attributes["kind"].StringValue
+	return kind != nil && *kind == string(function.PF)
 }
 
 // keeps says whether a device is what it seems without the features that are missing.

@@ -61,7 +61,7 @@ func TestReduce(t *testing.T) {
 		"binding conditions":      {func(f *Features) { f.BindingConditions = false }, careful, healthy, names},
 		"counters, with a limit":  {func(f *Features) { f.Counters = false }, limited(3, vfs...), healthy, names[:3]},
 		"counters, with a limit and a problem": {func(f *Features) { f.Counters, f.Taints = false, false }, limited(3, vfs...), second,
-			slices.Concat(names[:1], names[2:])},
+			slices.Concat(names[:1], names[2:3])},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := AllFeatures()

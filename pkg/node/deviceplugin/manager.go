@@ -111,6 +111,8 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 
 // reset sets defaults and the state of a new run.
 func (m *Manager) reset() {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
 	m.AllocateTimeout, m.unwatchedFor = cmp.Or(m.AllocateTimeout, allocateTimeout), cmp.Or(m.unwatchedFor, unwatchedFor)
 	m.servers, m.resources = map[string]*server{}, sets.New[string]()
 }

@@ -19,6 +19,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/peer"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
@@ -26,7 +27,7 @@ import (
 const (
 	// forwardTimeout is how long an Allocate may wait for the endpoint of the agent that has the node now. The kubelet fails the pod
 	// with the error.
-	forwardTimeout = 8 * time.Second
+	forwardTimeout = 30 * time.Second
 	dialTimeout    = time.Second
 	// reconnecting is how long after the end of the last agent a stream counts as lost after a reconnectPatience, which a kubelet
 	// needs to begin one after it registered an endpoint.
@@ -82,6 +83,9 @@ func (allocates) HandleConn(context.Context, stats.ConnStats) {}
 // keeps one connection for each resource name, and ends it with the endpoint that ended (runClient in
 // pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go).
 func (m *Manager) Reconnect(ctx context.Context) {
+	if err := peer.RemoveDead(filepath.Join(m.socketDir(), socketPattern)); err != nil { // if it was killed
+		m.Log.Error(err, "A socket that nobody serves remains")
+	}
 	m.mutex.Lock()
 	m.unwatchedFor = reconnectPatience
 	for _, s := range m.servers {

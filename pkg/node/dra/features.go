@@ -59,36 +59,41 @@ func (f *Features) Doubt() { f.doubts.Notify() }
 // Run asks at once, regularly, and on doubt, until ctx ends.
 func (f *Features) Run(ctx context.Context) error {
 	doubts := f.doubts.Subscribe(ctx)
+	pauses := loop.Backoff(firstRetry, slowestRetry)
 	for {
-		f.look(ctx)
-		if !loop.Wait(ctx, doubts, wait.Jitter(featuresEvery, 0.2)) || !loop.Sleep(ctx, time.Second) {
+		pause := wait.Jitter(featuresEvery, 0.2)
+		if err := f.look(ctx); err != nil && ctx.Err() == nil {
+			pause = pauses.Step()
+			f.Log.Error(err, "Cannot tell which features the cluster has", "retry", pause.String())
+		} else {
+			pauses = loop.Backoff(firstRetry, slowestRetry)
+		}
+		if !loop.Wait(ctx, doubts, pause) || !loop.Sleep(ctx, debounce) {
 			return nil
 		}
 	}
 }
 
-// look asks. An API server that does not answer the question is taken for one that keeps everything, as a new one does.
-func (f *Features) look(ctx context.Context) {
+// look asks. An API server that refuses the question is taken for one that keeps everything, as a new one does.
+func (f *Features) look(ctx context.Context) error {
 	features, err := f.ask(ctx)
-	if ctx.Err() != nil {
-		return
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+		f.Log.Error(err, "The API server does not tell which features it has; it is taken to have all")
+		features, err = devicemodel.AllFeatures(), nil
 	}
 	if err != nil {
-		f.Log.Error(err, "Cannot tell which features the cluster has")
-		if f.current.Load() != nil {
-			return
-		}
-		features = devicemodel.AllFeatures()
+		return err
 	}
 	before := f.current.Swap(&features)
 	if before != nil && *before == features {
-		return
+		return nil
 	}
 	if missing := features.Missing(); len(missing) > 0 {
 		f.Log.Info("The cluster lacks feature gates, which are on by default from Kubernetes 1.36 on; pools that need them fall back, "+
 			"as their condition Supported says", "featureGates", strings.Join(missing, ","))
 	}
 	f.Changed()
+	return nil
 }
 
 func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {

@@ -28,6 +28,7 @@ const (
 	version = 1 // of the protocol; an agent that is asked in another one refuses
 	// helloTimeout is how long a successor may take to ask after it connected; the kubelet learns of it meanwhile.
 	helloTimeout = 10 * time.Second
+	acceptPause  = 100 * time.Millisecond
 	maxMessage   = 4096 // bytes
 	maxFiles     = 8
 )
@@ -69,8 +70,13 @@ func (h Holder) Await(ctx context.Context) (*Successor, error) {
 		if ctx.Err() != nil {
 			return nil, nil
 		}
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return nil, fmt.Errorf("handover socket: %w", err)
+		}
+		if err != nil { // out of file descriptors, say
+			h.Log.Error(err, "Connection to the handover socket cannot be taken")
+			time.Sleep(acceptPause)
+			continue
 		}
 		program, err := listen(conn)
 		if err == nil {
@@ -127,9 +133,9 @@ func (s *Successor) AwaitGone(ctx context.Context) { awaitEnd(ctx, s.conn) }
 // Close lets the successor know that this agent has ended.
 func (s *Successor) Close() error { return s.conn.Close() }
 
-// awaitEnd reads until the other side closes the connection. Nobody sends anything.
+// awaitEnd reads until the other side closes the connection, or ctx ends. Nobody sends anything.
 func awaitEnd(ctx context.Context, conn *net.UnixConn) {
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
 	_, _ = io.Copy(io.Discard, conn)
 }
 

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	bolt "go.etcd.io/bbolt"
@@ -22,13 +23,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-const (
-	// schema is the version of what is in the file. Fields may be added to the values without a new one.
-	schema = 1
-	// readable is the oldest schema whose programs can work with a file of this one: an upgrade can be undone as long as the program
-	// before has at least this schema.
-	readable = 1
-)
+// schema is the version of what is in the file. Fields may be added to the values without a new one. When it is raised, [initialize]
+// migrates a file of the schema before; and if programs of that one can work with the new file, so that an upgrade can be undone, the
+// value says so: "2/1".
+const schema = 1
 
 var (
 	metaBucket        = []byte("meta")
@@ -36,7 +34,6 @@ var (
 	lettersBucket     = []byte("deadLetters")
 	sightsBucket      = []byte("sights")
 	schemaKey         = []byte("schema")
-	readableKey       = []byte("readable")
 )
 
 // Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads come
@@ -100,7 +97,7 @@ func (j *Journal) load(tx *bolt.Tx) (complete bool, err error) {
 	if meta == nil || attachments == nil {
 		return false, fmt.Errorf("%w (a bucket is missing)", boltfile.ErrCorrupt)
 	}
-	if err := checkSchema(meta); err != nil {
+	if err := checkSchema(meta.Get(schemaKey)); err != nil {
 		return false, err
 	}
 	err = attachments.ForEach(func(key, value []byte) error {
@@ -134,24 +131,25 @@ func (j *Journal) load(tx *bolt.Tx) (complete bool, err error) {
 			return nil
 		})
 	}
-	return letters != nil && sights != nil && meta.Get(readableKey) != nil, err
+	return letters != nil && sights != nil, err
 }
 
-// checkSchema accepts a file of an older program, and one of a newer program that says that this one can work with it. When schema is
-// raised, a file of the schema before is migrated in [initialize].
-func checkSchema(meta *bolt.Bucket) error {
-	version, err := strconv.Atoi(string(meta.Get(schemaKey)))
-	if err != nil || version < 1 {
-		return fmt.Errorf("%w (schema version %q)", boltfile.ErrCorrupt, meta.Get(schemaKey))
+// checkSchema accepts the value of an older program, and that of a newer program that says that this one can work with its file.
+func checkSchema(value []byte) error {
+	written, readable, older := strings.Cut(string(value), "/")
+	if !older {
+		readable = written
 	}
-	if version <= schema {
-		return nil
+	version, err := strconv.Atoi(written)
+	oldest, oldestErr := strconv.Atoi(readable)
+	switch {
+	case err != nil || oldestErr != nil:
+		return fmt.Errorf("%w (schema version %q)", boltfile.ErrCorrupt, value)
+	case version > schema && oldest > schema:
+		return fmt.Errorf("has schema version %d, this program knows %d: a newer agent wrote it; go back to that one, end all pods that "+
+			"have Functions of this node, and change to this one then", version, schema)
 	}
-	if oldest, err := strconv.Atoi(string(meta.Get(readableKey))); err == nil && oldest <= schema {
-		return nil
-	}
-	return fmt.Errorf("has schema version %d, this program knows %d: a newer agent wrote it; go back to that one, end all pods that "+
-		"have Functions of this node, and change to this one then", version, schema)
+	return nil
 }
 
 // initialize makes what the file lacks.
@@ -162,10 +160,10 @@ func initialize(tx *bolt.Tx) error {
 		}
 	}
 	meta := tx.Bucket(metaBucket)
-	if newer, _ := strconv.Atoi(string(meta.Get(schemaKey))); newer > schema {
-		return nil
+	if meta.Get(schemaKey) != nil {
+		return nil // of this program, or of a newer one
 	}
-	return errors.Join(meta.Put(schemaKey, []byte(strconv.Itoa(schema))), meta.Put(readableKey, []byte(strconv.Itoa(readable))))
+	return meta.Put(schemaKey, []byte(strconv.Itoa(schema)))
 }
 
 // decode reads a record and refuses one that could not be acted on.
@@ -204,7 +202,7 @@ func (a Attachment) check() error {
 }
 
 // errUnknownState is of a record that a newer agent wrote: nothing is damaged.
-var errUnknownState = errors.New("is not one of this version of the agent: go back to the version that wrote it")
+var errUnknownState = errors.New("is unknown to this version of the agent: go back to the version that wrote it")
 
 // Close gives the file up.
 func (j *Journal) Close() error { return j.db.Close() }
