@@ -24,6 +24,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/devicemodel"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/health"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
@@ -81,7 +82,8 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 	d.lifecycle = lifecycle.New(records, engine, d.inv, lifecycle.Options{BootID: "boot-1", Setup: setups}, log)
 	publisher := &dra.Publisher{
 		Node: "guest", Pools: d.tracker.Pools, Health: &health.Checker{}, Publish: d.PublishResources,
-		Metrics: dra.NewMetrics(prometheus.NewRegistry()), Log: log,
+		Features: func() (devicemodel.Features, bool) { return devicemodel.AllFeatures(), true },
+		Metrics:  dra.NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
 
 	ctx, cancel := context.WithCancel(context.Background())
