@@ -15,14 +15,7 @@ import (
 // TestStory is the story as it is told, on a cluster of its own, and after each act what goes wrong in it.
 func TestStory(t *testing.T) {
 	world := newWorld(t)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(world.Diagnose(context.Background()))
-		}
-		if err := world.End(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	endAfter(t, world)
 	for _, act := range world.Acts() {
 		t.Run(act.Title, func(t *testing.T) {
 			for _, step := range slices.Concat(act.Steps, act.Trouble) {
@@ -49,14 +42,7 @@ var upgrades = flag.Int("upgrades", 4, "how often TestUpgrade replaces the produ
 // TestUpgrade replaces the product under pods that come and go.
 func TestUpgrade(t *testing.T) {
 	world := newWorld(t)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(world.Diagnose(context.Background()))
-		}
-		if err := world.End(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	endAfter(t, world)
 	for _, step := range world.UpgradeSteps(*upgrades) {
 		world.Detail = t.Logf
 		if err := step.Run(t.Context()); err != nil {
@@ -69,14 +55,7 @@ func TestUpgrade(t *testing.T) {
 func TestFederation(t *testing.T) {
 	found := newWorld(t)
 	federation := story.NewFederation(*found)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Log(federation.Diagnose(context.Background()))
-		}
-		if err := federation.End(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	endAfter(t, federation)
 	for _, step := range federation.Steps() {
 		t.Run(step.Title, func(t *testing.T) {
 			for _, w := range []*story.World{federation.Infra, federation.A, federation.B} {
@@ -90,6 +69,22 @@ func TestFederation(t *testing.T) {
 			t.FailNow()
 		}
 	}
+}
+
+// endAfter ends a world when the test has ended, and first logs the state of one in which the test failed.
+func endAfter(t *testing.T, world interface {
+	Diagnose(context.Context) string
+	End(context.Context) error
+}) {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(world.Diagnose(context.Background()))
+		}
+		if err := world.End(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // newWorld finds what make has built. Without it the tests are skipped: they are many minutes of compiling away.

@@ -109,7 +109,8 @@ func (f *front) awaitRegistered(ctx context.Context, patience time.Duration) {
 	}
 }
 
-// answerTime is how long the library may take to write metadata files and to answer after a method of the driver has returned.
+// answerTime is how long the library may take to write metadata files and to answer after a method of the driver has returned. There
+// is no event to wait for: it takes no stats handler, and its Stop cuts calls off (grpc.Server.Stop).
 const answerTime = 100 * time.Millisecond
 
 // close lets the calls that run finish, and has the kubelet forget the driver.

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/peer"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 const (
@@ -75,7 +76,7 @@ func (h Holder) Await(ctx context.Context) (*Successor, error) {
 		}
 		if err != nil { // out of file descriptors, say
 			h.Log.Error(err, "Connection to the handover socket cannot be taken")
-			time.Sleep(acceptPause)
+			loop.Sleep(ctx, acceptPause)
 			continue
 		}
 		program, err := listen(conn)
