@@ -219,6 +219,10 @@ func (a *agent) allocate(context.Context) (err error) {
 			node: a.config.NodeName, find: a.inventory.Get, lifecycle: a.lifecycle, provisioner: a.provisioner,
 			log: a.log.WithName("deviceplugin"),
 		},
+		Taken: func(id function.ID) bool {
+			_, taken := a.journal.Get(id)
+			return taken
+		},
 		Nodes:         *a.nodes,
 		DeviceInfoDir: filepath.Join(a.config.DeviceInfoDir, "dp"),
 		CDI:           cdi,

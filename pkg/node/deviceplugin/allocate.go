@@ -37,13 +37,23 @@ func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*plu
 
 // GetPreferredAllocation chooses Functions by the pool's policy. It never fails, as the kubelet would fail the pod.
 func (s *server) GetPreferredAllocation(
-	_ context.Context, r *pluginapi.PreferredAllocationRequest,
-) (*pluginapi.PreferredAllocationResponse, error) {
+	ctx context.Context, r *pluginapi.PreferredAllocationRequest,
+) (response *pluginapi.PreferredAllocationResponse, err error) {
+	if s.manager.aside.Load() {
+		err = s.forward(ctx, func(ctx context.Context, successor pluginapi.DevicePluginClient) error {
+			response, err = successor.GetPreferredAllocation(ctx, r)
+			return err
+		})
+		if err == nil {
+			return response, nil
+		}
+		s.log.Error(err, "The agent that has the node did not choose Functions for a container")
+	}
 	o := s.offer.Load()
-	response := &pluginapi.PreferredAllocationResponse{}
+	response = &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.ContainerRequests {
 		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
-			DeviceIDs: o.prefer(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize)),
+			DeviceIDs: o.prefer(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize), s.manager.Taken),
 		})
 	}
 	return response, nil
@@ -51,12 +61,16 @@ func (s *server) GetPreferredAllocation(
 
 // Allocate makes Functions ready for containers and returns what the containers get. The kubelet fails the pod with the text
 // of an error. The API has no call that undoes an Allocate.
-func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (response *pluginapi.AllocateResponse, err error) {
 	if s.manager.aside.Load() {
-		return s.forward(ctx, r)
+		err = s.forward(ctx, func(ctx context.Context, successor pluginapi.DevicePluginClient) error {
+			response, err = successor.Allocate(ctx, r)
+			return err
+		})
+		return response, err
 	}
 	metrics := s.manager.Metrics
-	response := &pluginapi.AllocateResponse{}
+	response = &pluginapi.AllocateResponse{}
 	for _, c := range r.ContainerRequests { // the kubelet sends one
 		begin := time.Now()
 		one, err := s.allocate(ctx, c.DevicesIds)

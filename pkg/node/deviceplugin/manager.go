@@ -58,7 +58,9 @@ type Manager struct {
 	// Problems returns what is wrong with a Function; none means healthy. It does not block and is safe for concurrent use.
 	Problems  func(function.Function) []function.Problem
 	Allocator Allocator
-	Nodes     devnode.Finder
+	// Taken says whether a pod has the Function, or had it and it is not free yet. It does not block and is safe for concurrent use.
+	Taken func(function.ID) bool
+	Nodes devnode.Finder
 	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp". It need not exist.
 	DeviceInfoDir string
 	// CDI gives containers their device nodes. Without it containers get them from the kubelet.

@@ -123,7 +123,7 @@ type scene struct {
 // newManager makes a manager that is complete but for what a test changes.
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
-		KubeletDir: dir, Pools: n.Pools, Problems: n.Problems, Allocator: n,
+		KubeletDir: dir, Pools: n.Pools, Problems: n.Problems, Allocator: n, Taken: func(function.ID) bool { return false },
 		Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}, DeviceInfoDir: filepath.Join(dir, "devinfo/dp"),
 		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
 	}

@@ -10,31 +10,48 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// prefer chooses size device IDs by the pool's policy: all of must, then the best of available, in whatever order it is. It
-// chooses fewer only if there are not enough, and skips unknown ones.
-func (o *offer) prefer(available, must []string, size int) []string {
-	c := &choice{
-		free: map[pci.Address][]function.Function{}, taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{},
-	}
+// prefer chooses size device IDs: all of must, then those of available that nobody has, by the pool's policy, then those that
+// are taken. The order of available does not matter. It chooses fewer only if there are not enough, and skips unknown ones.
+//
+// The kubelet offers Functions that pods still have, as it forgets an Allocate that runs when another pod ends meanwhile
+// (kubernetes/kubernetes#137534).
+func (o *offer) prefer(available, must []string, size int, taken func(function.ID) bool) []string {
+	c := &choice{taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{}}
 	for _, id := range must {
 		if f, known := o.functions[id]; known && !slices.Contains(c.chosen, id) {
 			c.take(f)
 		}
 	}
+	var free, rest []function.Function
 	for _, id := range available {
-		if f, known := o.functions[id]; known && !slices.Contains(must, id) {
-			c.free[f.PF] = append(c.free[f.PF], f)
+		f, known := o.functions[id]
+		switch {
+		case !known || slices.Contains(must, id):
+		case taken(f.ID):
+			rest = append(rest, f)
+		default:
+			free = append(free, f)
 		}
 	}
-	for _, functions := range c.free {
-		slices.SortFunc(functions, func(a, b function.Function) int {
-			return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
-		})
+	policy := devicePlugin(o.pool).PreferredAllocation
+	c.takeFrom(free, size, policy)
+	c.takeFrom(rest, size, policy)
+	return c.chosen
+}
+
+// takeFrom takes the best of the Functions by the policy until size are chosen, or all are.
+func (c *choice) takeFrom(functions []function.Function, size int, policy v1alpha1.PreferredAllocation) {
+	slices.SortFunc(functions, func(a, b function.Function) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
+	})
+	c.free = map[pci.Address][]function.Function{}
+	for _, f := range functions {
+		c.free[f.PF] = append(c.free[f.PF], f)
 	}
 	for len(c.chosen) < size && len(c.free) > 0 {
 		byAddress := slices.Sorted(maps.Keys(c.free)) // of PFs that are equally good, the first is chosen
 		pf := slices.MinFunc(byAddress, func(a, b pci.Address) int {
-			if devicePlugin(o.pool).PreferredAllocation == v1alpha1.PreferSpread {
+			if policy == v1alpha1.PreferSpread {
 				return cmp.Or(cmp.Compare(c.taken[a], c.taken[b]), cmp.Compare(len(c.free[b]), len(c.free[a])))
 			}
 			return c.pack(a, b, size-len(c.chosen))
@@ -44,12 +61,11 @@ func (o *offer) prefer(available, must []string, size int) []string {
 			delete(c.free, pf)
 		}
 	}
-	return c.chosen
 }
 
 type choice struct {
 	chosen []string                            // device IDs
-	free   map[pci.Address][]function.Function // by PF, sorted by index; a PF without free Functions is absent
+	free   map[pci.Address][]function.Function // to choose from, by PF, sorted by index; a PF without any is absent
 	taken  map[pci.Address]int                 // how many of each PF are chosen
 	roots  map[string]int                      // 1 for each PCIe root that has one of the chosen
 	nodes  map[int]int                         // 1 for each NUMA node that has one of the chosen

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// forwardTimeout is how long an Allocate may wait for the endpoint of the agent that has the node now. The kubelet fails the pod
+	// forwardTimeout is how long a call may wait for the endpoint of the agent that has the node now. The kubelet fails the pod
 	// with the error.
 	forwardTimeout = 30 * time.Second
 	dialTimeout    = time.Second
@@ -119,8 +119,8 @@ func (m *Manager) Registered() error {
 	return nil
 }
 
-// forward passes an Allocate on to the endpoint that another agent has for the resource, once there is one.
-func (s *server) forward(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+// forward passes a call on to the endpoint that another agent has for the resource, once there is one.
+func (s *server) forward(ctx context.Context, call func(context.Context, pluginapi.DevicePluginClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
 	defer cancel()
 	sockets, err := watchdir.Open(s.manager.socketDir(), func(event fsnotify.Event) bool { return event.Has(fsnotify.Create) })
@@ -129,15 +129,15 @@ func (s *server) forward(ctx context.Context, r *pluginapi.AllocateRequest) (*pl
 		err = sockets.Watch()
 	}
 	if err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
+		return status.Error(codes.Unavailable, err.Error())
 	}
 	for {
 		if conn := s.successor(ctx); conn != nil {
 			defer conn.Close()
-			return pluginapi.NewDevicePluginClient(conn).Allocate(ctx, r)
+			return call(ctx, pluginapi.NewDevicePluginClient(conn))
 		}
 		if !loop.Wait(ctx, sockets.Changes(), 0) {
-			return nil, status.Errorf(codes.Unavailable, "resource %s: another agent has the node and does not serve it yet", s.resource)
+			return status.Errorf(codes.Unavailable, "resource %s: another agent has the node and does not serve it yet", s.resource)
 		}
 	}
 }

@@ -258,7 +258,7 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	case err == nil:
 		return nil
 	case !releasing:
-		return fmt.Errorf("is %s in pod %s/%s, which is gone for the kubelet: its CNI DEL has not come: %w",
+		return fmt.Errorf("is %s in pod %s/%s, whose CNI DEL has not come, and the kubelet gives it to another pod: %w",
 			have.State, have.Pod.Namespace, have.Pod.Name, err)
 	case now.Restored():
 		failed = nil
