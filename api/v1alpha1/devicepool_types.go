@@ -1,6 +1,11 @@
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"cmp"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
 
 // PublishMode says through which Kubernetes API a pool's Functions are offered.
 // +kubebuilder:validation:Enum=DRA;DevicePlugin
@@ -222,6 +227,17 @@ func (s *SFSpec) Has(sfnum uint32) bool {
 	}
 	beyond := int64(sfnum) - int64(s.FirstNumber)
 	return beyond >= 0 && beyond < int64(s.Count)
+}
+
+// ResourceName is the name of the extended resource as which the device plugin offers the DevicePool of this name:
+// "<prefix>/<name>". The prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool. It is "" for a pool
+// that the device plugin does not offer.
+func (s DevicePoolSpec) ResourceName(pool string) string {
+	if s.Publish != PublishDevicePlugin {
+		return ""
+	}
+	plugin := ptr.Deref(s.DevicePlugin, DevicePluginSpec{})
+	return cmp.Or(plugin.ResourcePrefix, GroupName) + "/" + cmp.Or(plugin.ResourceName, pool)
 }
 
 // DevicePluginSpec says how the device plugin offers a pool.

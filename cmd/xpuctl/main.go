@@ -55,7 +55,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl xpu"}
 	}
 	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(), discoverCommand(),
-		explainCommand(), deadLettersCommand(), releaseCommand(), bundleCommand(), manCommand(), &cobra.Command{
+		explainCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(), bundleCommand(), manCommand(), &cobra.Command{
 			Use:   "version",
 			Short: "Print the version",
 			Args:  cobra.NoArgs,

@@ -192,7 +192,11 @@ func TestParts(t *testing.T) {
 		"no broker":      {[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"}, []string{"name: xpu-broker"}},
 		"no CRDs":        {[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"}},
 		"CRDs that go":   {[]string{"crds.keep=false"}, []string{"kind: CustomResourceDefinition"}, []string{"helm.sh/resource-policy"}},
-		"CRDs that stay": {nil, []string{"helm.sh/resource-policy: keep"}, nil},
+		"CRDs that stay": {nil, []string{"helm.sh/resource-policy: keep"}, []string{"helm.sh/hook"}},
+		"what was declared goes before CRDs": {
+			[]string{"crds.keep=false"}, []string{"helm.sh/hook: pre-delete", "ghcr.io/opiproject/xpuctl:", "--namespace=" + namespace}, nil,
+		},
+		"nothing declared by CRDs": {[]string{"crds.keep=false", "mode=direct"}, nil, []string{"helm.sh/hook"}},
 		"images": {
 			[]string{"image.registry=registry.example/xpu", "image.tag=v9", "agent.digest=" + digest, "image.pullSecrets={mine}"},
 			[]string{"registry.example/xpu/xpu-agent@" + digest, "registry.example/xpu/xpu-controller:v9", "imagePullSecrets:\n      - name: mine"},

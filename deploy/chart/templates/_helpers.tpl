@@ -180,3 +180,14 @@ spec:
     matchLabels:
       app.kubernetes.io/name: {{ .name }}
 {{- end }}
+
+{{/* Labels and annotations of what runs before the release is uninstalled: a dict of root and weight. */}}
+{{- define "xpu.uninstallMetadata" -}}
+labels:
+  {{- include "xpu.labels" .root | nindent 2 }}
+annotations:
+  helm.sh/hook: pre-delete
+  helm.sh/hook-weight: {{ .weight | quote }}
+  helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+  helm.sh/hook-output-log-policy: hook-failed
+{{- end }}

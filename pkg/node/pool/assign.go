@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/utils/ptr"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -33,16 +32,8 @@ type Pool struct {
 	Err error
 }
 
-// ResourceName is the name of the extended resource as which the device plugin offers the pool: "<prefix>/<name>". The
-// prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool. It is "" for a pool that the device plugin
-// does not offer.
-func (p Pool) ResourceName() string {
-	if p.Spec.Publish != v1alpha1.PublishDevicePlugin {
-		return ""
-	}
-	spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
-	return cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
-}
+// ResourceName is the name of the extended resource as which the device plugin offers the pool, or "".
+func (p Pool) ResourceName() string { return p.Spec.ResourceName(p.Name) }
 
 // Options are what the container gets beside the Function. The selector that matches the Function asks for them.
 type Options struct {

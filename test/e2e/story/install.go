@@ -71,19 +71,16 @@ func (w *World) upgrade(ctx context.Context, number int) error {
 
 // uninstall takes the product away with all that was declared to it.
 func (w *World) uninstall(ctx context.Context) error {
-	// One kind after the other: the controller needs the XPUs to take the networks away.
-	for _, kind := range []string{"devicepools", "xpunetworks", "xpus"} {
-		if _, err := w.Cluster.Kubectl(ctx, "delete", kind, "--all", "--timeout=60s"); err != nil {
-			return err
-		}
-	}
-	if err := w.helm(ctx, "uninstall", "xpu", "--namespace", namespace, "--wait", "--timeout=90s"); err != nil {
+	if _, err := w.Cluster.Run(ctx, "load", w.images("xpuctl")...); err != nil {
 		return err
 	}
-	// What the chart keeps: the CRDs. And what it has not made.
-	if _, err := w.Cluster.Kubectl(ctx, "delete", "crds", "--selector=app.kubernetes.io/part-of=xpu-device-plugin", "--timeout=60s"); err != nil {
+	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace", namespace, "--reuse-values", "--set", "crds.keep=false")
+	if err != nil {
 		return err
 	}
-	_, err := w.Cluster.Kubectl(ctx, "delete", "namespace", namespace, "--timeout=60s")
+	if err := w.helm(ctx, "uninstall", "xpu", "--namespace", namespace, "--wait", "--timeout=150s"); err != nil {
+		return err
+	}
+	_, err = w.Cluster.Kubectl(ctx, "delete", "namespace", namespace, "--timeout=60s")
 	return err
 }

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/uninstall"
+)
+
+func uninstallCommand() *cobra.Command {
+	cluster := clusterFlags()
+	cluster.Namespace = new("xpu-system")
+	o := uninstall.Options{}
+	c := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Delete what was declared to xpu-device-plugin, before its programs go",
+		Long: `Deletes the XPUTenants, DevicePools, XPUPorts, XPUNetworks and XPUs of the cluster, each kind when the one before it is gone, and
+the Services by which xpu-controller makes XPUs. xpu-controller must still run: it has the OPI agents let go of the ports and
+networks, and takes the finalizers away. The programs and the CRDs stay, for helm or kubectl to delete.
+
+Nothing is deleted while pods have Functions: they need the agents of their nodes to end.
+
+Exit codes: 0 if everything is gone, 1 if pods have Functions, if objects have not gone in time, or if no xpu-controller is
+ready, 2 for failures. It may be run again at any time.`,
+		Example: `  xpuctl uninstall
+  helm uninstall xpu --namespace xpu-system
+
+  # The card of an xPU is dead, or xpu-controller cannot be started again. OPI agents are not asked:
+  xpuctl uninstall --force`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			o.Namespace = *cluster.Namespace
+			o.Report = func(sentence string) { fmt.Fprintln(c.OutOrStdout(), sentence) }
+			return runUninstall(c, cluster, o)
+		},
+	}
+	cluster.AddFlags(c.Flags())
+	c.Flags().Lookup("namespace").Usage = "namespace of xpu-controller"
+	c.Flags().DurationVar(&o.Timeout, "timeout", 2*time.Minute, "how long to wait for objects to go")
+	c.Flags().BoolVar(&o.Force, "force", false,
+		"take the finalizers away of objects that have not gone by then. Their OPI agents are not asked, and may serve their ports on")
+	return c
+}
+
+func runUninstall(c *cobra.Command, cluster *genericclioptions.ConfigFlags, o uninstall.Options) error {
+	api, err := newWatchClient(cluster)
+	if err != nil {
+		return err
+	}
+	err = uninstall.Run(c.Context(), api, o)
+	var remains *uninstall.RemainsError
+	var inUse *uninstall.InUseError
+	switch {
+	case err == nil:
+		_, err = fmt.Fprintln(c.OutOrStdout(), "nothing is left that was declared to xpu-device-plugin")
+		return err
+	case errors.As(err, &inUse):
+		fmt.Fprintln(c.ErrOrStderr(), "pods have Functions, and need the agents of their nodes to end. Delete these first, and what makes them:")
+		for _, pod := range inUse.Pods {
+			fmt.Fprintln(c.ErrOrStderr(), " ", pod)
+		}
+	case errors.As(err, &remains):
+		fmt.Fprintf(c.ErrOrStderr(), "objects of kind %s have not gone in %s. See to what they wait for and run this again, or use --force:\n",
+			remains.Kind, o.Timeout)
+		for _, object := range remains.Objects {
+			fmt.Fprintln(c.ErrOrStderr(), " ", object)
+		}
+	case errors.Is(err, uninstall.ErrNoController):
+		fmt.Fprintf(c.ErrOrStderr(), "%v. Install it again, tell its namespace, or use --force\n", err)
+	default:
+		return err
+	}
+	return no(c)
+}
+
+func newWatchClient(cluster *genericclioptions.ConfigFlags) (client.WithWatch, error) {
+	config, err := restConfig(cluster)
+	if err != nil {
+		return nil, err
+	}
+	scheme, err := newScheme()
+	if err != nil {
+		return nil, err
+	}
+	if err := appsv1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	return client.NewWithWatch(config, client.Options{Scheme: scheme})
+}

@@ -1,0 +1,243 @@
+// Package uninstall deletes what was declared to xpu-device-plugin, in the order in which the objects can go: some have
+// finalizers that xpu-controller takes away only while others are there. It deletes no program and no CRD.
+package uninstall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// Options of [Run].
+type Options struct {
+	// Namespace is that of xpu-controller. Services of OPI agents are deleted there.
+	Namespace string
+	// Timeout is how long to wait for objects to go, in all.
+	Timeout time.Duration
+	// Force takes the finalizers away of objects that have not gone by then, or at once if no xpu-controller is ready. Their OPI
+	// agents are not asked, and may serve their ports on.
+	Force bool
+	// Report gets a sentence about each step.
+	Report func(string)
+}
+
+// ErrNoController says that there are objects with finalizers, and no xpu-controller that would take them away.
+var ErrNoController = errors.New("no pod of xpu-controller is ready, and only it takes the finalizers of objects away")
+
+// kinds in the order in which they go. When an XPUTenant goes, the broker deletes what stands for the tenant's objects.
+// DevicePools may keep XPUPorts ahead of pods, XPUPorts are in XPUNetworks, and XPUs let go of both.
+func kinds() []string { return []string{"XPUTenant", "DevicePool", "XPUPort", "XPUNetwork", "XPU"} }
+
+// Run deletes all objects of the kinds that people declare, and returns when they are gone. It may be called again at any
+// time. It changes nothing if pods have Functions: the error is an [InUseError]. If objects do not go, the error is a
+// [RemainsError]. Kinds that the API server does not know have no objects.
+func Run(ctx context.Context, api client.WithWatch, o Options) error {
+	r := &run{api: api, Options: o}
+	users, err := r.users(ctx)
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return &InUseError{Pods: users}
+	}
+	if err := r.needController(ctx); err != nil {
+		if !o.Force || !errors.Is(err, ErrNoController) {
+			return err
+		}
+		r.Timeout = 0
+	}
+	patience, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+	for _, kind := range kinds() {
+		if err := r.remove(ctx, patience, kind); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type run struct {
+	Options
+	api client.WithWatch
+}
+
+func (r *run) report(format string, args ...any) { r.Report(fmt.Sprintf(format, args...)) }
+
+// needController returns [ErrNoController] if there are objects with finalizers and no controller.
+func (r *run) needController(ctx context.Context) error {
+	var deployments appsv1.DeploymentList
+	err := r.api.List(ctx, &deployments, client.InNamespace(r.Namespace), client.MatchingLabels{"app.kubernetes.io/name": "xpu-controller"})
+	if err != nil {
+		return fmt.Errorf("list Deployments of namespace %s: %w", r.Namespace, err)
+	}
+	isReady := func(d appsv1.Deployment) bool { return d.Status.ReadyReplicas > 0 }
+	if slices.ContainsFunc(deployments.Items, isReady) {
+		return nil
+	}
+	for _, kind := range kinds() {
+		list, err := r.list(ctx, kind)
+		if err != nil {
+			return err
+		}
+		hasFinalizers := func(o unstructured.Unstructured) bool { return len(o.GetFinalizers()) > 0 }
+		if slices.ContainsFunc(list.Items, hasFinalizers) {
+			return fmt.Errorf("namespace %s: %w", r.Namespace, ErrNoController)
+		}
+	}
+	return nil
+}
+
+// remove deletes the objects of a kind and waits until they are gone, until patience ends. XPUs that brokers of other clusters
+// made are only waited for: their brokers would make them again.
+func (r *run) remove(ctx, patience context.Context, kind string) error {
+	if kind == "XPU" {
+		if err := r.removeServices(ctx); err != nil {
+			return err
+		}
+	}
+	list, err := r.list(ctx, kind)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		o := &list.Items[i]
+		if o.GetDeletionTimestamp() != nil || isBrokers(o) {
+			continue
+		}
+		if err := r.delete(ctx, o, kind, key(o)); err != nil {
+			return err
+		}
+	}
+	err = r.wait(patience, kind)
+	if err == nil || patience.Err() == nil || ctx.Err() != nil {
+		return err
+	}
+	return r.settle(ctx, kind)
+}
+
+// settle is for objects that have not gone in time.
+func (r *run) settle(ctx context.Context, kind string) error {
+	list, err := r.list(ctx, kind)
+	switch {
+	case err != nil:
+		return err
+	case len(list.Items) == 0:
+		return nil
+	case !r.Force:
+		return remains(kind, list.Items)
+	}
+	if kind == "XPUPort" {
+		if err := r.removePolicy(ctx); err != nil {
+			return err
+		}
+	}
+	for i := range list.Items {
+		if err := r.abandon(ctx, kind, &list.Items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// abandon deletes an object without what its finalizers wait for.
+func (r *run) abandon(ctx context.Context, kind string, o *unstructured.Unstructured) error {
+	if err := r.api.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete %s %s: %w", kind, key(o), err)
+	}
+	if err := r.takeFinalizers(ctx, o); err != nil {
+		return fmt.Errorf("take the finalizers of %s %s away: %w", kind, key(o), err)
+	}
+	r.report("%s %s is deleted by force, and no OPI agent was asked", kind, key(o))
+	return nil
+}
+
+// takeFinalizers tries for a while: an API server enforces a policy for some moments after its binding was deleted.
+func (r *run) takeFinalizers(ctx context.Context, o *unstructured.Unstructured) error {
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`))
+	var failed error
+	_ = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (done bool, _ error) {
+		failed = client.IgnoreNotFound(r.api.Patch(ctx, o, patch))
+		return !apierrors.IsForbidden(failed), nil
+	})
+	return failed
+}
+
+// removeServices deletes the Services by which xpu-controller makes XPUs.
+func (r *run) removeServices(ctx context.Context) error {
+	var services corev1.ServiceList
+	if err := r.api.List(ctx, &services, client.InNamespace(r.Namespace), client.HasLabels{v1alpha1.LabelAgents}); err != nil {
+		return fmt.Errorf("list Services of namespace %s: %w", r.Namespace, err)
+	}
+	for i := range services.Items {
+		o := &services.Items[i]
+		if err := r.delete(ctx, o, "Service", key(o)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removePolicy lets others than xpu-controller and members of system:masters take the finalizers of XPUPorts away.
+func (r *run) removePolicy(ctx context.Context) error {
+	binding := &unstructured.Unstructured{}
+	binding.SetAPIVersion("admissionregistration.k8s.io/v1")
+	binding.SetKind("ValidatingAdmissionPolicyBinding")
+	binding.SetName("xpuports")
+	err := r.delete(ctx, binding, binding.GetKind(), binding.GetName())
+	if meta.IsNoMatchError(err) {
+		return nil
+	}
+	return err
+}
+
+func (r *run) delete(ctx context.Context, o client.Object, kind, name string) error {
+	err := r.api.Delete(ctx, o)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("delete %s %s: %w", kind, name, err)
+	}
+	r.report("%s %s is deleted", kind, name)
+	return nil
+}
+
+// list reads the objects of a kind. There are none if its CRD is not installed.
+func (r *run) list(ctx context.Context, kind string) (*unstructured.UnstructuredList, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(kind + "List"))
+	err := r.api.List(ctx, list)
+	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+		return list, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", kind, err)
+	}
+	return list, nil
+}
+
+// isBrokers says whether an object is an XPU that a broker keeps in the cluster of a tenant.
+func isBrokers(o *unstructured.Unstructured) bool {
+	return o.GetKind() == "XPU" && o.GetLabels()[v1alpha1.LabelTenant] != ""
+}
+
+// key is the name of an object, with its namespace if it has one.
+func key(o client.Object) string {
+	if o.GetNamespace() == "" {
+		return o.GetName()
+	}
+	return o.GetNamespace() + "/" + o.GetName()
+}

@@ -1,0 +1,92 @@
+package uninstall
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+)
+
+// users are the pods that have Functions or may get some, as "namespace/name", sorted: those for which a ResourceClaim with
+// devices of the driver is reserved, and those that ask for the extended resource of a DevicePool and have not ended.
+func (r *run) users(ctx context.Context) ([]string, error) {
+	users := sets.New[string]()
+	if err := r.usersOfClaims(ctx, users); err != nil {
+		return nil, err
+	}
+	if err := r.usersOfResources(ctx, users); err != nil {
+		return nil, err
+	}
+	return sets.List(users), nil
+}
+
+func (r *run) usersOfClaims(ctx context.Context, users sets.Set[string]) error {
+	var claims resourceapi.ResourceClaimList
+	if err := r.api.List(ctx, &claims); err != nil {
+		return fmt.Errorf("list ResourceClaims: %w", err)
+	}
+	isOurs := func(d resourceapi.DeviceRequestAllocationResult) bool { return d.Driver == v1alpha1.GroupName }
+	for _, claim := range claims.Items {
+		allocation := claim.Status.Allocation
+		if allocation == nil || !slices.ContainsFunc(allocation.Devices.Results, isOurs) {
+			continue
+		}
+		for _, consumer := range claim.Status.ReservedFor {
+			if consumer.Resource == "pods" {
+				users.Insert(claim.Namespace + "/" + consumer.Name)
+			}
+		}
+	}
+	return nil
+}
+
+func (r *run) usersOfResources(ctx context.Context, users sets.Set[string]) error {
+	resources, err := r.resources(ctx)
+	if err != nil || len(resources) == 0 {
+		return err
+	}
+	var pods corev1.PodList
+	if err := r.api.List(ctx, &pods); err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	for _, pod := range pods.Items {
+		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && requests(pod, resources) {
+			users.Insert(pod.Namespace + "/" + pod.Name)
+		}
+	}
+	return nil
+}
+
+// resources are the names of the extended resources of DevicePools.
+func (r *run) resources(ctx context.Context) (sets.Set[corev1.ResourceName], error) {
+	var pools v1alpha1.DevicePoolList
+	err := r.api.List(ctx, &pools)
+	if meta.IsNoMatchError(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list DevicePools: %w", err)
+	}
+	resources := sets.New[corev1.ResourceName]()
+	for _, pool := range pools.Items {
+		if name := pool.Spec.ResourceName(pool.Name); name != "" {
+			resources.Insert(corev1.ResourceName(name))
+		}
+	}
+	return resources, nil
+}
+
+// requests says whether a container of the pod asks for one of the resources.
+func requests(pod corev1.Pod, resources sets.Set[corev1.ResourceName]) bool {
+	asks := func(c corev1.Container) bool {
+		return resources.HasAny(slices.Collect(maps.Keys(c.Resources.Requests))...)
+	}
+	return slices.ContainsFunc(pod.Spec.Containers, asks) || slices.ContainsFunc(pod.Spec.InitContainers, asks)
+}
