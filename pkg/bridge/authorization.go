@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 
@@ -32,18 +31,14 @@ type Rule struct {
 	ReadOnly bool     `json:"readOnly,omitempty"` // nothing may be changed
 }
 
-// ReadAuthorization reads a YAML file.
-func ReadAuthorization(file string) (*Authorization, error) {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil, fmt.Errorf("authorization: %w", err)
-	}
+// ParseAuthorization reads YAML.
+func ParseAuthorization(text []byte) (*Authorization, error) {
 	a := &Authorization{}
 	if err := yaml.UnmarshalStrict(text, a); err != nil {
-		return nil, fmt.Errorf("authorization %s: %w", file, err)
+		return nil, err
 	}
 	if err := a.check(); err != nil {
-		return nil, fmt.Errorf("authorization %s: %w", file, err)
+		return nil, err
 	}
 	return a, nil
 }

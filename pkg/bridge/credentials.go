@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
@@ -17,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/watchdir"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // CredentialFiles are the files by which a server knows its clients, and they it.
@@ -29,8 +32,9 @@ type CredentialFiles struct {
 
 // Credentials are what the files say. A call uses what they said last without an error.
 type Credentials struct {
-	files   CredentialFiles
-	current atomic.Pointer[credentialsNow]
+	files    CredentialFiles
+	contents [][]byte // of the files, as they were read last
+	current  atomic.Pointer[credentialsNow]
 }
 
 type credentialsNow struct {
@@ -41,56 +45,78 @@ type credentialsNow struct {
 // OpenCredentials reads the files. No error contains any part of the key.
 func OpenCredentials(files CredentialFiles) (*Credentials, error) {
 	c := &Credentials{files: files}
-	return c, c.load()
+	_, err := c.load()
+	return c, err
 }
 
-func (c *Credentials) load() (err error) {
+// load reads the files, and uses what they say if one of them has changed.
+func (c *Credentials) load() (changed bool, err error) {
+	var contents [][]byte
+	for _, path := range c.files.paths() {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return false, fmt.Errorf("credentials: %w", err)
+		}
+		contents = append(contents, content)
+	}
+	if slices.EqualFunc(contents, c.contents, bytes.Equal) {
+		return false, nil
+	}
 	now := &credentialsNow{}
-	if now.tls, err = c.files.tls(); err != nil {
-		return err
+	if now.tls, err = c.files.tls(contents[0], contents[1], contents[2]); err != nil {
+		return false, err
 	}
 	if c.files.Authorization != "" {
-		if now.authorization, err = ReadAuthorization(c.files.Authorization); err != nil {
-			return err
+		if now.authorization, err = ParseAuthorization(contents[3]); err != nil {
+			return false, fmt.Errorf("authorization %s: %w", c.files.Authorization, err)
 		}
 	}
 	c.current.Store(now)
-	return nil
+	c.contents = contents
+	return true, nil
 }
 
-// Follow reads the files again whenever they change, until ctx ends. What cannot be read is logged, and changes nothing.
-func (c *Credentials) Follow(ctx context.Context, log logr.Logger) error {
-	paths := []string{c.files.Cert, c.files.Key, c.files.ClientCA}
-	if c.files.Authorization != "" {
-		paths = append(paths, c.files.Authorization)
+// paths are those of the files that there are.
+func (f CredentialFiles) paths() []string {
+	paths := []string{f.Cert, f.Key, f.ClientCA}
+	if f.Authorization != "" {
+		paths = append(paths, f.Authorization)
 	}
+	return paths
+}
+
+// After a change in a directory, the files are read when there was no other for the time credentialsQuiet, after credentialsLatest at the latest:
+// files that belong together change one after the other, and other programs may write to the directory.
+const credentialsQuiet, credentialsLatest = 100 * time.Millisecond, time.Second
+
+// Follow reads the files again whenever something in their directories changes, until ctx ends. What cannot be read is logged,
+// and changes nothing. It must not be called twice.
+func (c *Credentials) Follow(ctx context.Context, log logr.Logger) error {
 	var dirs []string
-	for _, p := range paths {
+	for _, p := range c.files.paths() {
 		dirs = append(dirs, filepath.Dir(p))
 	}
 	slices.Sort(dirs)
 	all, ctx := errgroup.WithContext(ctx)
-	changed := make(chan struct{}, 1)
+	changes := make(chan struct{}, 1)
 	for _, dir := range slices.Compact(dirs) {
-		all.Go(func() error { return follow(ctx, dir, changed) })
+		all.Go(func() error { return follow(ctx, dir, changes) })
 	}
 	all.Go(func() error {
-		failed := ""
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-changed:
-			}
-			switch err := c.load(); {
-			case err != nil && err.Error() != failed: // files that belong together change one after the other
+		for failed := ""; loop.Wait(ctx, changes, 0); {
+			loop.Debounce(ctx, changes, credentialsQuiet, credentialsLatest)
+			switch changed, err := c.load(); {
+			case err != nil && err.Error() != failed:
 				failed = err.Error()
 				log.Error(err, "credentials stay as they were")
 			case err == nil:
 				failed = ""
-				log.Info("credentials read")
+				if changed {
+					log.Info("credentials read")
+				}
 			}
 		}
+		return nil
 	})
 	return all.Wait()
 }
@@ -128,17 +154,14 @@ func (c *Credentials) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config)), grpc.ChainUnaryInterceptor(identifyClient)}
 }
 
-func (f CredentialFiles) tls() (*tls.Config, error) {
-	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
+// tls makes the configuration of a server from what the files have.
+func (f CredentialFiles) tls(cert, key, clientCA []byte) (*tls.Config, error) {
+	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
 		return nil, fmt.Errorf("TLS certificate %s and key %s: %w", f.Cert, f.Key, err)
 	}
-	pem, err := os.ReadFile(f.ClientCA)
-	if err != nil {
-		return nil, fmt.Errorf("TLS client CA: %w", err)
-	}
 	clients := x509.NewCertPool()
-	if !clients.AppendCertsFromPEM(pem) {
+	if !clients.AppendCertsFromPEM(clientCA) {
 		return nil, errors.New("TLS client CA " + f.ClientCA + ": no PEM certificate in it")
 	}
 	return &tls.Config{
