@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -28,13 +29,15 @@ import (
 )
 
 type options struct {
-	agent         bridge.Config
-	listen        string
-	metricsListen string
-	hostPFFile    string
-	tls           bridge.CredentialFiles
-	insecure      bool
-	logs          logging.Options
+	agent          bridge.Config
+	listen         string
+	metricsListen  string
+	metricsTLS     bool
+	profilesListen string
+	hostPFFile     string
+	tls            bridge.CredentialFiles
+	insecure       bool
+	logs           logging.Options
 }
 
 func main() {
@@ -117,9 +120,14 @@ the agent stops.`,
 	f.BoolVar(&o.agent.SourceFilter, "source-filter", true,
 		"drop what a port sends with another MAC address than its own; needs a kernel with nftables for bridges")
 	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
+	f.BoolVar(&o.metricsTLS, "metrics-tls", false,
+		"serve metrics by TLS with --tls-cert, to clients that have a certificate of --tls-client-ca, whatever --authorization says")
+	f.StringVar(&o.profilesListen, "pprof-listen", "",
+		"loopback `address` to serve Go profiles on at /debug/pprof, such as 127.0.0.1:6060; empty: none")
 	o.logs.AddFlags(f)
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
 	cmd.MarkFlagsMutuallyExclusive("tls-cert", "insecure")
+	cmd.MarkFlagsMutuallyExclusive("metrics-tls", "insecure")
 	return cmd
 }
 
@@ -173,9 +181,21 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), lis.Close())
 		}
+		if o.metricsTLS {
+			metricsLis = tls.NewListener(metricsLis, credentials.TLS("http/1.1"))
+		}
 		registry := monitoring.NewRegistry("opi-bridge")
 		registry.MustRegister(agent)
-		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, http.NewServeMux(), registry) })
+		mux := http.NewServeMux()
+		mux.Handle("GET /metrics", monitoring.Handler(registry))
+		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, mux) })
+	}
+	if o.profilesListen != "" {
+		profilesLis, err := monitoring.ListenForProfiles(o.profilesListen)
+		if err != nil {
+			return errors.Join(fmt.Errorf("--pprof-listen: %w", err), lis.Close())
+		}
+		all.Go(func() error { return monitoring.ServeProfiles(ctx, profilesLis) })
 	}
 	if credentials != nil {
 		all.Go(func() error { return credentials.Follow(ctx, log) })
@@ -211,6 +231,9 @@ func (o options) credentials() (*bridge.Credentials, error) {
 	}
 	if o.tls.Authorization != "" {
 		return nil, errors.New("--authorization: needs --tls-cert, --tls-key and --tls-client-ca: clients are known by their certificates")
+	}
+	if o.metricsTLS {
+		return nil, errors.New("--metrics-tls: needs --tls-cert, --tls-key and --tls-client-ca")
 	}
 	if err := bridge.CheckPlaintext(o.listen); err != nil && !o.insecure {
 		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or --insecure", err)

@@ -77,6 +77,25 @@ func dial(t *testing.T, n *netns.Namespace, creds credentials.TransportCredentia
 	return conn
 }
 
+// fetch gets a page of a server in the namespace.
+func fetch(n *netns.Namespace, config *tls.Config, url string) (string, error) {
+	transport := &http.Transport{TLSClientConfig: config, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+		err = n.Do(func() error {
+			conn, err = (&net.Dialer{}).DialContext(ctx, network, addr)
+			return err
+		})
+		return conn, err
+	}}
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Get(url)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return string(text), err
+}
+
 func TestServesAndLeavesTheDataPlane(t *testing.T) {
 	n := netns.New(t)
 	state := filepath.Join(t.TempDir(), "new", "state.db")
@@ -95,28 +114,10 @@ func TestServesAndLeavesTheDataPlane(t *testing.T) {
 		t.Fatalf("create: %v, %v", lb, err)
 	}
 
-	var metrics []byte
-	err = n.Do(func() error {
-		client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-			err = n.Do(func() error {
-				conn, err = (&net.Dialer{}).DialContext(ctx, network, addr)
-				return err
-			})
-			return conn, err
-		}}}
-		resp, err := client.Get("http://127.0.0.1:9100/metrics")
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		metrics, err = io.ReadAll(resp.Body)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	metrics, err := fetch(n, nil, "http://127.0.0.1:9100/metrics")
+	must.Succeed(t, err)
 	for _, want := range []string{`opi_bridge_rpc_duration_seconds_count{code="OK",method="CreateLogicalBridge"} 1`, `opi_bridge_networks{state="up"} 1`, "xpu_build_info"} {
-		if !strings.Contains(string(metrics), want) {
+		if !strings.Contains(metrics, want) {
 			t.Errorf("metrics lack %s", want)
 		}
 	}
@@ -167,7 +168,8 @@ func TestMutualTLS(t *testing.T) {
 	}
 	cert, key := ca.Issue(t, "127.0.0.1")
 	program(t, n, "--listen", "0.0.0.0:50151", "--state", filepath.Join(dir, "state.db"),
-		"--tls-cert", write("tls.crt", cert), "--tls-key", write("tls.key", key), "--tls-client-ca", write("ca.crt", ca.PEM()))
+		"--tls-cert", write("tls.crt", cert), "--tls-key", write("tls.key", key), "--tls-client-ca", write("ca.crt", ca.PEM()),
+		"--metrics-listen", "0.0.0.0:9100", "--metrics-tls", "--pprof-listen", "127.0.0.1:6060")
 	client := func(by *opitest.Authority) *tls.Config {
 		cert, key := by.Issue(t, "controller")
 		cfg, err := opi.TLSConfig(cert, key, ca.PEM(), "127.0.0.1")
@@ -184,6 +186,15 @@ func TestMutualTLS(t *testing.T) {
 	}
 	if err := get(credentials.NewTLS(client(ca)), 20*time.Second); status.Code(err) != codes.NotFound {
 		t.Errorf("a client of the authority: %v, want NotFound", err)
+	}
+	if text, err := fetch(n, client(ca), "https://127.0.0.1:9100/metrics"); !strings.Contains(text, "opi_bridge_networks") {
+		t.Errorf("metrics for a client of the authority: %.100q, %v", text, err)
+	}
+	if text, err := fetch(n, client(other), "https://127.0.0.1:9100/metrics"); err == nil {
+		t.Errorf("metrics for a client of another authority: %.100q, want an error", text)
+	}
+	if text, err := fetch(n, nil, "http://127.0.0.1:6060/debug/pprof/cmdline"); err != nil || text == "" {
+		t.Errorf("profiles: %v", err)
 	}
 	failFast := grpc.WaitForReady(false)
 	if err := get(credentials.NewTLS(client(other)), 20*time.Second, failFast); status.Code(err) != codes.Unavailable {
@@ -322,6 +333,8 @@ func TestRefuses(t *testing.T) {
 		"TLS and not":             {[]string{"--tls-cert", "x", "--tls-key", "x", "--tls-client-ca", "x", "--insecure"}, "insecure"},
 		"missing certificate":     {[]string{"--tls-cert", dir + "/x", "--tls-key", dir + "/x", "--tls-client-ca", dir + "/x"}, dir + "/x"},
 		"log format":              {[]string{"--log-format", "xml"}, "text or json"},
+		"metrics by TLS without":  {[]string{"--metrics-listen", "127.0.0.1:0", "--metrics-tls"}, "needs --tls-cert"},
+		"profiles for everybody":  {[]string{"--listen", "127.0.0.1:0", "--pprof-listen", ":6060"}, "not a loopback address"},
 		"rules without TLS":       {[]string{"--authorization", dir + "/x"}, "needs --tls-cert"},
 		"arguments":               {[]string{"start"}, "start"},
 		"data plane":              {[]string{"--data-plane", "ovs"}, `"ovs": must be auto, vlan-aware or bridge-per-network`},

@@ -127,6 +127,9 @@ func (o *options) complete(configFileGiven bool) (err error) {
 	case agent.ProvisionerCRD:
 		return o.completeCRD()
 	case agent.ProvisionerDirect:
+		if o.MetricsSecure {
+			return errors.New("--metrics-secure: the API server says who may read metrics, and with --provisioner=direct there is none")
+		}
 		if o.NodeName == "" {
 			if o.NodeName, err = os.Hostname(); err != nil {
 				return fmt.Errorf("--node-name: %w", err)

@@ -28,8 +28,9 @@ func TestCompleteRefuses(t *testing.T) {
 		{"--hook-attempts=0", "--hook-attempts"},
 		{"--provisioner=opi", "crd or direct"},
 		{"--provisioner=crd", "--node-name"},
+		{"--provisioner=direct --metrics-secure", "--metrics-secure"},
 	} {
-		if _, err := parse(t, test.arg); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := parse(t, strings.Fields(test.arg)...); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want one with %q", test.arg, err, test.want)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/broker"
@@ -91,6 +92,11 @@ carries them from one to the other.`,
 		"work only while holding the Lease xpu-controller, or xpu-broker; needed for more than one replica")
 	f.StringVar(&o.manager.Metrics.BindAddress, "metrics-bind-address", ":8080",
 		"host:port for Prometheus metrics at /metrics; 0 serves none")
+	f.BoolVar(&o.manager.Metrics.SecureServing, "metrics-secure", false,
+		"serve metrics by TLS, and only to those who may get /metrics, as the API server says: with a bearer token of, for example, a "+
+			"ServiceAccount that has a ClusterRole for the nonResourceURL /metrics")
+	f.StringVar(&o.manager.Metrics.CertDir, "metrics-cert-dir", "",
+		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; empty makes a self-signed certificate")
 	f.StringVar(&o.manager.HealthProbeBindAddress, "health-probe-bind-address", ":8081",
 		"host:port for /healthz and /readyz; 0 serves none")
 	f.StringVar(&o.manager.PprofBindAddress, "pprof-bind-address", "0",
@@ -161,6 +167,9 @@ func run(ctx context.Context, o options) error {
 	o.manager.LeaderElectionNamespace = o.controller.Namespace
 	o.manager.LeaderElectionReleaseOnCancel = true // the process ends right after
 	o.manager.LeaseDuration, o.manager.RenewDeadline, o.manager.RetryPeriod = new(leaseDuration), new(renewDeadline), new(retryPeriod)
+	if o.manager.Metrics.SecureServing {
+		o.manager.Metrics.FilterProvider = filters.WithAuthenticationAndAuthorization
+	}
 	mgr, err := ctrl.NewManager(config, o.manager)
 	if err != nil {
 		return fmt.Errorf("manager: %w", err)

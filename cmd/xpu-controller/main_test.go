@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -61,16 +63,20 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for role, want := range map[string]struct{ lease, metric string }{
-		"all":    {"xpu-controller", "xpu_port_provisioning_seconds_count 0"},
-		"tenant": {"xpu-controller", `controller="broker"`},
-		"infra":  {"xpu-controller", `controller="bridge"`},
-		"broker": {"xpu-broker", `controller="xputenant"`},
+	for role, want := range map[string]struct {
+		lease, metric string
+		secure        bool // metrics are for those whom the API server lets read them
+	}{
+		"all":    {"xpu-controller", "xpu_port_provisioning_seconds_count 0", false},
+		"tenant": {"xpu-controller", `controller="broker"`, false},
+		"infra":  {"xpu-controller", "Unauthorized", true},
+		"broker": {"xpu-broker", `controller="xputenant"`, false},
 	} {
 		t.Run(role, func(t *testing.T) {
 			metricsAddr, probeAddr := freeAddress(t), freeAddress(t)
 			c := exec.CommandContext(t.Context(), os.Args[0], "--role", role, "--kubeconfig", kubeconfig, "--namespace", "default",
-				"--leader-elect", "--metrics-bind-address", metricsAddr, "--health-probe-bind-address", probeAddr, "--log-format", "json")
+				"--leader-elect", "--metrics-bind-address", metricsAddr, "--health-probe-bind-address", probeAddr, "--log-format", "json",
+				"--metrics-secure="+strconv.FormatBool(want.secure))
 			c.Env = append(os.Environ(), asProgram+"=1")
 			var logs bytes.Buffer
 			c.Stdout, c.Stderr = &logs, &logs
@@ -80,11 +86,12 @@ func TestRun(t *testing.T) {
 			eventually(t, func() error { _, err := fetch("http://" + probeAddr + "/readyz"); return err })
 			eventually(t, func() error { _, err := fetch("http://" + probeAddr + "/healthz"); return err })
 			eventually(t, func() error {
-				text, err := fetch("http://" + metricsAddr + "/metrics")
-				if err == nil && !strings.Contains(text, want.metric) {
-					err = fmt.Errorf("no metric with %s", want.metric)
+				scheme := map[bool]string{false: "http", true: "https"}[want.secure]
+				text, err := fetch(scheme + "://" + metricsAddr + "/metrics")
+				if strings.Contains(text, want.metric) {
+					return nil
 				}
-				return err
+				return fmt.Errorf("no %s in %.200s: %w", want.metric, text, err)
 			})
 			eventually(t, func() error {
 				var lease coordinationv1.Lease
@@ -135,7 +142,9 @@ func freeAddress(t *testing.T) string {
 }
 
 func fetch(url string) (string, error) {
-	response, err := http.Get(url)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // #nosec G402 -- the certificate is self-signed
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport}).Get(url)
 	if err != nil {
 		return "", err
 	}

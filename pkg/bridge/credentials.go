@@ -144,14 +144,25 @@ func follow(ctx context.Context, dir string, changed chan<- struct{}) error {
 	}
 }
 
+// TLS is the configuration of a server of this protocol, "h2" or "http/1.1", which uses them for new connections.
+func (c *Credentials) TLS(protocol string) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: []string{protocol},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			config := c.current.Load().tls.Clone()
+			config.NextProtos = []string{protocol}
+			return config, nil
+		},
+	}
+}
+
 // ServerOptions have a server use them for new connections, and authorize each call.
 func (c *Credentials) ServerOptions() []grpc.ServerOption {
-	config := c.current.Load().tls.Clone()
-	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current.Load().tls, nil }
 	identifyClient := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		return handle(identify(ctx, c.current.Load().authorization), req)
 	}
-	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config)), grpc.ChainUnaryInterceptor(identifyClient)}
+	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(c.TLS("h2"))), grpc.ChainUnaryInterceptor(identifyClient)}
 }
 
 // tls makes the configuration of a server from what the files have.
@@ -166,7 +177,6 @@ func (f CredentialFiles) tls(cert, key, clientCA []byte) (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS12,
-		NextProtos:   []string{"h2"},
 		Certificates: []tls.Certificate{pair},
 		ClientCAs:    clients,
 		ClientAuth:   tls.RequireAndVerifyClientCert,

@@ -1,4 +1,4 @@
-// Package monitoring has the metrics that every program has, and serves metrics and health by HTTP.
+// Package monitoring has the metrics that every program has, and serves metrics, health and profiles by HTTP.
 package monitoring
 
 import (
@@ -41,17 +41,21 @@ func NewRegistry(program string) *prometheus.Registry {
 	return registry
 }
 
-// Serve answers /metrics from the registry, and what else the mux has, until ctx ends. It closes the listener.
-func Serve(ctx context.Context, listener net.Listener, mux *http.ServeMux, registry *prometheus.Registry) error {
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+// Handler answers with the metrics of the registry.
+func Handler(registry *prometheus.Registry) http.Handler {
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+}
+
+// Serve answers requests until ctx ends. It closes the listener.
+func Serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
 	defer context.AfterFunc(ctx, func() {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = server.Shutdown(grace)
 	})()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("metrics: %w", err)
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
 	}
 	return nil
 }

@@ -187,10 +187,16 @@ func TestParts(t *testing.T) {
 		present []string // texts
 		absent  []string
 	}{
-		"no agent":       {[]string{"agent.enabled=false"}, []string{"name: xpu-controller"}, []string{"kind: DaemonSet", "name: xpu-agent\n"}},
-		"no controller":  {[]string{"controller.enabled=false"}, []string{"name: xpu-agent"}, []string{"kind: Deployment", "name: xpu-controller\n"}},
-		"no broker":      {[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"}, []string{"name: xpu-broker"}},
-		"no CRDs":        {[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"}},
+		"no agent":      {[]string{"agent.enabled=false"}, []string{"name: xpu-controller"}, []string{"kind: DaemonSet", "name: xpu-agent\n"}},
+		"no controller": {[]string{"controller.enabled=false"}, []string{"name: xpu-agent"}, []string{"kind: Deployment", "name: xpu-controller\n"}},
+		"no broker":     {[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"}, []string{"name: xpu-broker"}},
+		"no CRDs":       {[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"}},
+		"the broker is scraped": {[]string{"mode=infra", "monitoring.enabled=true", "broker.namespace=tenants"}, []string{"    - tenants\n"}, nil},
+		"secure metrics": {
+			[]string{"monitoring.secure=true", "monitoring.enabled=true", "monitoring.tokenSecretName=scrape"},
+			[]string{"--metrics-secure", "scheme: HTTPS", "scheme: https", "name: scrape", "name: system:auth-delegator"}, nil,
+		},
+		"open metrics":   {[]string{"monitoring.enabled=true"}, nil, []string{"--metrics-secure", "scheme: ", "system:auth-delegator"}},
 		"CRDs that go":   {[]string{"crds.keep=false"}, []string{"kind: CustomResourceDefinition"}, []string{"helm.sh/resource-policy"}},
 		"CRDs that stay": {nil, []string{"helm.sh/resource-policy: keep"}, []string{"helm.sh/hook"}},
 		"what was declared goes before CRDs": {
@@ -255,17 +261,19 @@ func TestParts(t *testing.T) {
 // TestRefuses: the error names the value.
 func TestRefuses(t *testing.T) {
 	for set, want := range map[string]string{
-		"agent.enabld=true":              "'enabld' not allowed",
-		"mode=all":                       "/mode': value must be one of 'cluster', 'tenant', 'infra', 'direct'",
-		"agent.digest=latest":            "/agent/digest",
-		"agent.hostPaths.cniBin=opt/":    "/agent/hostPaths/cniBin",
-		"controller.extraArgs={verbose}": "/controller/extraArgs/0",
-		"controller.goMemLimit=210M":     "/controller/goMemLimit",
-		"networkPolicies.opiPorts={0}":   "/networkPolicies/opiPorts/0",
-		"broker.namespace=xpu-system":    "broker.namespace: must not be the release's namespace",
+		"agent.enabld=true":                              "'enabld' not allowed",
+		"mode=all":                                       "/mode': value must be one of 'cluster', 'tenant', 'infra', 'direct'",
+		"agent.digest=latest":                            "/agent/digest",
+		"agent.hostPaths.cniBin=opt/":                    "/agent/hostPaths/cniBin",
+		"controller.extraArgs={verbose}":                 "/controller/extraArgs/0",
+		"controller.goMemLimit=210M":                     "/controller/goMemLimit",
+		"networkPolicies.opiPorts={0}":                   "/networkPolicies/opiPorts/0",
+		"broker.namespace=xpu-system":                    "broker.namespace: must not be the release's namespace",
+		"mode=direct,monitoring.secure=true":             "monitoring.secure: agents of mode direct have no API server",
+		"monitoring.secure=true,monitoring.enabled=true": "monitoring.tokenSecretName: must name a Secret",
 	} {
 		_, err := render(t, namespace, "mode=infra", set)
-		if set == "mode=all" {
+		if strings.HasPrefix(set, "mode=") {
 			_, err = render(t, namespace, set)
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -44,6 +44,15 @@ the kustomizations; their namespace xpu-system is the release's, and xpu-tenants
 {{- $_ := set $metadata "annotations" (merge (dict "helm.sh/resource-policy" "keep") (default dict $metadata.annotations)) }}
 {{- end }}
 {{- end }}
+{{- with (($object.spec).namespaceSelector).matchNames }}
+{{- $_ := set $object.spec.namespaceSelector "matchNames" (list (get $namespaces "xpu-system") (get $namespaces "xpu-tenants")) }}
+{{- end }}
+{{- if and (eq $object.kind "PodMonitor") $root.Values.monitoring.secure }}
+{{- range $object.spec.podMetricsEndpoints }}
+{{- $token := dict "name" $root.Values.monitoring.tokenSecretName "key" "token" }}
+{{- $_ := merge . (dict "scheme" "https" "tlsConfig" (dict "insecureSkipVerify" true) "authorization" (dict "credentials" $token)) }}
+{{- end }}
+{{- end }}
 {{- $_ := set $metadata "labels" (merge (include "xpu.labels" $root | fromYaml) (default dict $metadata.labels)) }}
 ---
 {{ toYaml $object }}
@@ -135,6 +144,9 @@ spec:
         imagePullPolicy: {{ $root.Values.image.pullPolicy }}
         args:
         {{- toYaml .args | nindent 8 }}
+        {{- if $root.Values.monitoring.secure }}
+        - --metrics-secure
+        {{- end }}
         {{- with $values.extraArgs }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

@@ -7,8 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"path/filepath"
 	"slices"
 	"time"
@@ -22,7 +20,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
-	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/handover"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
@@ -128,7 +125,8 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 	group.Go(func() error { return a.faults.Run(lasting) })
 	group.Go(func() error { return a.connect(lasting) })
 	group.Go(func() error { return a.sfs.Watch(ctx) })
-	group.Go(func() error { return serve(ctx, a.config.ListenAddress, a.registry, a.ready, a.log) })
+	group.Go(func() error { return serveMonitoring(ctx, a.config, a.registry, a.ready, a.log) })
+	group.Go(func() error { return serveProfiles(ctx, a.config.ProfilesAddress) })
 	group.Go(func() error { return a.file.Run(ctx) })
 	group.Go(func() error {
 		defer end()
@@ -261,19 +259,4 @@ func (a *agent) reportLoss(attachment journal.Attachment) {
 	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	a.recorder.Eventf(about, nil, kind, reason, "Attach", "Function %s on node %s: %s",
 		attachment.Function, a.config.NodeName, message)
-}
-
-// serve answers /healthz, /readyz and /metrics until ctx ends.
-func serve(
-	ctx context.Context, address string, registry *prometheus.Registry, ready func() error, log logr.Logger,
-) error {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
-	mux.HandleFunc("GET /readyz", answerReady(ready))
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return err
-	}
-	log.Info("Serving health and metrics", "address", listener.Addr().String())
-	return monitoring.Serve(ctx, listener, mux, registry)
 }

@@ -27,6 +27,9 @@ type Config struct {
 	NodeName, Namespace, PodName, PodUID                   string
 	SysRoot, ProcRoot, DevRoot                             string
 	StateDir, KubeletDir, CDIDir, NRISocket, ListenAddress string
+	MetricsSecure                                          bool
+	MetricsCertDir                                         string // "" for a self-signed certificate
+	ProfilesAddress                                        string // "" for none
 	ReadySocket                                            string // "" for none
 
 	CNISocket, SpoolDir string
@@ -77,6 +80,13 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi", "directory in which the container runtime looks for CDI files")
 	flags.StringVar(&c.NRISocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
 	flags.StringVar(&c.ListenAddress, "listen", ":9810", "address that serves /healthz, /readyz and /metrics")
+	flags.BoolVar(&c.MetricsSecure, "metrics-secure", false,
+		"serve --listen by TLS, and /metrics only to those who may get it, as the API server says: with a bearer token of, for example, "+
+			"a ServiceAccount that has a ClusterRole for the nonResourceURL /metrics")
+	flags.StringVar(&c.MetricsCertDir, "metrics-cert-dir", "",
+		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; empty makes a self-signed certificate")
+	flags.StringVar(&c.ProfilesAddress, "pprof-listen", "",
+		"loopback address that serves Go profiles at /debug/pprof, such as 127.0.0.1:6060; empty: none")
 	flags.StringVar(&c.ReadySocket, "ready-socket", "",
 		"unix socket, in a directory that no other agent has, at which \"xpu-agent ready\" asks whether this agent is ready; "+
 			"empty serves none")

@@ -9,13 +9,14 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 )
 
-func TestServe(t *testing.T) {
+func TestServeMonitoring(t *testing.T) {
 	addresses := make(chan string, 1)
 	log := funcr.NewJSON(func(line string) {
 		if _, rest, ok := strings.Cut(line, `"address":"`); ok {
@@ -30,7 +31,7 @@ func TestServe(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- serve(ctx, "127.0.0.1:0", registry, func() error { return *problem.Load() }, log)
+		done <- serveMonitoring(ctx, Config{ListenAddress: "127.0.0.1:0"}, registry, func() error { return *problem.Load() }, log)
 	}()
 	base := "http://" + <-addresses
 	want := func(path string, code int, text string) {
@@ -57,12 +58,13 @@ func TestServe(t *testing.T) {
 	want("/readyz", http.StatusOK, "ok")
 	stop()
 	if err := <-done; err != nil {
-		t.Errorf("serve = %v, want nil when its context ends", err)
+		t.Errorf("serveMonitoring = %v, want nil when its context ends", err)
 	}
 }
 
-func TestServeAddressTaken(t *testing.T) {
-	if err := serve(t.Context(), "256.0.0.1:1", prometheus.NewRegistry(), func() error { return nil }, funcr.New(func(string, string) {}, funcr.Options{})); err == nil {
-		t.Error("serve = nil for an address that cannot be")
+func TestServeImpossibleAddress(t *testing.T) {
+	err := serveMonitoring(t.Context(), Config{ListenAddress: "256.0.0.1:1"}, prometheus.NewRegistry(), nil, logr.Discard())
+	if err == nil || !strings.Contains(err.Error(), "--listen") {
+		t.Errorf("serveMonitoring = %v for an address that cannot be, want an error", err)
 	}
 }

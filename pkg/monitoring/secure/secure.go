@@ -1,0 +1,84 @@
+// Package secure serves metrics by TLS to clients whom the API server knows and lets read them: those that may get the URL
+// /metrics. It is apart from package monitoring because it needs much of the API server's code.
+package secure
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/certwatcher"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+)
+
+// Handler lets requests pass to next that have a bearer token of somebody who may get the requested path, by a TokenReview and
+// a SubjectAccessReview. Answers of the API server are kept for a minute or more. Other requests are answered with 401 or 403.
+func Handler(config *rest.Config, next http.Handler, log logr.Logger) (http.Handler, error) {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("client for reviews: %w", err)
+	}
+	filter, err := filters.WithAuthenticationAndAuthorization(config, client)
+	if err != nil {
+		return nil, fmt.Errorf("reviews of who may read metrics: %w", err)
+	}
+	return filter(log, next)
+}
+
+// Certificate is that of a server. It is read from a directory and followed, or self-signed.
+type Certificate struct {
+	watcher    *certwatcher.CertWatcher // nil for a self-signed one
+	selfSigned tls.Certificate
+}
+
+// OpenCertificate reads tls.crt and tls.key of a directory. For "" it makes a certificate for the host's name, which is valid for a
+// year and which nobody can verify.
+func OpenCertificate(dir string) (*Certificate, error) {
+	if dir != "" {
+		watcher, err := certwatcher.New(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
+		if err != nil {
+			return nil, fmt.Errorf("certificate in %s: %w", dir, err)
+		}
+		return &Certificate{watcher: watcher}, nil
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return nil, err
+	}
+	cert, key, err := certutil.GenerateSelfSignedCertKey(name, []net.IP{{127, 0, 0, 1}}, nil)
+	if err != nil {
+		return nil, fmt.Errorf("self-signed certificate: %w", err)
+	}
+	c := &Certificate{}
+	c.selfSigned, err = tls.X509KeyPair(cert, key)
+	return c, err
+}
+
+// Follow reads the files when they change, until ctx ends.
+func (c *Certificate) Follow(ctx context.Context) error {
+	if c.watcher == nil {
+		return nil
+	}
+	return c.watcher.Start(ctx)
+}
+
+// Listener serves TLS with the certificate.
+func (c *Certificate) Listener(inner net.Listener) net.Listener {
+	return tls.NewListener(inner, &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"http/1.1"},
+		GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+			if c.watcher == nil {
+				return &c.selfSigned, nil
+			}
+			return c.watcher.GetCertificate(hello)
+		},
+	})
+}

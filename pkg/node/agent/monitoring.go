@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+
+	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
+	"github.com/opiproject/xpu-device-plugin/pkg/monitoring/secure"
+)
+
+// serveMonitoring answers /healthz, /readyz and /metrics until ctx ends.
+func serveMonitoring(ctx context.Context, config Config, registry *prometheus.Registry, ready func() error, log logr.Logger) error {
+	listener, err := net.Listen("tcp", config.ListenAddress)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	log.Info("Serving health and metrics", "address", listener.Addr().String(), "secure", config.MetricsSecure)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /readyz", answerReady(ready))
+	if !config.MetricsSecure {
+		mux.Handle("GET /metrics", monitoring.Handler(registry))
+		return monitoring.Serve(ctx, listener, mux)
+	}
+	defer listener.Close()
+	metrics, err := secure.Handler(config.Kubernetes, monitoring.Handler(registry), log.WithName("metrics"))
+	if err != nil {
+		return fmt.Errorf("--metrics-secure: %w", err)
+	}
+	mux.Handle("GET /metrics", metrics)
+	certificate, err := secure.OpenCertificate(config.MetricsCertDir)
+	if err != nil {
+		return fmt.Errorf("--metrics-cert-dir: %w", err)
+	}
+	serving, ctx := errgroup.WithContext(ctx)
+	serving.Go(func() error { return certificate.Follow(ctx) })
+	serving.Go(func() error { return monitoring.Serve(ctx, certificate.Listener(listener), mux) })
+	return serving.Wait()
+}
+
+// serveProfiles answers /debug/pprof at the address until ctx ends, if there is one.
+func serveProfiles(ctx context.Context, address string) error {
+	if address == "" {
+		return nil
+	}
+	listener, err := monitoring.ListenForProfiles(address)
+	if err != nil {
+		return fmt.Errorf("--pprof-listen: %w", err)
+	}
+	return monitoring.ServeProfiles(ctx, listener)
+}
