@@ -187,10 +187,10 @@ func TestParts(t *testing.T) {
 		present []string // texts
 		absent  []string
 	}{
-		"no agent":      {[]string{"agent.enabled=false"}, []string{"name: xpu-controller"}, []string{"kind: DaemonSet", "name: xpu-agent\n"}},
-		"no controller": {[]string{"controller.enabled=false"}, []string{"name: xpu-agent"}, []string{"kind: Deployment", "name: xpu-controller\n"}},
-		"no broker":     {[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"}, []string{"name: xpu-broker"}},
-		"no CRDs":       {[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"}},
+		"no agent":              {[]string{"agent.enabled=false"}, []string{"name: xpu-controller"}, []string{"kind: DaemonSet", "name: xpu-agent\n"}},
+		"no controller":         {[]string{"controller.enabled=false"}, []string{"name: xpu-agent"}, []string{"kind: Deployment", "name: xpu-controller\n"}},
+		"no broker":             {[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"}, []string{"name: xpu-broker"}},
+		"no CRDs":               {[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"}},
 		"the broker is scraped": {[]string{"mode=infra", "monitoring.enabled=true", "broker.namespace=tenants"}, []string{"    - tenants\n"}, nil},
 		"secure metrics": {
 			[]string{"monitoring.secure=true", "monitoring.enabled=true", "monitoring.tokenSecretName=scrape"},
