@@ -26,6 +26,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/logging"
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
@@ -37,14 +38,15 @@ func main() {
 
 // options are the command line's. Those of the manager are bound to flags as far as they can be chosen.
 type options struct {
-	role       string
-	profiles   string
-	kubeconfig string
-	apiQPS     float32
-	apiBurst   int
-	logs       logging.Options
-	manager    ctrl.Options
-	controller controller.Options
+	role            string
+	profiles        string
+	kubeconfig      string
+	tracingEndpoint string
+	apiQPS          float32
+	apiBurst        int
+	logs            logging.Options
+	manager         ctrl.Options
+	controller      controller.Options
 }
 
 // A leader that was killed is followed by another within leaseDuration and 2.2 times retryPeriod, which client-go stretches. A leader
@@ -101,6 +103,7 @@ carries them from one to the other.`,
 		"host:port for /healthz and /readyz; 0 serves none")
 	f.StringVar(&o.manager.PprofBindAddress, "pprof-bind-address", "0",
 		"host:port for Go profiles at /debug/pprof, such as 127.0.0.1:6060; they show names of objects; 0 serves none")
+	f.StringVar(&o.tracingEndpoint, "tracing-endpoint", "", tracing.EndpointUsage)
 	f.Float32Var(&o.apiQPS, "kube-api-qps", 200, "requests per second to the API server, over time")
 	f.IntVar(&o.apiBurst, "kube-api-burst", 400, "requests to the API server at once")
 	f.DurationVar(&o.controller.ProvisionTimeout, "provision-timeout", 60*time.Second,
@@ -178,6 +181,10 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
+	if o.controller.Tracer, err = tracing.Dial(ctx, o.tracingEndpoint, name); err != nil {
+		return fmt.Errorf("--tracing-endpoint: %w", err)
+	}
+	defer o.controller.Tracer.Stop(ctx, log)
 	log.Info("starting", "version", version.String(), "role", o.role, "namespace", o.controller.Namespace)
 	installation, err := controller.Installation(ctx, mgr.GetAPIReader())
 	if err != nil {

@@ -37,7 +37,9 @@ func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *cl
 	if err := r.assume(ctx, c, d, port, network); err != nil {
 		return true, err
 	}
+	_, end := r.Tracer.Stage(ctx, c.UID, "create XPUPort", attributesOf(port)...)
 	err = r.client.Create(ctx, port)
+	end(client.IgnoreAlreadyExists(err))
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
 		r.allocator.failed(port)
 	}

@@ -8,9 +8,11 @@ import (
 	"net/netip"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -143,6 +145,7 @@ func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, er
 	log.Info("XPUPort is up", "bridgePort", port.Status.BridgePort)
 	if before.Status.BridgePort == "" && !port.Spec.Ahead {
 		r.metrics.provisioning.Observe(time.Since(port.CreationTimestamp.Time).Seconds())
+		r.Tracer.Whole(ctx, traced(port), "claim to Ready", port.CreationTimestamp.Time, attributesOf(port)...)
 	}
 	return result, nil
 }
@@ -256,13 +259,28 @@ func (r *ports) serve(
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := agent.EnsurePort(bounded, want, r.opiNetwork(network)); err != nil {
+	bounded, end := r.Tracer.Stage(bounded, traced(port), "serve Port", attributesOf(port)...)
+	err = agent.EnsurePort(bounded, want, r.opiNetwork(network))
+	end(err)
+	if err != nil {
 		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU, "error", err.Error())
 		return 0, r.failure(port, err)
 	}
 	r.retries.Forget(requestFor(port))
 	port.Status.BridgePort = want.ID
 	return int32(agent.MTU(want.Networks[0])), nil
+}
+
+// traced is the object to whose trace the stages of a Port belong: the claim, or the pod that has no claim.
+func traced(port *v1alpha1.XPUPort) types.UID {
+	return cmp.Or(port.Spec.Claim.UID, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).UID)
+}
+
+func attributesOf(port *v1alpha1.XPUPort) []attribute.KeyValue {
+	return []attribute.KeyValue{
+		attribute.String("k8s.namespace.name", port.Namespace), attribute.String("k8s.node.name", port.Spec.NodeName),
+		attribute.String("xpu.port", port.Name), attribute.String("xpu.name", port.Spec.XPU), attribute.String("xpu.network", port.Spec.Network),
+	}
 }
 
 // hostAddresses are the addresses in a list with prefix lengths.

@@ -27,6 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
 // Role is which part of the work a controller does.
@@ -52,6 +53,8 @@ type Options struct {
 	Namespace string
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
+	// Tracer takes the stages of XPUPorts; nil for none.
+	Tracer *tracing.Tracer
 
 	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused. Default 60 s.
 	ProvisionTimeout time.Duration

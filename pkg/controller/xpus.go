@@ -193,6 +193,7 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	name := xpu.Name
 	config := opi.Config{
 		Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation, FailedGrace: r.FailedGrace,
+		Stats:   r.Tracer.ClientHandler(),
 		Claimed: func(port opi.PortStatus) string { return r.claimedElsewhere(context.Background(), name, port) },
 	}
 	// The fingerprint changes with everything that a connection depends on.

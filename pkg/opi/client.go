@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/stats"
 )
 
 const (
@@ -48,6 +49,8 @@ type Config struct {
 	// Claimed, where set, says whose a port of the installation is that is not this client's, such as that of another node which
 	// has a Function of the same address; "" for this client's.
 	Claimed func(PortStatus) string
+	// Stats, where set, is told about each call, such as for traces.
+	Stats stats.Handler
 
 	// ReloadTLS, where set, replaces TLS. It is called for each new connection, which then uses renewed certificates. An
 	// error of it makes the connection fail.
@@ -141,7 +144,7 @@ func Dial(cfg Config) (*Client, error) {
 		return conn, err
 	}
 	// Not a target of gRPC's own, which is a URI: the zone of an IPv6 address would be taken for an escape.
-	conn, err := grpc.NewClient("passthrough:///agent",
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(cfg.credentials()),
 		grpc.WithAuthority(cfg.authority()),
 		grpc.WithNoProxy(),
@@ -154,7 +157,11 @@ func Dial(cfg Config) (*Client, error) {
 		grpc.WithUnaryInterceptor(bounded()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
-	)
+	}
+	if cfg.Stats != nil {
+		options = append(options, grpc.WithStatsHandler(cfg.Stats))
+	}
+	conn, err := grpc.NewClient("passthrough:///agent", options...)
 	if err != nil {
 		return nil, fmt.Errorf("opi: endpoint %q: %w", cfg.Endpoint, err)
 	}

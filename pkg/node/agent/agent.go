@@ -24,12 +24,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
 // Run works until ctx ends. It returns an error only if it cannot work at all, or if the agent that took the node over from this one
 // is gone.
 func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
-	a := &agent{config: config, log: log, registry: registry}
+	tracer, err := tracing.Dial(ctx, config.TracingEndpoint, "xpu-agent")
+	if err != nil {
+		return fmt.Errorf("--tracing-endpoint: %w", err)
+	}
+	defer tracer.Stop(ctx, log)
+	a := &agent{config: config, log: log, registry: registry, tracer: tracer}
 	served, err := a.serveReadiness(ctx)
 	if err != nil {
 		return err

@@ -42,6 +42,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
 // agent has the parts, in the order in which they are made.
@@ -49,6 +50,7 @@ type agent struct {
 	config   Config
 	log      logr.Logger
 	registry *prometheus.Registry
+	tracer   *tracing.Tracer // nil for none
 
 	// inputs wakes those who assign Functions to pools, outputs those who publish pools and health.
 	inputs, outputs notify.Signal
@@ -195,7 +197,7 @@ func (a *agent) release(context.Context) (err error) {
 	a.conflicts = &conflicts{tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times}
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
 		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Expose: a.expose,
-		Announce: a.engine.Announce, Seen: a.inventory.Get, Serve: a.servePort,
+		Announce: a.engine.Announce, Seen: a.inventory.Get, Serve: a.servePort, Tracer: a.tracer,
 		Report: a.reportLoss, Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
@@ -304,7 +306,7 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 	}
 	direct, err := provisioning.NewDirect(config, a.journal, provisioning.DirectOptions{
 		Installation: opi.NewInstallation(config.Installation),
-		Changed:      a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("provision"),
+		Changed:      a.outputs.Notify, Registry: a.registry, Tracer: a.tracer, Log: a.log.WithName("provision"),
 	})
 	if err != nil {
 		return err

@@ -113,6 +113,7 @@ func (c *clustered) attach() error {
 		Health:           c.checker,
 		Changes:          c.outputs.Subscribe,
 		Metrics:          c.metrics,
+		Tracer:           c.tracer,
 		Log:              c.log.WithName("dra"),
 		ProvisionTimeout: c.config.ProvisionTimeout,
 	}

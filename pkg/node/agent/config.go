@@ -10,6 +10,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
 // ProvisionerKind says who has the xPU serve Functions.
@@ -30,6 +31,7 @@ type Config struct {
 	MetricsSecure                                          bool
 	MetricsCertDir                                         string // "" for a self-signed certificate
 	ProfilesAddress                                        string // "" for none
+	TracingEndpoint                                        string // "" for none
 	ReadySocket                                            string // "" for none
 
 	CNISocket, SpoolDir string
@@ -87,6 +89,7 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; empty makes a self-signed certificate")
 	flags.StringVar(&c.ProfilesAddress, "pprof-listen", "",
 		"loopback address that serves Go profiles at /debug/pprof, such as 127.0.0.1:6060; empty: none")
+	flags.StringVar(&c.TracingEndpoint, "tracing-endpoint", "", tracing.EndpointUsage)
 	flags.StringVar(&c.ReadySocket, "ready-socket", "",
 		"unix socket, in a directory that no other agent has, at which \"xpu-agent ready\" asks whether this agent is ready; "+
 			"empty serves none")

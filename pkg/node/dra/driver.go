@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"go.opentelemetry.io/otel/attribute"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -30,6 +31,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
 // Lifecycle decides who has a Function. It is the Manager of package lifecycle.
@@ -79,6 +81,7 @@ type Driver struct {
 	// kubelet ends a call after 45 s (pkg/kubelet/cm/dra).
 	ProvisionTimeout time.Duration
 	Metrics          *Metrics
+	Tracer           *tracing.Tracer // takes Prepares; nil for none
 	Log              logr.Logger
 
 	// calls lets one Prepare or Unprepare run at a time for each claim. A later call ends an earlier Prepare, on which the
@@ -104,7 +107,10 @@ func (d *Driver) PrepareResourceClaims(
 	for _, c := range claims {
 		group.Go(func() {
 			begin := time.Now()
+			ctx, end := d.Tracer.Stage(ctx, c.UID, "prepare claim",
+				attribute.String("k8s.namespace.name", c.Namespace), attribute.String("k8s.node.name", d.Node), attribute.String("xpu.claim", c.Name))
 			devices, err := d.prepare(ctx, c, claims)
+			end(err)
 			d.Metrics.prepare.observe(begin, err)
 			log := d.Log.WithValues("claim", klog.KRef(c.Namespace, c.Name))
 			if err != nil {

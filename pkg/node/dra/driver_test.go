@@ -19,6 +19,8 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -34,6 +36,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
@@ -272,6 +275,25 @@ func TestPrepare(t *testing.T) {
 	options := gocmp.Options{cmpopts.IgnoreFields(journal.Attachment{}, "ReservedAt"), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
 	if diff := gocmp.Diff(wantRecord, record, options); diff != "" {
 		t.Errorf("journal: -want +got\n%s", diff)
+	}
+}
+
+func TestPrepareIsTraced(t *testing.T) {
+	n := newNode(t)
+	exporter := tracetest.NewInMemoryExporter()
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := n.driver()
+	d.Tracer = tracer
+	c := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-7"))
+	c.UID = "4b1a7e9c-52d3-4c1e-9f00-0123456789ab"
+	result := prepare(t, d, c)[c.UID]
+	spans := exporter.GetSpans()
+	if result.Err == nil || len(spans) != 1 || spans[0].Name != "prepare claim" || spans[0].Status.Description != result.Err.Error() ||
+		spans[0].SpanContext.TraceID().String() != "4b1a7e9c52d34c1e9f000123456789ab" {
+		t.Errorf("error %v, spans %v; want a failed prepare claim of the claim's trace", result.Err, spans)
 	}
 }
 

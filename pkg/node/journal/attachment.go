@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/netip"
 	"time"
@@ -155,6 +156,9 @@ type Pod struct {
 func (a Attachment) IsVF() bool {
 	return a.Function.Subfunction == "" && a.PF != "" && a.PF != a.Function.Address && a.VFIndex >= 0
 }
+
+// Owner is the UID of the claim that the Function is for, or of its pod; "" while nobody knows the pod.
+func (a Attachment) Owner() types.UID { return cmp.Or(a.Claim.UID, a.Pod.UID) }
 
 // Restored says whether the netdev is back from a release and only hooks are left of it.
 func (a Attachment) Restored() bool { return a.State == Releasing && !a.RestoredAt.IsZero() }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -103,7 +104,9 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 	}
 	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
 	d, err := m.settle(ctx, t, id, func(d decision) (err error) {
+		ctx, end := m.options.Tracer.Stage(ctx, d.record.Owner(), "attach Function", attribute.String("xpu.function", id.String()))
 		observed, err = m.move(ctx, d.record, sandbox)
+		end(err)
 		return err
 	})
 	if err == nil && d.step == Keep {

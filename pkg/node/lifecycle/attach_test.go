@@ -14,10 +14,14 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
 // What Attach does with real namespaces is tested in life_test.go, together with the way back.
@@ -189,6 +193,29 @@ func TestAttach(t *testing.T) {
 				t.Errorf("record %+v", record)
 			}
 		})
+	}
+}
+
+// TestAttachIsTraced: by the pod where there is no claim.
+func TestAttachIsTraced(t *testing.T) {
+	exporter := tracetest.NewInMemoryExporter()
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := New(openJournal(t), &engine{fail: errDiskFull}, netdevs{vf: "ens3f0v1", pf: "ens3f0"}, Options{BootID: "boot-1", Tracer: tracer}, logr.Discard())
+	of := sandbox()
+	of.Pod.UID = "4b1a7e9c-52d3-4c1e-9f00-0123456789ab"
+	wanted := claimedVF()
+	wanted.Claim, wanted.Pod, wanted.CNI = journal.Claim{}, of.Pod, &journal.CNI{ContainerID: "s1", IfName: "net1"}
+	if err := a.Reserve(t.Context(), wanted); err != nil {
+		t.Fatal(err)
+	}
+	_, err = a.Attach(t.Context(), vf, of)
+	spans := exporter.GetSpans()
+	if err == nil || len(spans) != 1 || spans[0].Name != "attach Function" || spans[0].Status.Code != codes.Error ||
+		spans[0].SpanContext.TraceID().String() != "4b1a7e9c52d34c1e9f000123456789ab" {
+		t.Errorf("error %v, spans %v; want a failed attach Function of the pod's trace", err, spans)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
 // Engine moves netdevs. Its methods are those of [netdev.Engine].
@@ -100,6 +101,8 @@ type Options struct {
 	// Serve returns once the xPU serves the Function's Port, at once if there is none. It is called before a netdev goes
 	// back to the pod that lost it. If ctx ends first, the error says what is missing.
 	Serve func(ctx context.Context, a journal.Attachment) error
+	// Tracer takes what attaches a Function; nil for none.
+	Tracer *tracing.Tracer
 	// Report is called when a pod has lost a Function, in state Lost, and when the pod has it again, in state Attached. It must
 	// not block.
 	Report func(journal.Attachment)

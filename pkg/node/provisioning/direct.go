@@ -14,6 +14,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	"go.opentelemetry.io/otel/attribute"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -24,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
+	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
 // DirectOptions configure a [Direct].
@@ -38,7 +40,9 @@ type DirectOptions struct {
 	// kubelet learns it within a second.
 	Debounce time.Duration
 	Registry prometheus.Registerer
-	Log      logr.Logger
+	// Tracer takes the stages of Ports; nil for none.
+	Tracer *tracing.Tracer
+	Log    logr.Logger
 }
 
 // Direct is the [Provisioner] that calls the OPI agents itself. It trusts the journal: the caller records the Port before
@@ -120,7 +124,10 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 	case a.Port.AssignAddresses:
 		err = errors.New("ipam.type xpu needs xpu-controller, which has the networks' addresses; use another IPAM plugin in direct mode")
 	default:
-		err = x.work(ctx, a.Function, func(ctx context.Context) error { return x.ensure(ctx, a) })
+		traced, end := d.options.Tracer.Stage(ctx, a.Owner(), "serve Port",
+			attribute.String("xpu.function", a.Function.String()), attribute.String("xpu.name", x.xpu.Name), attribute.String("xpu.network", a.Port.Network))
+		err = x.work(traced, a.Function, func(ctx context.Context) error { return x.ensure(ctx, a) })
+		end(err)
 	}
 	if err != nil {
 		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
@@ -176,7 +183,8 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect, Installation: d.options.Installation, FailedGrace: d.options.FailedGrace}
+	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect, Installation: d.options.Installation, FailedGrace: d.options.FailedGrace,
+		Stats: d.options.Tracer.ClientHandler()}
 	if xpu.TLS != nil {
 		config.ReloadTLS = xpu.TLS.load
 	}

@@ -1,0 +1,129 @@
+// Package tracing sends to an OpenTelemetry collector how long each stage took on the way from a claim to a Function that works.
+//
+// Each claim, and each pod that has Functions without a claim, has one trace. Its id is the object's UID without dashes, so that
+// controller and agents need not tell each other about it, and people find the trace by the UID.
+package tracing
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/stats"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/go-logr/logr"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/version"
+)
+
+// EndpointUsage says what the endpoint of [Dial] is, as the usage of a flag.
+const EndpointUsage = "URL of an OpenTelemetry collector that takes traces by OTLP over gRPC, such as http://collector:4317, or https:// for TLS; " +
+	"OTEL_EXPORTER_OTLP_* in the environment say more; empty: no traces"
+
+// Tracer makes spans. Its methods may be called at any time from any goroutine, and do nothing for nil.
+type Tracer struct {
+	provider *sdktrace.TracerProvider
+	tracer   trace.Tracer
+}
+
+// Dial returns a Tracer that sends spans by OTLP over gRPC to a collector, "http://host:port" or "https://host:port"; nil for "".
+// The environment says more, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_EXPORTER_OTLP_CERTIFICATE (the specification of
+// OpenTelemetry's protocol exporter). It does not wait for a connection. What a collector does not take is dropped.
+func Dial(ctx context.Context, endpoint, program string) (*Tracer, error) {
+	if endpoint == "" {
+		return nil, nil
+	}
+	if !strings.HasPrefix(endpoint, "http://") && !strings.HasPrefix(endpoint, "https://") {
+		return nil, fmt.Errorf("collector %q: must be a URL such as http://collector:4317, or https:// for TLS", endpoint)
+	}
+	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))
+	if err != nil {
+		return nil, fmt.Errorf("collector %s: %w", endpoint, err)
+	}
+	return New(sdktrace.NewBatchSpanProcessor(exporter), program)
+}
+
+// New returns a Tracer that gives spans to a processor.
+func New(processor sdktrace.SpanProcessor, program string) (*Tracer, error) {
+	described, err := resource.Merge(resource.Default(), resource.NewSchemaless(
+		attribute.String("service.name", program), attribute.String("service.version", version.String())))
+	if err != nil {
+		return nil, fmt.Errorf("description of the program: %w", err)
+	}
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor), sdktrace.WithResource(described),
+		sdktrace.WithIDGenerator(ids{}), sdktrace.WithSampler(sampler{}))
+	return &Tracer{provider, provider.Tracer("github.com/opiproject/xpu-device-plugin")}, nil
+}
+
+// Stop sends what is left, if the collector takes it soon, though ctx may have ended. Nothing is sent any more then.
+func (t *Tracer) Stop(ctx context.Context, log logr.Logger) {
+	if t == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if err := t.provider.Shutdown(ctx); err != nil {
+		log.Error(err, "The last traces are lost")
+	}
+}
+
+// Stage begins a span of the trace of the object with this UID, to be ended with the error of the stage. Spans and OPI calls with
+// the context that it returns are parts of it. An object whose UID is no UUID has no trace.
+func (t *Tracer) Stage(
+	ctx context.Context, of types.UID, name string, attributes ...attribute.KeyValue,
+) (_ context.Context, end func(error)) {
+	root, ok := rootOf(of)
+	if t == nil || !ok {
+		return ctx, func(error) {}
+	}
+	ctx, span := t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, root), name, trace.WithAttributes(attributes...))
+	return ctx, func(err error) {
+		if err != nil {
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}
+}
+
+// Whole writes the span that the stages of an object are parts of, and that ends now.
+func (t *Tracer) Whole(ctx context.Context, of types.UID, name string, begin time.Time, attributes ...attribute.KeyValue) {
+	root, ok := rootOf(of)
+	if t == nil || !ok {
+		return
+	}
+	_, span := t.tracer.Start(context.WithValue(ctx, rootKey{}, root), name,
+		trace.WithNewRoot(), trace.WithTimestamp(begin), trace.WithAttributes(attributes...))
+	span.End()
+}
+
+// ClientHandler makes a span of each call of a gRPC client whose context is that of a [Tracer.Stage], and tells the server about
+// it (W3C Trace Context). It is nil for nil.
+func (t *Tracer) ClientHandler() stats.Handler {
+	if t == nil {
+		return nil
+	}
+	return otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(propagation.TraceContext{}))
+}
+
+// rootOf is the span of the object as a whole. Its id is the second half of the UID.
+func rootOf(uid types.UID) (trace.SpanContext, bool) {
+	var id trace.TraceID
+	raw, err := hex.DecodeString(strings.ReplaceAll(string(uid), "-", ""))
+	if err != nil || len(raw) != len(id) {
+		return trace.SpanContext{}, false
+	}
+	copy(id[:], raw)
+	root := trace.SpanContextConfig{TraceID: id, SpanID: trace.SpanID(id[8:]), TraceFlags: trace.FlagsSampled, Remote: true}
+	return trace.NewSpanContext(root), id.IsValid()
+}
