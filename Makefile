@@ -121,8 +121,8 @@ mutation: ## Show which mistakes in the packages that own state no test notices 
 
 LIVES ?= 10000
 .PHONY: matrix
-matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes and containerd; takes an hour
-	@scripts/matrix $(PAIRS)
+matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes, containerd and Multus; takes an hour
+	@scripts/matrix $(VERSIONS)
 
 .PHONY: upgrades
 upgrades: preflight tools images chart ## Replace the product under pods that come and go (UPGRADES=50 times)

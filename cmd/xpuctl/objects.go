@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -146,7 +147,7 @@ func printList(to io.Writer, form string, objects client.ObjectList) error {
 // newScheme has the kinds that commands read.
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
+	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, appsv1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
 	return scheme, builder.AddToScheme(scheme)
 }
 
@@ -160,7 +161,7 @@ func restConfig(cluster *genericclioptions.ConfigFlags) (*rest.Config, error) {
 	return config, nil
 }
 
-func newClient(cluster *genericclioptions.ConfigFlags) (client.Client, error) {
+func newClient(cluster *genericclioptions.ConfigFlags) (client.WithWatch, error) {
 	config, err := restConfig(cluster)
 	if err != nil {
 		return nil, err
@@ -169,5 +170,5 @@ func newClient(cluster *genericclioptions.ConfigFlags) (client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return client.New(config, client.Options{Scheme: scheme})
+	return client.NewWithWatch(config, client.Options{Scheme: scheme})
 }

@@ -6,9 +6,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/uninstall"
 )
@@ -49,7 +47,7 @@ ready, 2 for failures. It may be run again at any time.`,
 }
 
 func runUninstall(c *cobra.Command, cluster *genericclioptions.ConfigFlags, o uninstall.Options) error {
-	api, err := newWatchClient(cluster)
+	api, err := newClient(cluster)
 	if err != nil {
 		return err
 	}
@@ -77,19 +75,4 @@ func runUninstall(c *cobra.Command, cluster *genericclioptions.ConfigFlags, o un
 		return err
 	}
 	return no(c)
-}
-
-func newWatchClient(cluster *genericclioptions.ConfigFlags) (client.WithWatch, error) {
-	config, err := restConfig(cluster)
-	if err != nil {
-		return nil, err
-	}
-	scheme, err := newScheme()
-	if err != nil {
-		return nil, err
-	}
-	if err := appsv1.AddToScheme(scheme); err != nil {
-		return nil, err
-	}
-	return client.NewWithWatch(config, client.Options{Scheme: scheme})
 }

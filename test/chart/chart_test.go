@@ -192,6 +192,13 @@ func TestParts(t *testing.T) {
 		"no broker":             {[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"}, []string{"name: xpu-broker"}},
 		"no CRDs":               {[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"}},
 		"the broker is scraped": {[]string{"mode=infra", "monitoring.enabled=true", "broker.namespace=tenants"}, []string{"    - tenants\n"}, nil},
+		"metrics of opi-bridge": {
+			[]string{"opiBridge.enabled=true", "opiBridge.metricsSecretName=scrape", "monitoring.enabled=true"},
+			[]string{"--metrics-listen=:9811", "--metrics-tls", "portNumber: 9811", "secret: {name: scrape, key: ca.crt}"}, nil,
+		},
+		"metrics of opi-bridge for the xPU": {
+			[]string{"opiBridge.enabled=true", "monitoring.enabled=true"}, []string{"--metrics-listen=127.0.0.1:9811"}, []string{"portNumber: 9811"},
+		},
 		"secure metrics": {
 			[]string{"monitoring.secure=true", "monitoring.enabled=true", "monitoring.tokenSecretName=scrape"},
 			[]string{"--metrics-secure", "scheme: HTTPS", "scheme: https", "name: scrape", "name: system:auth-delegator"}, nil,

@@ -44,6 +44,8 @@ type Cache struct {
 	Kubernetes string
 	// Containerd is "2" for containerd 2, built from its Go module, in place of Debian's 1.7.
 	Containerd string
+	// Multus is an older version than that of plugins.mod, as "4.2"; one of [Cache.MultusVersions].
+	Multus string
 }
 
 // ErrMissing says that artifacts have yet to be built.

@@ -93,8 +93,11 @@ func (c Cache) makeKubernetes(ctx context.Context, name, version, target, mod, s
 }
 
 // KubernetesVersions are the older versions of Kubernetes, as "1.36".
-func (c Cache) KubernetesVersions() (versions []string) {
-	files, err := fs.Glob(c.Sources, "kubernetes/*.mod")
+func (c Cache) KubernetesVersions() []string { return c.versionsIn("kubernetes") }
+
+// versionsIn are the names of the modules in a directory of the sources.
+func (c Cache) versionsIn(dir string) (versions []string) {
+	files, err := fs.Glob(c.Sources, dir+"/*.mod")
 	if err != nil {
 		panic(err) // the pattern is fixed
 	}

@@ -3,14 +3,25 @@ package artifact
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"strings"
 )
 
 // plugins are the CNI plugins that are built from Go modules: Multus, which Debian does not have, and IPAM plugins of a
 // newer CNI version than Debian's.
 func (c Cache) plugins(goVersion string) (artifact, error) {
-	inputs, err := c.inputs("plugins.mod", "plugins.sum")
+	module := "plugins"
+	if c.Multus != "" {
+		module = path.Join("multus", c.Multus)
+	}
+	inputs, err := c.inputs(module+".mod", module+".sum")
+	if errors.Is(err, fs.ErrNotExist) {
+		return artifact{}, fmt.Errorf("Multus %s cannot be built: want one of %s, or none for that of plugins.mod", c.Multus, strings.Join(c.MultusVersions(), ", "))
+	}
 	if err != nil {
 		return artifact{}, err
 	}
@@ -23,18 +34,18 @@ func (c Cache) plugins(goVersion string) (artifact, error) {
 		name:   name,
 		dir:    "plugins",
 		inputs: append(inputs, goVersion),
-		make:   func(ctx context.Context, target string) error { return c.makePlugins(ctx, name, target) },
+		make: func(ctx context.Context, target string) error {
+			return c.buildTools(ctx, name, module, "-s -w", target)
+		},
 	}, nil
 }
 
 const multusModule = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
 
-// makePlugins builds every tool of the module, each into a file of its own in target.
-func (c Cache) makePlugins(ctx context.Context, name, target string) error {
-	return c.buildTools(ctx, name, "plugins", "-s -w", target)
-}
+// MultusVersions are the older versions of Multus, as "4.2".
+func (c Cache) MultusVersions() []string { return c.versionsIn("multus") }
 
-// buildTools builds every tool of a module whose files are MODULE.mod and MODULE.sum.
+// buildTools builds every tool of a module whose files are MODULE.mod and MODULE.sum, each into a file of its own in target.
 func (c Cache) buildTools(ctx context.Context, name, module, ldflags, target string) error {
 	source, err := os.MkdirTemp("", "devcluster-tools-")
 	if err != nil {

@@ -15,8 +15,9 @@ type Devcluster struct {
 	Program string
 	// Name is the cluster's.
 	Name string
-	// Kubernetes and Containerd are versions other than those of the project, as "1.34" and "2"; see "devcluster up --help".
-	Kubernetes, Containerd string
+	// Kubernetes, Containerd and Multus are versions other than those of the project, as "1.34", "2" and "4.2"; see "devcluster up
+	// --help".
+	Kubernetes, Containerd, Multus string
 }
 
 // Cluster is what "devcluster inspect" tells.

@@ -123,7 +123,7 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 		return err
 	}
 	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus", "--kube-proxy",
-		"--kubernetes="+w.Cluster.Kubernetes, "--containerd="+w.Cluster.Containerd)
+		"--kubernetes="+w.Cluster.Kubernetes, "--containerd="+w.Cluster.Containerd, "--multus-version="+w.Cluster.Multus)
 	if err != nil {
 		return err
 	}

@@ -48,6 +48,7 @@ type options struct {
 
 	kubernetes string // version
 	containerd string // major version
+	multus     string // version
 }
 
 func rootCommand() *cobra.Command {
@@ -88,8 +89,9 @@ func defaultCache() string {
 
 // versionFlags give a command the flags that choose what a cluster runs.
 func (o *options) versionFlags(cmd *cobra.Command) *cobra.Command {
-	versions := strings.Join(artifact.Cache{Sources: devcluster.Sources}.KubernetesVersions(), ", ")
-	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "an older Kubernetes: "+versions)
+	cache := artifact.Cache{Sources: devcluster.Sources}
+	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "an older Kubernetes: "+strings.Join(cache.KubernetesVersions(), ", "))
+	cmd.Flags().StringVar(&o.multus, "multus-version", "", "an older Multus: "+strings.Join(cache.MultusVersions(), ", "))
 	cmd.Flags().StringVar(&o.containerd, "containerd", "", "2 for containerd 2 in place of Debian's 1.7")
 	return cmd
 }
@@ -105,7 +107,9 @@ func (o *options) artifacts() (artifact.Cache, error) {
 	if err != nil {
 		return artifact.Cache{}, err
 	}
-	return artifact.Cache{Dir: cache, Sources: devcluster.Sources, Log: os.Stderr, Kubernetes: o.kubernetes, Containerd: o.containerd}, nil
+	return artifact.Cache{
+		Dir: cache, Sources: devcluster.Sources, Log: os.Stderr, Kubernetes: o.kubernetes, Containerd: o.containerd, Multus: o.multus,
+	}, nil
 }
 
 func (o *options) store() (state.Store, error) {

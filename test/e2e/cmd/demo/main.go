@@ -57,6 +57,7 @@ func command() *cobra.Command {
 	flags.StringVar(&world.Cluster.Program, "devcluster", "bin/devcluster", "the devcluster program")
 	flags.StringVar(&world.Cluster.Kubernetes, "kubernetes", "", "an older Kubernetes, such as 1.34")
 	flags.StringVar(&world.Cluster.Containerd, "containerd", "", "2 for containerd 2")
+	flags.StringVar(&world.Cluster.Multus, "multus-version", "", "an older Multus, such as 4.2")
 	flags.StringVar(&world.StateDir, "state", "/var/lib/xpu-device-plugin/demo", "directory for logs")
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything up at the end")
 	cmd.Flags().IntVar(&acts, "acts", len(world.Acts()), "how many acts to tell; the last one is direct mode, which takes the custom resources away")
