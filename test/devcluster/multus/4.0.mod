@@ -1,4 +1,5 @@
-// Multus 4.0, which a cluster can have in place of that of plugins.mod.
+// Multus 4.0, which a cluster can have in place of that of plugins.mod. Its client-go and a later kube-openapi register the same protocol
+// buffers by two names.
 module github.com/opiproject/xpu-device-plugin/test/devcluster
 
 go 1.26.0
@@ -63,3 +64,5 @@ require (
 	sigs.k8s.io/structured-merge-diff/v4 v4.2.1 // indirect
 	sigs.k8s.io/yaml v1.3.0 // indirect
 )
+
+replace k8s.io/kube-openapi => k8s.io/kube-openapi v0.0.0-20211109043538-20434351676c
