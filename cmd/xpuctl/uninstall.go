@@ -64,7 +64,7 @@ func runUninstall(c *cobra.Command, cluster *genericclioptions.ConfigFlags, o un
 			fmt.Fprintln(c.ErrOrStderr(), " ", pod)
 		}
 	case errors.As(err, &remains):
-		fmt.Fprintf(c.ErrOrStderr(), "objects of kind %s have not gone in %s. See to what they wait for and run this again, or use --force:\n",
+		fmt.Fprintf(c.ErrOrStderr(), "%ss that have not gone in %s. See to what they wait for and run this again, or use --force:\n",
 			remains.Kind, o.Timeout)
 		for _, object := range remains.Objects {
 			fmt.Fprintln(c.ErrOrStderr(), " ", object)

@@ -16,7 +16,7 @@ type InUseError struct {
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("%d pods have Functions: %s", len(e.Pods), strings.Join(e.Pods, ", "))
+	return "pods that have Functions: " + strings.Join(e.Pods, ", ")
 }
 
 // RemainsError says that objects of a kind have not gone in time. Objects of the kinds after it were not deleted.
@@ -44,7 +44,7 @@ func (e *RemainsError) Error() string {
 	for _, o := range e.Objects {
 		objects = append(objects, o.String())
 	}
-	return fmt.Sprintf("%d objects of kind %s have not gone: %s", len(e.Objects), e.Kind, strings.Join(objects, "; "))
+	return fmt.Sprintf("%ss that have not gone: %s", e.Kind, strings.Join(objects, "; "))
 }
 
 func remains(kind string, objects []unstructured.Unstructured) *RemainsError {

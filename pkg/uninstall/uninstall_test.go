@@ -267,7 +267,7 @@ func TestRemains(t *testing.T) {
 	w.install()
 	must.Succeed(t, w.takeFinalizers(&v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
 	err := w.run(uninstall.Options{Timeout: time.Second})
-	want := "1 objects of kind XPUPort have not gone: default/node1-0000-3b-00-2: Releasing: the OPI agent does not answer"
+	want := "XPUPorts that have not gone: default/node1-0000-3b-00-2: Releasing: the OPI agent does not answer"
 	if err == nil || err.Error() != want {
 		t.Fatalf("error %v, want %s", err, want)
 	}

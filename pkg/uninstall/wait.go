@@ -22,7 +22,7 @@ func (r *run) wait(ctx context.Context, kind string) error {
 		}
 		if !reported {
 			reported = true
-			r.report("%d objects of kind %s are to go", len(list.Items), kind)
+			r.report("waiting until the last %s is gone (%d now)", kind, len(list.Items))
 		}
 		if err := r.watch(ctx, list); err != nil {
 			return fmt.Errorf("watch %s: %w", kind, err)
