@@ -170,7 +170,7 @@ func (r *run) takeFinalizers(ctx context.Context, o *unstructured.Unstructured) 
 	var failed error
 	_ = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (done bool, _ error) {
 		failed = client.IgnoreNotFound(r.api.Patch(ctx, o, patch))
-		return !apierrors.IsForbidden(failed), nil
+		return !apierrors.IsInvalid(failed) && !apierrors.IsForbidden(failed), nil // a policy may say either
 	})
 	return failed
 }
