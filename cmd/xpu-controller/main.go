@@ -181,7 +181,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	metrics.Registry.MustRegister(monitoring.NewBuildInfo("xpu-controller"))
-	if o.controller.Tracer, err = tracing.Dial(ctx, o.tracingEndpoint, name); err != nil {
+	if o.controller.Tracer, err = tracing.Dial(ctx, o.tracingEndpoint, name, log); err != nil {
 		return fmt.Errorf("--tracing-endpoint: %w", err)
 	}
 	defer o.controller.Tracer.Stop(ctx, log)

@@ -39,8 +39,8 @@ type Tracer struct {
 
 // Dial returns a Tracer that sends spans by OTLP over gRPC to a collector, "http://host:port" or "https://host:port"; nil for "".
 // The environment says more, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_EXPORTER_OTLP_CERTIFICATE (the specification of
-// OpenTelemetry's protocol exporter). It does not wait for a connection. What a collector does not take is dropped.
-func Dial(ctx context.Context, endpoint, program string) (*Tracer, error) {
+// OpenTelemetry's protocol exporter). It does not wait for a connection. What a collector does not take is dropped, and logged.
+func Dial(ctx context.Context, endpoint, program string, log logr.Logger) (*Tracer, error) {
 	if endpoint == "" {
 		return nil, nil
 	}
@@ -51,7 +51,20 @@ func Dial(ctx context.Context, endpoint, program string) (*Tracer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("collector %s: %w", endpoint, err)
 	}
-	return New(sdktrace.NewBatchSpanProcessor(exporter), program)
+	return New(sdktrace.NewBatchSpanProcessor(logging{exporter, log}), program)
+}
+
+// logging logs the errors of an exporter, which OpenTelemetry would print.
+type logging struct {
+	sdktrace.SpanExporter
+	log logr.Logger
+}
+
+func (l logging) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	if err := l.SpanExporter.ExportSpans(ctx, spans); err != nil {
+		l.log.Error(err, "Traces are lost", "spans", len(spans))
+	}
+	return nil
 }
 
 // New returns a Tracer that gives spans to a processor.

@@ -6,9 +6,11 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/go-logr/logr/testr"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -82,7 +84,7 @@ func TestTrace(t *testing.T) {
 
 // TestNoTrace: without a collector, and for objects whose UID is none, nothing happens.
 func TestNoTrace(t *testing.T) {
-	none, err := tracing.Dial(t.Context(), "", "xpu-test")
+	none, err := tracing.Dial(t.Context(), "", "xpu-test", testr.New(t))
 	if none != nil || err != nil {
 		t.Fatalf("Dial = %v, %v, want nil", none, err)
 	}
@@ -171,7 +173,7 @@ func (c *collector) Export(_ context.Context, r *collectorpb.ExportTraceServiceR
 func TestDial(t *testing.T) {
 	c := &collector{names: make(chan string, 1)}
 	address := serve(t, func(s *grpc.Server) { collectorpb.RegisterTraceServiceServer(s, c) })
-	tracer, err := tracing.Dial(t.Context(), "http://"+address, "xpu-test")
+	tracer, err := tracing.Dial(t.Context(), "http://"+address, "xpu-test", testr.New(t))
 	must.Succeed(t, err)
 	_, end := tracer.Stage(t.Context(), uid, "attach Function")
 	end(nil)
@@ -180,9 +182,30 @@ func TestDial(t *testing.T) {
 		t.Errorf("the collector got %q, want attach Function", got)
 	}
 	for _, endpoint := range []string{"collector:4317", "grpc://collector:4317"} {
-		if _, err := tracing.Dial(t.Context(), endpoint, "xpu-test"); err == nil || !strings.Contains(err.Error(), endpoint) {
+		if _, err := tracing.Dial(t.Context(), endpoint, "xpu-test", testr.New(t)); err == nil || !strings.Contains(err.Error(), endpoint) {
 			t.Errorf("%s: error %v, want one that names it", endpoint, err)
 		}
+	}
+}
+
+// TestNoCollector: a collector that is away costs a line in the log.
+func TestNoCollector(t *testing.T) {
+	var mutex sync.Mutex
+	var logged []string
+	log := funcr.New(func(_, args string) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		logged = append(logged, args)
+	}, funcr.Options{})
+	tracer, err := tracing.Dial(t.Context(), "http://127.0.0.1:1", "xpu-test", log)
+	must.Succeed(t, err)
+	_, end := tracer.Stage(t.Context(), uid, "attach Function")
+	end(nil)
+	tracer.Stop(t.Context(), log)
+	mutex.Lock()
+	defer mutex.Unlock()
+	if len(logged) == 0 || !strings.Contains(strings.ToLower(logged[0]), "traces are lost") {
+		t.Errorf("logged %q, want that traces are lost", logged)
 	}
 }
 

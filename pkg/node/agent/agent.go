@@ -30,7 +30,7 @@ import (
 // Run works until ctx ends. It returns an error only if it cannot work at all, or if the agent that took the node over from this one
 // is gone.
 func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
-	tracer, err := tracing.Dial(ctx, config.TracingEndpoint, "xpu-agent")
+	tracer, err := tracing.Dial(ctx, config.TracingEndpoint, "xpu-agent", log)
 	if err != nil {
 		return fmt.Errorf("--tracing-endpoint: %w", err)
 	}
