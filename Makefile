@@ -121,7 +121,7 @@ mutation: ## Show which mistakes in the packages that own state no test notices 
 
 LIVES ?= 10000
 .PHONY: matrix
-matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes, containerd and Multus; takes an hour
+matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes, containerd and Multus; takes an hour the first time
 	@scripts/matrix $(VERSIONS)
 
 .PHONY: upgrades

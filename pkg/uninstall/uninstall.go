@@ -196,11 +196,7 @@ func (r *run) removePolicy(ctx context.Context) error {
 	binding.SetAPIVersion("admissionregistration.k8s.io/v1")
 	binding.SetKind("ValidatingAdmissionPolicyBinding")
 	binding.SetName("xpuports")
-	err := r.delete(ctx, binding, binding.GetKind(), binding.GetName())
-	if meta.IsNoMatchError(err) {
-		return nil
-	}
-	return err
+	return r.delete(ctx, binding, binding.GetKind(), binding.GetName())
 }
 
 func (r *run) delete(ctx context.Context, o client.Object, kind, name string) error {
@@ -220,7 +216,7 @@ func (r *run) list(ctx context.Context, kind string) (*unstructured.Unstructured
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(kind + "List"))
 	err := r.api.List(ctx, list)
-	if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+	if isUnknown(err) {
 		return list, nil
 	}
 	if err != nil {
@@ -228,6 +224,9 @@ func (r *run) list(ctx context.Context, kind string) (*unstructured.Unstructured
 	}
 	return list, nil
 }
+
+// isUnknown says whether an error is that the API server does not know a kind.
+func isUnknown(err error) bool { return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) }
 
 // isBrokers says whether an object is an XPU that a broker keeps in the cluster of a tenant.
 func isBrokers(o *unstructured.Unstructured) bool {

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -68,7 +67,7 @@ func (r *run) usersOfResources(ctx context.Context, users sets.Set[string]) erro
 func (r *run) resources(ctx context.Context) (sets.Set[corev1.ResourceName], error) {
 	var pools v1alpha1.DevicePoolList
 	err := r.api.List(ctx, &pools)
-	if meta.IsNoMatchError(err) {
+	if isUnknown(err) {
 		return nil, nil
 	}
 	if err != nil {

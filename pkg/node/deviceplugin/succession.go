@@ -26,7 +26,7 @@ import (
 
 const (
 	// forwardTimeout is how long a call may wait for the endpoint of the agent that has the node now. The kubelet fails the pod
-	// with the error.
+	// of an Allocate with the error.
 	forwardTimeout = 30 * time.Second
 	dialTimeout    = time.Second
 	// reconnecting is how long after the end of the last agent a stream counts as lost after a reconnectPatience, which a kubelet
