@@ -188,14 +188,14 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		registry.MustRegister(agent)
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", monitoring.Handler(registry))
-		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, mux) })
+		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, mux, log) })
 	}
 	if o.profilesListen != "" {
 		profilesLis, err := monitoring.ListenForProfiles(o.profilesListen)
 		if err != nil {
 			return errors.Join(fmt.Errorf("--pprof-listen: %w", err), lis.Close())
 		}
-		all.Go(func() error { return monitoring.ServeProfiles(ctx, profilesLis) })
+		all.Go(func() error { return monitoring.ServeProfiles(ctx, profilesLis, log) })
 	}
 	if credentials != nil {
 		all.Go(func() error { return credentials.Follow(ctx, log) })

@@ -184,7 +184,7 @@ func run(ctx context.Context, o options) error {
 	if o.controller.Tracer, err = tracing.Dial(ctx, o.tracingEndpoint, name, log); err != nil {
 		return fmt.Errorf("--tracing-endpoint: %w", err)
 	}
-	defer o.controller.Tracer.Stop(ctx, log)
+	defer o.controller.Tracer.Stop(ctx)
 	log.Info("starting", "version", version.String(), "role", o.role, "namespace", o.controller.Namespace)
 	installation, err := controller.Installation(ctx, mgr.GetAPIReader())
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/go-logr/logr"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -16,7 +18,7 @@ import (
 // TestTrace: the claim's trace has what was done for it, up to the call of the OPI agent.
 func TestTrace(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
-	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-controller")
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-controller", logr.Discard())
 	must.Succeed(t, err)
 	c := newCluster(t, func(o *Options) { o.Tracer = tracer })
 	agent := opitest.Start(t)

@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+
+	"github.com/go-logr/logr"
 )
 
 // ListenForProfiles listens at a loopback address, "127.0.0.1:6060" or "localhost:6060". Others are refused: profiles show
@@ -22,12 +24,12 @@ func ListenForProfiles(address string) (net.Listener, error) {
 }
 
 // ServeProfiles answers at /debug/pprof/ until ctx ends, see package [net/http/pprof]. It closes the listener.
-func ServeProfiles(ctx context.Context, listener net.Listener) error {
+func ServeProfiles(ctx context.Context, listener net.Listener, log logr.Logger) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index) // with heap, goroutine and the other profiles of the runtime
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return Serve(ctx, listener, mux)
+	return Serve(ctx, listener, mux, log)
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/monitoring"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -25,7 +27,7 @@ func TestListenForProfiles(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	listener, err := monitoring.ListenForProfiles("localhost:0")
 	must.Succeed(t, err)
-	stop := must.Run(t, func(ctx context.Context) error { return monitoring.ServeProfiles(ctx, listener) })
+	stop := must.Run(t, func(ctx context.Context) error { return monitoring.ServeProfiles(ctx, listener, logr.Discard()) })
 	defer stop()
 	for path, want := range map[string]string{"": "goroutine", "goroutine?debug=1": "TestProfiles", "heap?debug=1": "heap profile", "cmdline": "test"} {
 		response, err := http.Get("http://" + listener.Addr().String() + "/debug/pprof/" + path)

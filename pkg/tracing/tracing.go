@@ -33,6 +33,7 @@ const EndpointUsage = "URL of an OpenTelemetry collector that takes traces by OT
 
 // Tracer makes spans. Its methods may be called at any time from any goroutine, and do nothing for nil.
 type Tracer struct {
+	log      logr.Logger
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 }
@@ -51,7 +52,7 @@ func Dial(ctx context.Context, endpoint, program string, log logr.Logger) (*Trac
 	if err != nil {
 		return nil, fmt.Errorf("collector %s: %w", endpoint, err)
 	}
-	return New(sdktrace.NewBatchSpanProcessor(logging{exporter, log}), program)
+	return New(sdktrace.NewBatchSpanProcessor(logging{exporter, log}), program, log)
 }
 
 // logging logs the errors of an exporter, which OpenTelemetry would print.
@@ -68,7 +69,7 @@ func (l logging) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan)
 }
 
 // New returns a Tracer that gives spans to a processor.
-func New(processor sdktrace.SpanProcessor, program string) (*Tracer, error) {
+func New(processor sdktrace.SpanProcessor, program string, log logr.Logger) (*Tracer, error) {
 	described, err := resource.Merge(resource.Default(), resource.NewSchemaless(
 		attribute.String("service.name", program), attribute.String("service.version", version.String())))
 	if err != nil {
@@ -76,18 +77,18 @@ func New(processor sdktrace.SpanProcessor, program string) (*Tracer, error) {
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor), sdktrace.WithResource(described),
 		sdktrace.WithIDGenerator(ids{}), sdktrace.WithSampler(sampler{}))
-	return &Tracer{provider, provider.Tracer("github.com/opiproject/xpu-device-plugin")}, nil
+	return &Tracer{log, provider, provider.Tracer("github.com/opiproject/xpu-device-plugin")}, nil
 }
 
 // Stop sends what is left, if the collector takes it soon, though ctx may have ended. Nothing is sent any more then.
-func (t *Tracer) Stop(ctx context.Context, log logr.Logger) {
+func (t *Tracer) Stop(ctx context.Context) {
 	if t == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	if err := t.provider.Shutdown(ctx); err != nil {
-		log.Error(err, "The last traces are lost")
+		t.log.Error(err, "The last traces are lost")
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/go-logr/logr/testr"
 	"go.opentelemetry.io/otel/attribute"
@@ -37,7 +38,7 @@ const (
 func newTracer(t *testing.T) (*tracing.Tracer, *tracetest.InMemoryExporter) {
 	t.Helper()
 	exporter := tracetest.NewInMemoryExporter()
-	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-test")
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-test", logr.Discard())
 	must.Succeed(t, err)
 	return tracer, exporter
 }
@@ -101,7 +102,7 @@ func TestNoTrace(t *testing.T) {
 			}
 			tracer.Whole(t.Context(), types.UID(of), "claim to Ready", time.Now())
 		}
-		tracer.Stop(t.Context(), testr.New(t))
+		tracer.Stop(t.Context())
 	}
 	none.Whole(t.Context(), uid, "claim to Ready", time.Now())
 	if spans := exporter.GetSpans(); len(spans) > 0 {
@@ -177,7 +178,7 @@ func TestDial(t *testing.T) {
 	must.Succeed(t, err)
 	_, end := tracer.Stage(t.Context(), uid, "attach Function")
 	end(nil)
-	tracer.Stop(t.Context(), testr.New(t))
+	tracer.Stop(t.Context())
 	if got := <-c.names; got != "attach Function" {
 		t.Errorf("the collector got %q, want attach Function", got)
 	}
@@ -201,7 +202,7 @@ func TestNoCollector(t *testing.T) {
 	must.Succeed(t, err)
 	_, end := tracer.Stage(t.Context(), uid, "attach Function")
 	end(nil)
-	tracer.Stop(t.Context(), log)
+	tracer.Stop(t.Context())
 	mutex.Lock()
 	defer mutex.Unlock()
 	if len(logged) == 0 || !strings.Contains(strings.ToLower(logged[0]), "traces are lost") {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/testr"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -129,6 +130,8 @@ func serve(t *testing.T, dir string, handler http.Handler) (address string, trus
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
 	t.Cleanup(must.Run(t, certificate.Follow))
-	t.Cleanup(must.Run(t, func(ctx context.Context) error { return monitoring.Serve(ctx, certificate.Listener(inner), handler) }))
+	t.Cleanup(must.Run(t, func(ctx context.Context) error {
+		return monitoring.Serve(ctx, certificate.Listener(inner), handler, logr.Discard())
+	}))
 	return inner.Addr().String(), &tls.Config{InsecureSkipVerify: true} // #nosec G402 -- self-signed
 }

@@ -34,7 +34,7 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 	if err != nil {
 		return fmt.Errorf("--tracing-endpoint: %w", err)
 	}
-	defer tracer.Stop(ctx, log)
+	defer tracer.Stop(ctx)
 	a := &agent{config: config, log: log, registry: registry, tracer: tracer}
 	served, err := a.serveReadiness(ctx)
 	if err != nil {
@@ -132,7 +132,7 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 	group.Go(func() error { return a.connect(lasting) })
 	group.Go(func() error { return a.sfs.Watch(ctx) })
 	group.Go(func() error { return serveMonitoring(ctx, a.config, a.registry, a.ready, a.log) })
-	group.Go(func() error { return serveProfiles(ctx, a.config.ProfilesAddress) })
+	group.Go(func() error { return serveProfiles(ctx, a.config.ProfilesAddress, a.log) })
 	group.Go(func() error { return a.file.Run(ctx) })
 	group.Go(func() error {
 		defer end()

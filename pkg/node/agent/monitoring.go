@@ -26,7 +26,7 @@ func serveMonitoring(ctx context.Context, config Config, registry *prometheus.Re
 	mux.HandleFunc("GET /readyz", answerReady(ready))
 	if !config.MetricsSecure {
 		mux.Handle("GET /metrics", monitoring.Handler(registry))
-		return monitoring.Serve(ctx, listener, mux)
+		return monitoring.Serve(ctx, listener, mux, log)
 	}
 	defer listener.Close()
 	metrics, err := secure.Handler(config.Kubernetes, monitoring.Handler(registry), log.WithName("metrics"))
@@ -40,12 +40,12 @@ func serveMonitoring(ctx context.Context, config Config, registry *prometheus.Re
 	}
 	serving, ctx := errgroup.WithContext(ctx)
 	serving.Go(func() error { return certificate.Follow(ctx) })
-	serving.Go(func() error { return monitoring.Serve(ctx, certificate.Listener(listener), mux) })
+	serving.Go(func() error { return monitoring.Serve(ctx, certificate.Listener(listener), mux, log) })
 	return serving.Wait()
 }
 
 // serveProfiles answers /debug/pprof at the address until ctx ends, if there is one.
-func serveProfiles(ctx context.Context, address string) error {
+func serveProfiles(ctx context.Context, address string, log logr.Logger) error {
 	if address == "" {
 		return nil
 	}
@@ -53,5 +53,5 @@ func serveProfiles(ctx context.Context, address string) error {
 	if err != nil {
 		return fmt.Errorf("--pprof-listen: %w", err)
 	}
-	return monitoring.ServeProfiles(ctx, listener)
+	return monitoring.ServeProfiles(ctx, listener, log)
 }

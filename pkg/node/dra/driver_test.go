@@ -281,7 +281,7 @@ func TestPrepare(t *testing.T) {
 func TestPrepareIsTraced(t *testing.T) {
 	n := newNode(t)
 	exporter := tracetest.NewInMemoryExporter()
-	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent")
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent", logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -199,7 +199,7 @@ func TestAttach(t *testing.T) {
 // TestAttachIsTraced: by the pod where there is no claim.
 func TestAttachIsTraced(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
-	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent")
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent", logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
