@@ -91,6 +91,7 @@ const (
 	ReasonConflict         = "Conflict"
 	ReasonFailed           = "Failed"
 	ReasonFunctionBusy     = "FunctionBusy"
+	ReasonStandby          = "Standby" // of an XPUPort of a virtual machine that is being migrated
 	ReasonNoFreeAddress    = "NoFreeAddress"
 	ReasonForbidden        = "Forbidden"
 	ReasonReleasing        = "Releasing"

@@ -129,6 +129,12 @@ type XPUPortStatus struct {
 	// +optional
 	Pod string `json:"pod,omitempty"`
 
+	// Predecessor is the XPUPort that had the MAC address and the addresses before, "namespace/name": that of the pod that a virtual
+	// machine was migrated from. While it is there, this Port stands by.
+	// +optional
+	// +kubebuilder:validation:MaxLength=317
+	Predecessor string `json:"predecessor,omitempty"`
+
 	// MTU is the network's in bytes, or the largest that the xPU carries where the network sets none; 0 if that is not known.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`

@@ -282,8 +282,8 @@ func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUP
 	condition.ObservedGeneration = cmp.Or(v1alpha1.ReadyOf(port.Status.Conditions).ObservedGeneration, condition.ObservedGeneration)
 	told, there := copied.Status.DeepCopy(), port.Status.DeepCopy()
 	if port.Spec.Claim.Name == "" { // it got these when it was admitted
-		told.Addresses, told.MTU, told.Pod = nil, 0, ""
-		there.Addresses, there.MTU, there.Pod = nil, 0, ""
+		told.Addresses, told.MTU, told.Pod, told.Predecessor = nil, 0, "", ""
+		there.Addresses, there.MTU, there.Pod, there.Predecessor = nil, 0, "", ""
 	}
 	told.Conditions = []metav1.Condition{*condition}
 	there.Conditions = slices.DeleteFunc(there.Conditions, func(c metav1.Condition) bool { return c.Type != condition.Type })

@@ -22,6 +22,9 @@ type addressBook struct {
 	// assigned are the addresses of Ports that may not have them in their status yet.
 	assigned map[types.NamespacedName][]string
 
+	// successors are the Ports that stand by, by their MAC address. One gets what the Port has that has this MAC address, once that is gone.
+	successors map[string]types.NamespacedName
+
 	// complete says that the book has been seen to have every Port of the network. Events keep it so.
 	complete   bool
 	generation int64 // of the network's spec that subnets are for
@@ -31,13 +34,18 @@ type addressBook struct {
 func newAddressBook() *addressBook {
 	return &addressBook{
 		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{},
-		assigned: map[types.NamespacedName][]string{}, subnets: map[netip.Prefix]*freeList{},
+		assigned: map[types.NamespacedName][]string{}, successors: map[string]types.NamespacedName{}, subnets: map[netip.Prefix]*freeList{},
 	}
 }
 
-// add notes what a Port has. What another Port has stays that one's.
+// add notes what a Port has. What another Port has stays that one's, unless that one stands by for this one.
 func (b *addressBook) add(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
+	if standsBy(port) {
+		b.successors[port.Spec.MAC] = key
+	} else if successor, ok := b.successors[port.Spec.MAC]; ok {
+		b.give(port, successor, key)
+	}
 	if _, taken := b.macs[port.Spec.MAC]; !taken {
 		b.macs[port.Spec.MAC] = key
 	}
@@ -67,9 +75,31 @@ func (b *addressBook) take(key types.NamespacedName, addresses []string) {
 	}
 }
 
-// remove frees what a Port had.
+// standsBy says whether the Port waited for another one to go when its status was written.
+func standsBy(port *v1alpha1.XPUPort) bool {
+	return port.Status.Predecessor != "" && port.Status.BridgePort == ""
+}
+
+// give moves what a Port has from one key to another.
+func (b *addressBook) give(port *v1alpha1.XPUPort, from, to types.NamespacedName) {
+	if b.macs[port.Spec.MAC] == from {
+		b.macs[port.Spec.MAC] = to
+	}
+	for _, text := range addressesOf(port) {
+		if address, err := netip.ParsePrefix(text); err == nil && b.addresses[address.Addr()] == from {
+			b.addresses[address.Addr()] = to
+		}
+	}
+}
+
+// remove frees what a Port had, or leaves it to its successor.
 func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
+	successor, ok := b.successors[port.Spec.MAC]
+	if ok && (successor == key || b.macs[port.Spec.MAC] == key) {
+		b.give(port, key, successor)
+		delete(b.successors, port.Spec.MAC)
+	}
 	if b.macs[port.Spec.MAC] == key {
 		delete(b.macs, port.Spec.MAC)
 	}

@@ -109,6 +109,30 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 	return book.assign(key, port, rules)
 }
 
+// holder is the other Port of the network that has the Port's MAC address; the zero value if none has.
+func (l *allocator) holder(port *v1alpha1.XPUPort) types.NamespacedName {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	holder := l.book(port.Spec.Network).macs[port.Spec.MAC]
+	if holder == client.ObjectKeyFromObject(port) {
+		return types.NamespacedName{}
+	}
+	return holder
+}
+
+// promise has the Port get all that the holder of its MAC address has, at the moment when the holder is gone. It returns false if that
+// is another Port by now.
+func (l *allocator) promise(port *v1alpha1.XPUPort, holder types.NamespacedName) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	book := l.book(port.Spec.Network)
+	if book.macs[port.Spec.MAC] != holder {
+		return false
+	}
+	book.successors[port.Spec.MAC] = client.ObjectKeyFromObject(port)
+	return true
+}
+
 // complete returns a *problem until the book has every Port of the network that holds something and that the cache has. It needs the lock.
 func (l *allocator) complete(ctx context.Context, network string, book *addressBook) error {
 	if book.complete {
@@ -189,10 +213,10 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 	l.book(port.Spec.Network).add(port)
 }
 
-// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up. One
-// that was made ahead holds nothing: no pod has it, and its MAC address is the next claim's, if that can have it.
+// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up, or if
+// another Port has it and is to leave it to this one. One that was made ahead holds nothing: no pod has it, and its MAC address is the next claim's, if that can have it.
 func holds(port *v1alpha1.XPUPort) bool {
-	return !port.Spec.Ahead && (port.Spec.Claim.Name != "" || port.Status.BridgePort != "")
+	return !port.Spec.Ahead && (port.Spec.Claim.Name != "" || port.Status.BridgePort != "" || port.Status.Predecessor != "")
 }
 
 // gone frees what a Port had that the cache has no more. It still has its addresses while it is being deleted.

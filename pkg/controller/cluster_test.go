@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -35,6 +36,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
@@ -47,29 +49,11 @@ import (
 // the tests run one after the other, each with its own controller.
 var apiServer *rest.Config
 
-// controllerUser is the controller's access to it, which has the rights of rules and no others.
+// controllerUser is the controller's access to it, which has the rights of deploy/controller and no others.
 var controllerUser *rest.Config
 
-// rules are what the controller needs in the whole cluster.
-var rules = []rbacv1.PolicyRule{
-	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get", "list", "watch"}},
-	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims/status"}, Verbs: []string{"update"}},
-	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims/driver"}, ResourceNames: []string{v1alpha1.GroupName}, Verbs: []string{"arbitrary-node:update"}},
-	{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list"}},
-	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports"}, Verbs: []string{"get", "list", "watch", "create", "delete", "patch"}},
-	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus", "xpunetworks"}, Verbs: []string{"get", "list", "watch", "patch"}},
-	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpus"}, Verbs: []string{"create"}},
-	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"devicepools", "xpunodes"}, Verbs: []string{"get", "list", "watch"}},
-	{APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"xpuports/status", "xpunetworks/status", "xpus/status", "devicepools/status"}, Verbs: []string{"patch"}},
-	{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "list", "watch"}},
-	{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
-}
-
-// namespaceRules are what it needs in its own namespace.
-var namespaceRules = []rbacv1.PolicyRule{
-	{APIGroups: []string{""}, Resources: []string{"secrets", "services"}, Verbs: []string{"get", "list", "watch"}},
-	{APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get", "list", "watch"}},
-}
+// namespaceRules are its rights in its own namespace.
+var namespaceRules []rbacv1.PolicyRule
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 
@@ -113,13 +97,39 @@ func addController(environment *envtest.Environment) error {
 	if err != nil {
 		return err
 	}
-	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: controllerUserName}, Rules: rules}
+	role := &rbacv1.ClusterRole{}
+	own := &rbacv1.Role{}
+	if err := readRights(role, own); err != nil {
+		return err
+	}
+	role.ObjectMeta = metav1.ObjectMeta{Name: controllerUserName}
+	namespaceRules = own.Rules
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: role.ObjectMeta,
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName}},
 	}
 	return errors.Join(direct.Create(context.Background(), role), direct.Create(context.Background(), binding))
+}
+
+// readRights reads the objects of their kinds that an installation gives the controller.
+func readRights(objects ...any) error {
+	text, err := os.ReadFile(filepath.Join("..", "..", "deploy", "controller", "rbac.yaml"))
+	if err != nil {
+		return err
+	}
+	for _, document := range strings.Split(string(text), "\n---\n") {
+		for _, o := range objects {
+			kind := reflect.TypeOf(o).Elem().Name()
+			if !strings.Contains(document, "\nkind: "+kind+"\n") {
+				continue
+			}
+			if err := yaml.UnmarshalStrict([]byte(document), o); err != nil {
+				return fmt.Errorf("%s of deploy/controller: %w", kind, err)
+			}
+		}
+	}
+	return nil
 }
 
 // cluster is a namespace of the API server, and a controller that runs until the test ends.

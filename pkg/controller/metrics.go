@@ -65,7 +65,8 @@ type portCollector struct {
 }
 
 var portsDesc = prometheus.NewDesc(
-	"xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing; ahead of those that no pod has. Only the leader has it.", []string{"xpu", "state"}, nil)
+	"xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing; ahead of those that no pod has; "+
+		"standby of those of virtual machines that are being migrated. Only the leader has it.", []string{"xpu", "state"}, nil)
 
 func (*portCollector) Describe(descs chan<- *prometheus.Desc) { descs <- portsDesc }
 
@@ -103,6 +104,8 @@ func stateOf(port *v1alpha1.XPUPort) string {
 		return "up"
 	case v1alpha1.Refused(ready.Reason):
 		return "refused"
+	case ready.Reason == v1alpha1.ReasonStandby:
+		return "standby"
 	}
 	return "waiting"
 }

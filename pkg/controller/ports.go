@@ -50,6 +50,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 	return c.
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
+		Watches(&v1alpha1.XPUPort{}, enqueue(r.successors), whenGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
@@ -162,7 +163,7 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		return &problem{retry: p.retry}
 	case everUp || v1alpha1.Refused(p.reason):
 		return p
-	case port.Spec.Ahead: // nobody waits for it
+	case port.Spec.Ahead, p.reason == v1alpha1.ReasonStandby: // nobody waits for it
 		return p
 	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig, p.reason == v1alpha1.ReasonNoFreeAddress:
 		return p // no xPU has refused anything
@@ -178,7 +179,7 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 
 // left is the time until a Port that never was up is refused; 0 or less if it is past, if the Port was up, or if nobody waits.
 func (r *ports) left(port *v1alpha1.XPUPort) time.Duration {
-	if port.Status.BridgePort != "" || port.Spec.Ahead {
+	if port.Status.BridgePort != "" || port.Spec.Ahead || port.Status.Predecessor != "" {
 		return 0
 	}
 	return time.Until(port.CreationTimestamp.Add(r.ProvisionTimeout))

@@ -67,6 +67,19 @@ func TestMetadataPath(t *testing.T) {
 	}
 }
 
+// TestLabelOfVirtualMachine: xpu-controller knows the pods of a virtual machine by KubeVirt's label.
+func TestLabelOfVirtualMachine(t *testing.T) {
+	for _, file := range []string{"../../pkg/controller/standby.go", page} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), kubevirt.CreatedByLabel) {
+			t.Errorf("%s does not have the label %s", file, kubevirt.CreatedByLabel)
+		}
+	}
+}
+
 // TestManifests: KubeVirt's types have every field of the page's VMs, and what they name is on the page.
 func TestManifests(t *testing.T) {
 	text, err := os.ReadFile(page)

@@ -126,10 +126,11 @@ func provisioned(port *v1alpha1.XPUPort) (Provisioned, error) {
 	return done, nil
 }
 
-// readiness returns nil if xpu-controller says that the Port is served.
+// readiness returns nil if xpu-controller says that the Port is served, or that it stands by: a virtual machine is migrated to a pod
+// that runs already.
 func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
-	if ready.Status == metav1.ConditionTrue {
+	if ready.Status == metav1.ConditionTrue || ready.Reason == v1alpha1.ReasonStandby {
 		return nil
 	}
 	return obstacle{

@@ -227,6 +227,45 @@ func TestCRDPort(t *testing.T) {
 	}
 }
 
+// TestCRDOfMigratedMachine: the second pod of a virtual machine starts while the first one has the MAC address, and is served later.
+func TestCRDOfMigratedMachine(t *testing.T) {
+	cluster.Need(t)
+	agent := opitest.Start(t)
+	declare(t, agent)
+	startController(t)
+	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
+	second := vf(1)
+	second.ID.Address = "0000:3b:02.1"
+	source, target := blue(vf(0)), blue(second)
+	target.Port.MAC = source.Port.MAC
+	for a, name := range map[*journal.Attachment]string{&source: "launcher-1", &target: "launcher-2"} {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"kubevirt.io/created-by": "vm-1"}},
+			Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}}},
+		}
+		if err := admin(t).Create(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		a.Pod = journal.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	}
+	for _, a := range []journal.Attachment{source, target} {
+		done, err := crd.Provision(within(t, 20*time.Second), a)
+		if err != nil {
+			t.Fatalf("pod %s: %v", a.Pod.Name, err)
+		}
+		if done.MTU != provisioningtest.BlueMTU {
+			t.Errorf("pod %s has MTU %d, want %d", a.Pod.Name, done.MTU, provisioningtest.BlueMTU)
+		}
+	}
+	if got := agent.Ports(); !slices.Equal(got, []string{"vf-0000-3b-02-0"}) {
+		t.Errorf("the agent has %q, want the first pod's port", got)
+	}
+	if err := crd.Deprovision(within(t, 20*time.Second), source); err != nil {
+		t.Fatal(err)
+	}
+	must.Eventually(t, "the agent has the second pod's port", func() bool { return slices.Equal(agent.Ports(), []string{"vf-0000-3b-02-1"}) })
+}
+
 // TestCRDWaitsForClaim: a Function that a claim still has is not touched.
 func TestCRDWaitsForClaim(t *testing.T) {
 	cluster.Need(t)

@@ -54,6 +54,8 @@ type resourcePod struct {
 	networks  []selection
 	// program is what the probe image does, "serve" if empty.
 	program string
+	// machine is the virtual machine that the pod is of, "" for none.
+	machine string
 }
 
 // selection names a network that the pod wants, as Multus reads it.
@@ -188,6 +190,9 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 		return nil, err
 	}
 	pod := podSpec{name: p.name, node: p.node}.pod()
+	if p.machine != "" {
+		pod.Labels = map[string]string{"kubevirt.io/created-by": p.machine}
+	}
 	pod.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": string(networks)}
 	pod.Spec.ResourceClaims = nil
 	container := &pod.Spec.Containers[0]

@@ -34,6 +34,7 @@ func (w *World) resourceTrouble() []Step {
 			w.movePool,
 		},
 		{"Multus and a claim: xpu-cni attaches the claim's Function", w.claimByMultus},
+		{"A virtual machine that is migrated: it keeps MAC address, addresses and network", w.migrate},
 		{"A card that resets under a running pod: it has its interface again, and packets go on", w.resetUnderResource},
 	}
 }

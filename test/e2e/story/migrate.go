@@ -1,0 +1,56 @@
+package story
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// migrate does with two pods what KubeVirt does with those of a virtual machine: the second, on the other node, runs before the first
+// ends. A third pod sees who has the address.
+func (w *World) migrate(ctx context.Context) error {
+	source, target := launcher("machine-1", "node1"), launcher("machine-2", "node2")
+	if err := w.startResourcePod(ctx, onNetwork("blue", "here", "node1", 61)); err != nil {
+		return err
+	}
+	if err := w.startResourcePod(ctx, source); err != nil {
+		return err
+	}
+	was, err := w.attachedTo(ctx, source)
+	if err != nil {
+		return err
+	}
+	address := was[0].IPs[0]
+	if err := w.startResourcePod(ctx, target); err != nil {
+		return err
+	}
+	is, err := w.attachedTo(ctx, target)
+	if err != nil {
+		return err
+	}
+	if is[0].MAC != was[0].MAC || !slices.Equal(is[0].IPs, was[0].IPs) {
+		return fmt.Errorf("%s has %s %q, want %s %q as %s", target.name, is[0].MAC, is[0].IPs, was[0].MAC, was[0].IPs, source.name)
+	}
+	if err := w.try(ctx, try{"here", source.name, true}, address); err != nil {
+		return fmt.Errorf("while %s stands by: %w", target.name, err)
+	}
+	begin := time.Now()
+	if err := w.deletePod(ctx, source.name); err != nil {
+		return err
+	}
+	moved := func(ctx context.Context) error { return w.try(ctx, try{"here", target.name, true}, address) }
+	if err := poll(ctx, 20*time.Second, target.name+" has the address", moved); err != nil {
+		return err
+	}
+	w.Detail("%s after %s was deleted, %s has %s and %s", time.Since(begin).Round(time.Millisecond), source.name, target.name, was[0].MAC, address)
+	return w.endResourcePods(ctx, "here", target.name)
+}
+
+// launcher is a pod with the label of those of one virtual machine, and with a MAC address of its own.
+func launcher(name, node string) resourcePod {
+	return resourcePod{
+		name: name, node: node, resources: map[string]int{poolPlain: 1}, machine: "machine",
+		networks: []selection{{Name: "blue-given", MAC: "02:00:00:00:00:51"}},
+	}
+}
