@@ -30,6 +30,7 @@ type Set struct {
 	KubernetesVersion string // for example v1.37.1
 	Kubernetes        string // directory with one file per component
 	Runtime           string // root of unpacked packages: usr/bin/containerd, usr/sbin/runc, usr/lib/cni, ...
+	CRIO              bool   // whether the runtime is CRI-O
 	Plugins           string // directory of CNI plugins that come before those of Runtime
 	PauseImage        string // image file
 }
@@ -42,8 +43,8 @@ type Cache struct {
 
 	// Kubernetes is an older version than that of go.mod, as "1.36"; one of [Cache.KubernetesVersions].
 	Kubernetes string
-	// Containerd is "2" for containerd 2, built from its Go module, in place of Debian's 1.7.
-	Containerd string
+	// Runtime is "containerd-2" or "cri-o", built from Go modules, in place of Debian's containerd 1.7.
+	Runtime string
 	// Multus is an older version than that of plugins.mod, as "4.2"; one of [Cache.MultusVersions].
 	Multus string
 }
@@ -112,6 +113,7 @@ func (c Cache) plan(ctx context.Context) (Set, []artifact, error) {
 		KubernetesVersion: version,
 		Kubernetes:        c.path(kubernetes),
 		Runtime:           c.path(runtime),
+		CRIO:              c.Runtime == "cri-o",
 		Plugins:           c.path(plugins),
 		PauseImage:        filepath.Join(c.path(pause), "pause.tar"),
 	}

@@ -25,22 +25,31 @@ func (c Cache) pause(goVersion string) (artifact, error) {
 }
 
 func (c Cache) makePause(ctx context.Context, target string) error {
-	source, err := os.MkdirTemp("", "devcluster-pause-")
-	if err != nil {
+	binary := filepath.Join(target, "pause")
+	if err := c.buildCommand(ctx, "pause", binary); err != nil {
 		return err
 	}
-	defer os.RemoveAll(source)
-	if err := c.extract(source, "go.mod", "go.sum", "cmd/pause/main.go"); err != nil {
-		return err
-	}
-	binary := filepath.Join(source, "pause")
-	output, err := c.goCommand(ctx, source, "build", "-ldflags", "-s -w", "-o", binary, "./cmd/pause").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("go build: %w\n%s", err, lastLines(output))
-	}
+	defer os.Remove(binary)
 	return image.Write(filepath.Join(target, "pause.tar"), PauseImage, time.Unix(0, 0), image.Spec{
 		Arch:       runtime.GOARCH,
 		Entrypoint: []string{"/pause"},
 		Files:      []image.File{{Source: binary, Target: "/pause"}},
 	})
+}
+
+// buildCommand builds a command of this module that has no dependencies: cmd/NAME/main.go.
+func (c Cache) buildCommand(ctx context.Context, name, binary string) error {
+	source, err := os.MkdirTemp("", "devcluster-"+name+"-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(source)
+	if err := c.extract(source, "go.mod", "go.sum", "cmd/"+name+"/main.go"); err != nil {
+		return err
+	}
+	output, err := c.goCommand(ctx, source, "build", "-ldflags", "-s -w", "-o", binary, "./cmd/"+name).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, lastLines(output))
+	}
+	return nil
 }

@@ -40,16 +40,21 @@ func (c Cache) runtime(goVersion string) (artifact, error) {
 		dir:    "runtime",
 		inputs: slices.Concat(suites, packages),
 		make: func(ctx context.Context, target string) error {
-			return c.makeRuntime(ctx, target, codename, suites, packages)
+			if err := c.unpack(ctx, target, codename, suites, packages); err != nil {
+				return err
+			}
+			return c.checkRuntime(ctx, target, runtimeFiles[:])
 		},
 	}
-	switch c.Containerd {
+	switch c.Runtime {
 	case "":
 		return debian, nil
-	case "2":
+	case "containerd-2":
 		return c.containerd(debian, goVersion)
+	case "cri-o":
+		return c.crio(debian, goVersion, codename)
 	}
-	return artifact{}, fmt.Errorf("containerd %s cannot be built: want 2, or none for Debian's 1.7", c.Containerd)
+	return artifact{}, fmt.Errorf("container runtime %s cannot be built: want containerd-2 or cri-o, or none for Debian's containerd 1.7", c.Runtime)
 }
 
 // containerd is another runtime, with the containerd of containerd.mod in place of its own.
@@ -75,14 +80,15 @@ func (c Cache) containerd(other artifact, goVersion string) (artifact, error) {
 			if err := c.buildTools(ctx, name, "containerd", flags, filepath.Join(target, "usr/bin")); err != nil {
 				return err
 			}
-			return c.checkRuntime(ctx, target)
+			return c.checkRuntime(ctx, target, runtimeFiles[:])
 		},
 	}, nil
 }
 
 const containerdModule = "github.com/containerd/containerd/v2"
 
-func (c Cache) makeRuntime(ctx context.Context, target, codename string, suites, packages []string) error {
+// unpack downloads Debian packages and unpacks them into target.
+func (c Cache) unpack(ctx context.Context, target, codename string, suites, packages []string) error {
 	own, err := apt.MachineSource("/etc/apt", codename)
 	if err != nil {
 		return err
@@ -97,16 +103,13 @@ func (c Cache) makeRuntime(ctx context.Context, target, codename string, suites,
 	}
 	defer os.RemoveAll(state)
 	fmt.Fprintf(c.Log, "container runtime: downloading %s\n", strings.Join(packages, ", "))
-	if err := (apt.Archive{Dir: state, Sources: sources}).Unpack(ctx, target, packages...); err != nil {
-		return err
-	}
-	return c.checkRuntime(ctx, target)
+	return (apt.Archive{Dir: state, Sources: sources}).Unpack(ctx, target, packages...)
 }
 
 // checkRuntime runs what was unpacked: a shared library that this machine lacks shows here, by name, and not as
 // a pod that does not start.
-func (c Cache) checkRuntime(ctx context.Context, root string) error {
-	for _, name := range runtimeFiles {
+func (c Cache) checkRuntime(ctx context.Context, root string, files []string) error {
+	for _, name := range files {
 		flag := "--version"
 		if strings.Contains(name, "shim") {
 			flag = "-v"

@@ -89,7 +89,7 @@ func (s *Supervisor) act(ctx context.Context, name, action string) error {
 	case NodeRestartKubelet:
 		return m.ask(ctx, node.PathRestartKubelet, nil)
 	case NodeRestartRuntime:
-		return m.ask(ctx, node.PathRestartContainerd, nil)
+		return m.ask(ctx, node.PathRestartRuntime, nil)
 	}
 	return fmt.Errorf("unknown action %q on %s", action, name)
 }

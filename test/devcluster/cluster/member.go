@@ -67,6 +67,7 @@ func newMember(table *process.Table, groups cgroup.Tree, record state.Record, nu
 				PauseImage: artifact.PauseImage,
 				Multus:     record.Multus,
 				KubeProxy:  record.KubeProxy,
+				CRIO:       record.CRIO,
 			},
 			MachineID: hex.EncodeToString(id[:16]),
 		},
@@ -112,7 +113,7 @@ func (m *member) start(ctx context.Context, nodes corev1client.NodeInterface, re
 	return nil
 }
 
-// boot starts the node's PID 1 and returns when containerd runs.
+// boot starts the node's PID 1 and returns when its container runtime runs.
 func (m *member) boot(ctx context.Context) error {
 	m.config.BootID = uuid.NewString()
 	if err := node.WriteConfig(m.dir, m.config); err != nil {
@@ -185,7 +186,7 @@ func (m *member) joinCluster(ctx context.Context, nodes corev1client.NodeInterfa
 // explain adds the end of the logs of a node that did not start.
 func (m *member) explain(err error) error {
 	err = fmt.Errorf("%s: %w", m.config.Name, err)
-	for _, name := range []string{"init", "containerd", "kubelet", "kube-proxy"} {
+	for _, name := range []string{"init", m.config.ContainerRuntime().Name, "kubelet", "kube-proxy"} {
 		if tail, _ := process.Tail(m.dir.Log(name), tailLines); tail != "" {
 			err = fmt.Errorf("%w\nlast lines of the log of %s:\n%s", err, name, tail)
 		}

@@ -2,7 +2,7 @@
 // and where they are.
 //
 // Paths are those that the program sees: in the cluster's mount namespace for the control plane, in the node's
-// for containerd and the kubelet.
+// for the container runtime and the kubelet.
 package component
 
 import (
@@ -146,12 +146,8 @@ const (
 	kubeProxyHealth = "127.0.0.1:10256"
 )
 
-// ContainerdSocket is where containerd listens, in the node's mount namespace.
-const ContainerdSocket = "/run/containerd/containerd.sock"
-
 // Files of a node.
 const (
-	ContainerdConfig  = "/etc/containerd/config.toml"
 	KubeletConfig     = "/etc/kubernetes/kubelet.yaml"
 	KubeletKubeconfig = "/etc/kubernetes/kubelet.kubeconfig"
 	ProxyKubeconfig   = "/etc/kubernetes/kube-proxy.kubeconfig"
@@ -172,11 +168,7 @@ type Node struct {
 	PauseImage string
 	Multus     bool // gives pods the networks that their annotations name, on top of PodNetwork
 	KubeProxy  bool // has the addresses of Services lead to pods
-}
-
-// Containerd runs containers.
-func (n Node) Containerd() Command {
-	return Command{Name: "containerd", Path: Runtime + "/usr/bin/containerd", Args: []string{"--config=" + ContainerdConfig}}
+	CRIO       bool // runs containers by CRI-O in place of containerd
 }
 
 // Kubelet runs pods.
@@ -212,9 +204,6 @@ var auditPolicy []byte
 // AuditPolicy has the API server record who wrote what.
 func AuditPolicy() []byte { return bytes.Clone(auditPolicy) }
 
-//go:embed templates/containerd.toml
-var containerdTemplate string
-
 //go:embed templates/kubelet.yaml
 var kubeletTemplate string
 
@@ -222,7 +211,8 @@ var kubeletTemplate string
 var podNetworkTemplate string
 
 // multusTemplate has the pod network inline: Multus 4.3.0 takes a clusterNetwork that is a file, too, but of a file with
-// a list of plugins it remembers only some fields for the DEL, and addresses are not given back.
+// a list of plugins it remembers only some fields for the DEL, and addresses are not given back. CRI-O asks for a CHECK after each ADD if
+// the version has one, and Multus then checks its own default network, also of a pod that named another; OpenShift has 0.3.1 as well.
 //
 //go:embed templates/multus.conf
 var multusTemplate string
@@ -239,11 +229,8 @@ const MultusUser = "multus"
 // Files renders the node's configuration files by path.
 func (n Node) Files() (map[string][]byte, error) {
 	files := map[string][]byte{}
-	templates := map[string]string{
-		ContainerdConfig: containerdTemplate,
-		KubeletConfig:    kubeletTemplate,
-		PodNetwork:       podNetworkTemplate,
-	}
+	templates := n.runtimeTemplates()
+	templates[KubeletConfig], templates[PodNetwork] = kubeletTemplate, podNetworkTemplate
 	if n.Multus {
 		templates[Multus] = multusTemplate
 	}
@@ -258,7 +245,7 @@ func (n Node) Files() (map[string][]byte, error) {
 		if err := set.ExecuteTemplate(&out, path, struct {
 			Node
 			Runtime, PKI, Socket, MultusKubeconfig string
-		}{n, Runtime, NodePKI, ContainerdSocket, MultusKubeconfig}); err != nil {
+		}{n, Runtime, NodePKI, n.RuntimeSocket(), MultusKubeconfig}); err != nil {
 			return nil, err
 		}
 		files[path] = out.Bytes()

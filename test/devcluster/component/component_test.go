@@ -97,6 +97,33 @@ func TestContainerdConfig(t *testing.T) {
 	}
 }
 
+func TestCRIOConfig(t *testing.T) {
+	other := node
+	other.CRIO = true
+	files, err := other.Files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files[ContainerdConfig] != nil {
+		t.Error("containerd is configured too")
+	}
+	for path, wants := range map[string][]string{
+		CRIOConfig: {
+			`listen = "/run/crio/crio.sock"`, `pause_image = "devcluster.local/pause:1"`, `runtime_path = "/run/devcluster/runtime/usr/bin/restrict"`,
+			`nri_listen = "/var/run/nri/nri.sock"`, `cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]`,
+		},
+		KubeletConfig:   {"containerRuntimeEndpoint: unix:///run/crio/crio.sock"},
+		StorageConfig:   {`graphroot = "/var/lib/containers/storage"`},
+		SignaturePolicy: {"insecureAcceptAnything"},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(string(files[path]), want) {
+				t.Errorf("%s: no %s in\n%s", path, want, files[path])
+			}
+		}
+	}
+}
+
 func TestAuditPolicyIsTheCallersOwn(t *testing.T) {
 	AuditPolicy()[0] = '!'
 	var policy struct{ Kind string }
@@ -117,7 +144,7 @@ func TestCommands(t *testing.T) {
 		{plane.APIServer(), "/run/devcluster/kubernetes/kube-apiserver", "--audit-log-path=/log/audit.log"},
 		{plane.ControllerManager(), "/run/devcluster/kubernetes/kube-controller-manager", "--root-ca-file=/pki/ca.crt"},
 		{plane.Scheduler(), "/run/devcluster/kubernetes/kube-scheduler", "--kubeconfig=/pki/kube-scheduler.kubeconfig"},
-		{node.Containerd(), "/run/devcluster/runtime/usr/bin/containerd", "--config=/etc/containerd/config.toml"},
+		{node.ContainerRuntime(), "/run/devcluster/runtime/usr/bin/containerd", "--config=/etc/containerd/config.toml"},
 		{node.Kubelet(), "/run/devcluster/kubernetes/kubelet", "--node-ip=10.77.0.11"},
 	} {
 		if test.command.Path != test.path || !slices.Contains(test.command.Args, test.arg) {

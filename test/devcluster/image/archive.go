@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"time"
 
@@ -67,7 +68,7 @@ func writeArchive(file string, tag name.Tag, index v1.ImageIndex) (err error) {
 	}
 	// The first name is containerd's, the second the specification's: it is the tag alone by most tools' reading.
 	err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
-		"io.containerd.image.name":          tag.String(), // Name has index.docker.io for docker.io
+		nameAnnotation:                      tag.String(), // Name has index.docker.io for docker.io
 		"org.opencontainers.image.ref.name": tag.TagStr(),
 	}))
 	if err != nil {
@@ -117,3 +118,34 @@ func packFile(w *tar.Writer, root fs.FS, path string) error {
 	_, err = io.Copy(w, in)
 	return err
 }
+
+// Name reads the name of the image in an archive that [Write] made.
+func Name(archive string) (string, error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	for files := tar.NewReader(f); ; {
+		header, err := files.Next()
+		if err != nil {
+			return "", fmt.Errorf("image archive %s: no index.json: %w", archive, err)
+		}
+		if path.Clean(header.Name) != "index.json" {
+			continue
+		}
+		index, err := v1.ParseIndexManifest(files)
+		if err != nil {
+			return "", fmt.Errorf("image archive %s: %w", archive, err)
+		}
+		for _, m := range index.Manifests {
+			if name := m.Annotations[nameAnnotation]; name != "" {
+				return name, nil
+			}
+		}
+		return "", fmt.Errorf("image archive %s: index.json has no annotation %s", archive, nameAnnotation)
+	}
+}
+
+// nameAnnotation is by what containerd knows the name of an image in an archive (images.AnnotationImageName in its source).
+const nameAnnotation = "io.containerd.image.name"

@@ -44,6 +44,14 @@ func TestWrite(t *testing.T) {
 		t.Error("the same input gives two images")
 	}
 
+	if got, err := Name(first); err != nil || got != "docker.io/library/app:1" {
+		t.Errorf("Name: %q, %v", got, err)
+	}
+	for _, other := range []string{source, filepath.Join(dir, "none.tar")} {
+		if got, err := Name(other); err == nil {
+			t.Errorf("Name of %s: %q, want an error", other, got)
+		}
+	}
 	manifest, images := unpack(t, first)
 	if got := manifest.Annotations["io.containerd.image.name"]; got != "docker.io/library/app:1" {
 		t.Errorf("the archive names the image %q", got)

@@ -72,6 +72,7 @@ func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artif
 		KubeProxy:         o.KubeProxy,
 		Kubernetes:        artifacts.Kubernetes,
 		Runtime:           artifacts.Runtime,
+		CRIO:              artifacts.CRIO,
 		Plugins:           artifacts.Plugins,
 		PauseImage:        artifacts.PauseImage,
 	}

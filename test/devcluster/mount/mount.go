@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -117,6 +118,37 @@ func ShieldSettings(dir string) error {
 // BootID gives the node a boot id of its own: the kernel's is the machine's and does not change when a node is
 // stopped and started. Only the node's own /proc shows it, not the proc that a runtime mounts in a container.
 func BootID(dir, id string) error { return shield(dir, "/proc/sys/kernel/random/boot_id", id) }
+
+// HideControllers takes from /proc/cgroups the controllers of cgroup v1 that are not mounted. CRI-O would use them.
+func HideControllers(dir string) error {
+	text, err := os.ReadFile("/proc/cgroups")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	mounted := usable(string(text))
+	if mounted == "" { // it is cgroup v2
+		return nil
+	}
+	return shield(dir, "/proc/cgroups", mounted)
+}
+
+// usable are the lines of /proc/cgroups (cgroups(7): name, hierarchy, number, enabled) of controllers that have a hierarchy, "" if none has.
+func usable(cgroups string) string {
+	var kept []string
+	for line := range strings.Lines(cgroups) {
+		fields := strings.Fields(line)
+		if len(fields) == 4 && !strings.HasPrefix(line, "#") && fields[1] != "0" {
+			kept = append(kept, strings.TrimSpace(line))
+		}
+	}
+	if kept == nil {
+		return ""
+	}
+	return "#subsys_name\thierarchy\tnum_cgroups\tenabled\n" + strings.Join(kept, "\n")
+}
 
 func shield(dir, setting, value string) error {
 	if _, err := os.Stat(setting); errors.Is(err, fs.ErrNotExist) {

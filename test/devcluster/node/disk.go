@@ -42,6 +42,11 @@ func enter(dir state.NodeDir, c Config) error {
 	if err := mount.BootID(Own.Settings(), c.BootID); err != nil {
 		return err
 	}
+	if c.CRIO {
+		if err := mount.HideControllers(Own.Settings()); err != nil {
+			return err
+		}
+	}
 	if err := unix.Sethostname([]byte(c.Name)); err != nil {
 		return fmt.Errorf("host name: %w", err)
 	}
@@ -82,7 +87,7 @@ func provision(c Config) (bool, error) {
 		return false, err
 	}
 	// The machine may be a node of a real cluster; this one inherits none of that.
-	for _, dir := range []string{"/etc/cni", "/etc/cdi", "/etc/containerd", "/etc/kubernetes"} {
+	for _, dir := range []string{"/etc/cni", "/etc/cdi", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/kubernetes"} {
 		if err := os.RemoveAll(dir); err != nil {
 			return false, err
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/component"
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/control"
+	"github.com/opiproject/xpu-device-plugin/test/devcluster/image"
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/process"
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
@@ -33,11 +34,11 @@ const (
 
 // Paths of the node's control socket.
 const (
-	PathStatus            = "/v1/status"
-	PathRestartKubelet    = "/v1/kubelet/restart" // starts it, too
-	PathRestartProxy      = "/v1/kube-proxy/restart"
-	PathRestartContainerd = "/v1/containerd/restart"
-	PathImages            = "/v1/images"
+	PathStatus         = "/v1/status"
+	PathRestartKubelet = "/v1/kubelet/restart" // starts it, too
+	PathRestartProxy   = "/v1/kube-proxy/restart"
+	PathRestartRuntime = "/v1/runtime/restart"
+	PathImages         = "/v1/images"
 )
 
 // Status is the answer to PathStatus.
@@ -94,7 +95,7 @@ func boot(ctx context.Context, dir state.NodeDir) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{config: config, table: process.NewTable(ctx), programs: map[string]*process.Process{}}
-	if err := n.restartContainerd(ctx); err != nil {
+	if err := n.restartRuntime(ctx); err != nil {
 		return nil, err
 	}
 	if !fresh {
@@ -117,7 +118,7 @@ func (n *Node) handler() http.Handler {
 	mux.Handle("GET "+PathStatus, control.Handler(func(*http.Request) (any, error) { return n.status(), nil }))
 	mux.Handle("POST "+PathRestartKubelet, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartKubelet(r.Context()) }))
 	mux.Handle("POST "+PathRestartProxy, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartProxy(r.Context()) }))
-	mux.Handle("POST "+PathRestartContainerd, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartContainerd(r.Context()) }))
+	mux.Handle("POST "+PathRestartRuntime, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartRuntime(r.Context()) }))
 	mux.Handle("POST "+PathImages, control.Handler(func(r *http.Request) (any, error) { return nil, n.load(r.Context(), r.Body) }))
 	return mux
 }
@@ -126,7 +127,7 @@ func (n *Node) status() Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var s Status
-	names := []string{"containerd", "kubelet"}
+	names := []string{n.config.ContainerRuntime().Name, "kubelet"}
 	if n.config.KubeProxy {
 		names = append(names, "kube-proxy")
 	}
@@ -144,9 +145,9 @@ func (n *Node) status() Status {
 	return s
 }
 
-func (n *Node) restartContainerd(ctx context.Context) error {
-	return n.restart(ctx, n.config.Containerd(), func(ctx context.Context) error {
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", component.ContainerdSocket)
+func (n *Node) restartRuntime(ctx context.Context) error {
+	return n.restart(ctx, n.config.ContainerRuntime(), func(ctx context.Context) error {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", n.config.RuntimeSocket())
 		if err != nil {
 			return err
 		}
@@ -232,7 +233,7 @@ func (n *Node) start(c component.Command) (*process.Process, error) {
 	return p, nil
 }
 
-// load imports an image archive. It goes through a file, because ctr reads it more than once.
+// load imports an image archive. It goes through a file, because it is read more than once.
 func (n *Node) load(ctx context.Context, archive io.Reader) error {
 	f, err := os.CreateTemp(string(Own), "image-*.tar")
 	if err != nil {
@@ -247,18 +248,22 @@ func (n *Node) load(ctx context.Context, archive io.Reader) error {
 }
 
 func (n *Node) loadFile(ctx context.Context, file string) error {
+	name, err := image.Name(file)
+	if err != nil {
+		return err
+	}
 	output, err := os.CreateTemp(string(Own), "import-*.log")
 	if err != nil {
 		return err
 	}
 	defer os.Remove(output.Name())
 	defer output.Close()
-	// The namespace is the one that the kubelet's containers and images are in.
-	cmd := exec.Command(component.Runtime+"/usr/bin/ctr", "--namespace=k8s.io", "images", "import", file)
+	load := n.config.LoadImage(file, name)
+	cmd := exec.Command(load.Path, load.Args...)
 	cmd.Stdout, cmd.Stderr = output, output
-	if err := n.table.Run(ctx, "ctr images import", cmd); err != nil {
+	if err := n.table.Run(ctx, load.Name, cmd); err != nil {
 		why, _ := process.Tail(output.Name(), 3)
-		return fmt.Errorf("image %s: %w: %s", filepath.Base(file), err, why)
+		return fmt.Errorf("image %s: %w: %s", name, err, why)
 	}
 	return nil
 }

@@ -61,6 +61,7 @@ type Record struct {
 	API               string `json:"api"`        // URL of the API server on the machine's loopback
 	Kubernetes        string `json:"kubernetes"` // directories of artifacts
 	Runtime           string `json:"runtime"`
+	CRIO              bool   `json:"crio"` // is the runtime
 	Plugins           string `json:"plugins"`
 	PauseImage        string `json:"pauseImage"` // file
 	Leader            Leader `json:"leader"`

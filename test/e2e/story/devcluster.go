@@ -15,9 +15,9 @@ type Devcluster struct {
 	Program string
 	// Name is the cluster's.
 	Name string
-	// Kubernetes, Containerd and Multus are versions other than those of the project, as "1.34", "2" and "4.2"; see "devcluster up
-	// --help".
-	Kubernetes, Containerd, Multus string
+	// Kubernetes, Runtime and Multus are others than those of the project, as "1.34", "containerd-2" or "cri-o", and "4.2"; see
+	// "devcluster up --help".
+	Kubernetes, Runtime, Multus string
 }
 
 // Cluster is what "devcluster inspect" tells.

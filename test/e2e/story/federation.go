@@ -101,7 +101,7 @@ func (f *Federation) insertCard(_ context.Context, w *World, host, dpu Node, ser
 	if err := os.WriteFile(filepath.Join(config, "host-pfs"), []byte(told), 0o600); err != nil {
 		return err
 	}
-	out, err := w.start("simhost-"+host.Name, "", "simhost", "--root", root, "--host-netns", host.NetNS, "--xpu-netns", dpu.NetNS,
+	out, err := w.start("simhost-"+host.Name, "", filepath.Join(w.Bin, "simhost"), "--root", root, "--host-netns", host.NetNS, "--xpu-netns", dpu.NetNS,
 		"--pfs", "2", "--vfs", strconv.Itoa(vfsOfPF), "--serial", serial, "--controller", "1")
 	if err != nil {
 		return err

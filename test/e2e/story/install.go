@@ -2,6 +2,7 @@ package story
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -30,14 +31,17 @@ func (w *World) installChart(ctx context.Context, mode, values string, images ..
 	if _, err := w.Cluster.Run(ctx, "load", w.images(images...)...); err != nil {
 		return err
 	}
-	return w.helm(ctx, "install", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace", namespace, "--create-namespace",
+	return w.helm(ctx, "install", "xpu", filepath.Join(w.from(), "chart.tgz"), "--namespace", namespace, "--create-namespace",
 		"--set", "mode="+mode, "--values", filepath.Join(w.Source, "test/e2e/values", values+".yaml"))
 }
+
+// from is the directory that the product is installed from.
+func (w *World) from() string { return cmp.Or(w.product, w.Bin) }
 
 // images are the paths of images of the product.
 func (w *World) images(names ...string) (paths []string) {
 	for _, name := range names {
-		paths = append(paths, filepath.Join(w.Bin, "images", name+".tar"))
+		paths = append(paths, filepath.Join(w.from(), "images", name+".tar"))
 	}
 	return paths
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -33,12 +34,15 @@ type World struct {
 	Source string
 	// Bin has the project's programs and images.
 	Bin string
+	// Before has the programs, images and chart of the version before, for [World.SkewSteps].
+	Before string
 	// StateDir keeps logs and the list of processes, below it a directory for each cluster.
 	StateDir string
 	// Detail takes the lines below a step.
 	Detail func(format string, args ...any)
 
 	dir       string
+	product   string // the directory whose images, chart and opi-bridge are used; "" is Bin
 	cluster   Cluster
 	client    client.WithWatch
 	xpus      []*xpu
@@ -82,7 +86,7 @@ func (w *World) Acts() []Act {
 
 func (w *World) claimSteps() []Step {
 	return []Step{
-		{"A real cluster: etcd, API server, scheduler, controllers, two nodes with kubelet, containerd and Multus", w.bringUp},
+		{"A real cluster: etcd, API server, scheduler, controllers, two nodes with kubelet, container runtime and Multus", w.bringUp},
 		{"A simulated SmartNIC in each node, and an xPU behind it that runs opi-bridge", w.insertCards},
 		{"xpu-device-plugin, by its Helm chart", w.install},
 		{"Pools, networks and classes; the VFs appear in ResourceSlices", w.declare},
@@ -123,7 +127,7 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 		return err
 	}
 	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus", "--kube-proxy",
-		"--kubernetes="+w.Cluster.Kubernetes, "--containerd="+w.Cluster.Containerd, "--multus-version="+w.Cluster.Multus)
+		"--kubernetes="+w.Cluster.Kubernetes, "--runtime="+w.Cluster.Runtime, "--multus-version="+w.Cluster.Multus)
 	if err != nil {
 		return err
 	}
@@ -260,7 +264,7 @@ func (w *World) End(ctx context.Context) error {
 	}
 	var errs []error
 	for _, p := range processes {
-		errs = append(errs, p.end(ctx, w.Bin))
+		errs = append(errs, p.end(ctx, w.Bin, w.Before))
 	}
 	for _, cmd := range w.running {
 		_ = cmd.Wait()
@@ -277,9 +281,9 @@ func (w *World) End(ctx context.Context) error {
 }
 
 // end stops the process if it still is the one that was started.
-func (p process) end(ctx context.Context, bin string) error {
+func (p process) end(ctx context.Context, directories ...string) error {
 	exe, err := os.Readlink("/proc/" + strconv.Itoa(p.PID) + "/exe")
-	if err != nil || filepath.Dir(strings.TrimSuffix(exe, " (deleted)")) != bin {
+	if err != nil || !slices.Contains(directories, filepath.Dir(strings.TrimSuffix(exe, " (deleted)"))) {
 		return nil
 	}
 	if err := syscall.Kill(p.PID, syscall.SIGTERM); err != nil {

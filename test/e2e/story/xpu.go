@@ -46,7 +46,7 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 	var ready struct {
 		XPUNetNS string `json:"xpuNetNS"`
 	}
-	out, err := w.start("simhost-"+node.Name, "", "simhost", "--root", root, "--host-netns", node.NetNS, "--pfs", "2", "--vfs", strconv.Itoa(vfsOfPF))
+	out, err := w.start("simhost-"+node.Name, "", filepath.Join(w.Bin, "simhost"), "--root", root, "--host-netns", node.NetNS, "--pfs", "2", "--vfs", strconv.Itoa(vfsOfPF))
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (w *World) startBridge(ctx context.Context, x *xpu) error {
 	if err != nil {
 		return err
 	}
-	if _, err := w.start(name, x.netNS, "opi-bridge",
+	if _, err := w.start(name, x.netNS, filepath.Join(w.from(), "opi-bridge"),
 		"--listen", net.JoinHostPort(x.address, opiPort), "--uplink", "uplink", "--state", filepath.Join(w.dir, name+".db"),
 		"--tls-cert", files.cert, "--tls-key", files.key, "--tls-client-ca", files.ca); err != nil {
 		return err
@@ -133,7 +133,7 @@ func (w *World) startBridge(ctx context.Context, x *xpu) error {
 	})
 }
 
-// start runs one of the built programs until the world ends, in a network namespace if one is given. Its log is a file;
+// start runs a program until the world ends, in a network namespace if one is given. Its log is a file;
 // its standard output is returned.
 func (w *World) start(name, netNS, program string, args ...string) (*os.File, error) {
 	log, err := os.Create(w.log(name))
@@ -146,7 +146,7 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 		return nil, err
 	}
 	defer in.Close()
-	cmd := exec.Command(filepath.Join(w.Bin, program), args...)
+	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = in, log
 	// With a group of its own it does not hear the terminal's interrupt: the world ends it, in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

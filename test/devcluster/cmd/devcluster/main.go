@@ -47,7 +47,7 @@ type options struct {
 	name  string
 
 	kubernetes string // version
-	containerd string // major version
+	runtime    string // "" for containerd 1.7
 	multus     string // version
 }
 
@@ -92,7 +92,7 @@ func (o *options) versionFlags(cmd *cobra.Command) *cobra.Command {
 	cache := artifact.Cache{Sources: devcluster.Sources}
 	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "an older Kubernetes: "+strings.Join(cache.KubernetesVersions(), ", "))
 	cmd.Flags().StringVar(&o.multus, "multus-version", "", "an older Multus: "+strings.Join(cache.MultusVersions(), ", "))
-	cmd.Flags().StringVar(&o.containerd, "containerd", "", "2 for containerd 2 in place of Debian's 1.7")
+	cmd.Flags().StringVar(&o.runtime, "runtime", "", "containerd-2 or cri-o, in place of Debian's containerd 1.7")
 	return cmd
 }
 
@@ -108,7 +108,7 @@ func (o *options) artifacts() (artifact.Cache, error) {
 		return artifact.Cache{}, err
 	}
 	return artifact.Cache{
-		Dir: cache, Sources: devcluster.Sources, Log: os.Stderr, Kubernetes: o.kubernetes, Containerd: o.containerd, Multus: o.multus,
+		Dir: cache, Sources: devcluster.Sources, Log: os.Stderr, Kubernetes: o.kubernetes, Runtime: o.runtime, Multus: o.multus,
 	}, nil
 }
 

@@ -202,7 +202,7 @@ func nodeCommand(o *options) *cobra.Command {
 		cluster.NodeCut:            "Pull a node's network cable",
 		cluster.NodeJoin:           "Plug a node's network cable in again",
 		cluster.NodeRestartKubelet: "Restart a node's kubelet; containers keep running",
-		cluster.NodeRestartRuntime: "Restart a node's containerd; containers keep running",
+		cluster.NodeRestartRuntime: "Restart a node's container runtime; containers keep running",
 	} {
 		parent.AddCommand(o.nameFlag(&cobra.Command{
 			Use:   action + " NODE",

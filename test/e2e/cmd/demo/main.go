@@ -56,7 +56,7 @@ func command() *cobra.Command {
 	flags.StringVar(&world.Bin, "bin", "bin", "directory of the built programs and images")
 	flags.StringVar(&world.Cluster.Program, "devcluster", "bin/devcluster", "the devcluster program")
 	flags.StringVar(&world.Cluster.Kubernetes, "kubernetes", "", "an older Kubernetes, such as 1.34")
-	flags.StringVar(&world.Cluster.Containerd, "containerd", "", "2 for containerd 2")
+	flags.StringVar(&world.Cluster.Runtime, "runtime", "", "containerd-2 or cri-o, in place of containerd 1.7")
 	flags.StringVar(&world.Cluster.Multus, "multus-version", "", "an older Multus, such as 4.2")
 	flags.StringVar(&world.StateDir, "state", "/var/lib/xpu-device-plugin/demo", "directory for logs")
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything up at the end")

@@ -1,0 +1,80 @@
+package artifact
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const crioModule = "github.com/cri-o/cri-o"
+
+// crioTags leave out what needs C libraries that a machine may lack.
+const crioTags = "containers_image_openpgp exclude_graphdriver_btrfs exclude_graphdriver_devicemapper"
+
+// crioFiles must be there and run for CRI-O to be good.
+var crioFiles = [...]string{"usr/bin/crio", "usr/bin/skopeo", "usr/bin/conmon", "usr/sbin/runc"}
+
+// crio is another runtime with the programs of crio.mod beside its own: CRI-O, and skopeo, which loads images into its storage. conmon,
+// which watches a container, is Debian's. pinns, which keeps a pod's namespaces, is compiled of the C source in CRI-O's module.
+func (c Cache) crio(other artifact, goVersion, codename string) (artifact, error) {
+	inputs, err := c.inputs("crio.mod", "crio.sum", "cmd/restrict/main.go")
+	if err != nil {
+		return artifact{}, err
+	}
+	version, err := moduleVersion(inputs[1], crioModule)
+	if err != nil {
+		return artifact{}, err
+	}
+	name := "container runtime (CRI-O " + version + ")"
+	return artifact{
+		name:   name,
+		dir:    "runtime",
+		inputs: slices.Concat(other.inputs, inputs, []string{goVersion, crioTags}),
+		make: func(ctx context.Context, target string) error {
+			if err := other.make(ctx, target); err != nil {
+				return err
+			}
+			if err := c.unpack(ctx, target, codename, []string{codename}, []string{"conmon"}); err != nil {
+				return err
+			}
+			if err := c.buildCRIO(ctx, name, filepath.Join(target, "usr/bin")); err != nil {
+				return err
+			}
+			if err := c.buildCommand(ctx, "restrict", filepath.Join(target, "usr/bin/restrict")); err != nil {
+				return err
+			}
+			return c.checkRuntime(ctx, target, crioFiles[:])
+		},
+	}, nil
+}
+
+func (c Cache) buildCRIO(ctx context.Context, name, target string) error {
+	source, err := os.MkdirTemp("", "devcluster-crio-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(source)
+	if err := c.extractModule(source, "crio.mod", "crio.sum"); err != nil {
+		return err
+	}
+	if err := c.compile(ctx, source, name, "tool", "-tags", crioTags, "-ldflags", "-s -w", "-o", target+string(filepath.Separator)); err != nil {
+		return err
+	}
+	module, err := c.goCommand(ctx, source, "list", "-m", "-f", "{{.Dir}}", crioModule).Output()
+	if err != nil {
+		return fmt.Errorf("go list: %w", err)
+	}
+	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(module)), "pinns/src/*.c"))
+	if err != nil {
+		return err
+	}
+	output, err := exec.CommandContext(ctx, "gcc", slices.Concat([]string{"-std=c99", "-Os", "-o", filepath.Join(target, "pinns")}, files)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("compile pinns: %w: %s", err, lastLines(output))
+	}
+	return nil
+}
