@@ -100,8 +100,12 @@ demo-down: ## End what make demo KEEP=1 left up
 preflight: ## Say in one line what this machine lacks
 	@scripts/preflight
 
+.PHONY: before
+before: helm ## Build the version before this one into bin/before, for the tests that run both
+	@scripts/before
+
 .PHONY: test
-test: tools images chart promtool ## Run every test but those that need real SR-IOV
+test: tools images chart promtool before ## Run every test but those that need real SR-IOV
 	@scripts/preflight test
 	@scripts/test
 

@@ -17,19 +17,7 @@ func TestStory(t *testing.T) {
 	world := newWorld(t)
 	endAfter(t, world)
 	for _, act := range world.Acts() {
-		t.Run(act.Title, func(t *testing.T) {
-			for _, step := range slices.Concat(act.Steps, act.Trouble) {
-				t.Run(step.Title, func(t *testing.T) {
-					world.Detail = t.Logf
-					if err := step.Run(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-				})
-				if t.Failed() {
-					t.FailNow() // the next step has nothing to stand on
-				}
-			}
-		})
+		t.Run(act.Title, func(t *testing.T) { run(t, slices.Concat(act.Steps, act.Trouble), world) })
 		if t.Failed() {
 			t.FailNow()
 		}
@@ -43,22 +31,33 @@ var upgrades = flag.Int("upgrades", 4, "how often TestUpgrade replaces the produ
 func TestUpgrade(t *testing.T) {
 	world := newWorld(t)
 	endAfter(t, world)
-	for _, step := range world.UpgradeSteps(*upgrades) {
-		world.Detail = t.Logf
-		if err := step.Run(t.Context()); err != nil {
-			t.Fatalf("%s: %v", step.Title, err)
-		}
+	run(t, world.UpgradeSteps(*upgrades), world)
+}
+
+// TestSkew runs this version beside the one before it.
+func TestSkew(t *testing.T) {
+	world := newWorld(t)
+	world.Before = filepath.Join(world.Bin, "before")
+	if _, err := os.Stat(filepath.Join(world.Before, "chart.tgz")); err != nil {
+		t.Skip("needs the version before, which make before builds from the repository's history")
 	}
+	endAfter(t, world)
+	run(t, world.SkewSteps(), world)
 }
 
 // TestFederation is the story of several clusters.
 func TestFederation(t *testing.T) {
-	found := newWorld(t)
-	federation := story.NewFederation(*found)
+	federation := story.NewFederation(*newWorld(t))
 	endAfter(t, federation)
-	for _, step := range federation.Steps() {
+	run(t, federation.Steps(), federation.Infra, federation.A, federation.B)
+}
+
+// run runs steps, each as a test of its own, until one fails: the next one has nothing to stand on then.
+func run(t *testing.T, steps []story.Step, worlds ...*story.World) {
+	t.Helper()
+	for _, step := range steps {
 		t.Run(step.Title, func(t *testing.T) {
-			for _, w := range []*story.World{federation.Infra, federation.A, federation.B} {
+			for _, w := range worlds {
 				w.Detail = t.Logf
 			}
 			if err := step.Run(t.Context()); err != nil {
