@@ -22,8 +22,9 @@ type addressBook struct {
 	// assigned are the addresses of Ports that may not have them in their status yet.
 	assigned map[types.NamespacedName][]string
 
-	// successors are the Ports that stand by, by their MAC address. One gets what the Port has that has this MAC address, once that is gone.
-	successors map[string]types.NamespacedName
+	// successors are the Ports that stand by, by their MAC address. The last of them gets what the Port has that has this MAC address,
+	// once that is gone.
+	successors map[string][]successor
 
 	// complete says that the book has been seen to have every Port of the network. Events keep it so.
 	complete   bool
@@ -34,7 +35,7 @@ type addressBook struct {
 func newAddressBook() *addressBook {
 	return &addressBook{
 		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{},
-		assigned: map[types.NamespacedName][]string{}, successors: map[string]types.NamespacedName{}, subnets: map[netip.Prefix]*freeList{},
+		assigned: map[types.NamespacedName][]string{}, successors: map[string][]successor{}, subnets: map[netip.Prefix]*freeList{},
 	}
 }
 
@@ -42,9 +43,12 @@ func newAddressBook() *addressBook {
 func (b *addressBook) add(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	if standsBy(port) {
-		b.successors[port.Spec.MAC] = key
-	} else if successor, ok := b.successors[port.Spec.MAC]; ok {
-		b.give(port, successor, key)
+		b.succeed(port)
+	} else {
+		b.resign(port)
+		for _, s := range b.successors[port.Spec.MAC] {
+			b.give(port, s.key, key)
+		}
 	}
 	if _, taken := b.macs[port.Spec.MAC]; !taken {
 		b.macs[port.Spec.MAC] = key
@@ -58,6 +62,11 @@ func (b *addressBook) checkMAC(port *v1alpha1.XPUPort) error {
 	if !taken || holder == client.ObjectKeyFromObject(port) {
 		return nil
 	}
+	return macConflict(port, holder)
+}
+
+// macConflict is the problem of a Port whose MAC address another one has.
+func macConflict(port *v1alpha1.XPUPort, holder types.NamespacedName) *problem {
 	return problemf(v1alpha1.ReasonConflict, "MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
 		port.Spec.MAC, holder, port.Spec.Network)
 }
@@ -75,9 +84,41 @@ func (b *addressBook) take(key types.NamespacedName, addresses []string) {
 	}
 }
 
+// successor is a Port that stands by. The Port that has its name later is another one.
+type successor struct {
+	key types.NamespacedName
+	uid types.UID
+}
+
 // standsBy says whether the Port waited for another one to go when its status was written.
 func standsBy(port *v1alpha1.XPUPort) bool {
-	return port.Status.Predecessor != "" && port.Status.BridgePort == ""
+	return port.Status.Predecessor != "" && port.Status.BridgePort == "" && port.DeletionTimestamp.IsZero()
+}
+
+// succeed notes that the Port stands by.
+func (b *addressBook) succeed(port *v1alpha1.XPUPort) {
+	s := successor{client.ObjectKeyFromObject(port), port.UID}
+	if !slices.Contains(b.successors[port.Spec.MAC], s) {
+		b.successors[port.Spec.MAC] = append(b.successors[port.Spec.MAC], s)
+	}
+}
+
+// resign notes that the Port does not stand by any more.
+func (b *addressBook) resign(port *v1alpha1.XPUPort) {
+	s := successor{client.ObjectKeyFromObject(port), port.UID}
+	left := slices.DeleteFunc(b.successors[port.Spec.MAC], func(other successor) bool { return other == s })
+	if b.successors[port.Spec.MAC] = left; len(left) == 0 {
+		delete(b.successors, port.Spec.MAC)
+	}
+}
+
+// notes says whether the book has the MAC address of a Port as that of the Port, or as that of another one for good.
+func (b *addressBook) notes(port *v1alpha1.XPUPort) bool {
+	holder, noted := b.macs[port.Spec.MAC]
+	if !noted || standsBy(port) || holder == client.ObjectKeyFromObject(port) {
+		return noted
+	}
+	return !slices.ContainsFunc(b.successors[port.Spec.MAC], func(s successor) bool { return s.key == holder })
 }
 
 // give moves what a Port has from one key to another.
@@ -85,20 +126,25 @@ func (b *addressBook) give(port *v1alpha1.XPUPort, from, to types.NamespacedName
 	if b.macs[port.Spec.MAC] == from {
 		b.macs[port.Spec.MAC] = to
 	}
-	for _, text := range addressesOf(port) {
+	var moved []string
+	for _, text := range slices.Concat(addressesOf(port), b.assigned[from]) {
 		if address, err := netip.ParsePrefix(text); err == nil && b.addresses[address.Addr()] == from {
 			b.addresses[address.Addr()] = to
+			moved = append(moved, text)
 		}
+	}
+	if len(moved) > 0 { // it may not be in the status of the one that has it now
+		delete(b.assigned, from)
+		b.assigned[to] = moved
 	}
 }
 
 // remove frees what a Port had, or leaves it to its successor.
 func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
-	successor, ok := b.successors[port.Spec.MAC]
-	if ok && (successor == key || b.macs[port.Spec.MAC] == key) {
-		b.give(port, key, successor)
-		delete(b.successors, port.Spec.MAC)
+	b.resign(port)
+	if waiting := b.successors[port.Spec.MAC]; len(waiting) > 0 && b.macs[port.Spec.MAC] == key {
+		b.give(port, key, waiting[len(waiting)-1].key)
 	}
 	if b.macs[port.Spec.MAC] == key {
 		delete(b.macs, port.Spec.MAC)
@@ -130,11 +176,11 @@ func addressesOf(port *v1alpha1.XPUPort) []string {
 // assign returns the addresses of a Port that an agent made, which are noted: those that it has, those that it asks for, or the
 // lowest free ones. A *problem says why it cannot have them.
 func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules) ([]string, error) {
-	if has := port.Status.Addresses; len(has) > 0 {
-		return has, nil
-	}
 	if has := b.assigned[key]; has != nil {
 		return has, nil
+	}
+	if has := port.Status.Addresses; len(has) > 0 { // of a time before this controller
+		return has, b.keep(key, port)
 	}
 	var wanted []netip.Prefix
 	for i, text := range port.Spec.Addresses {
@@ -151,6 +197,22 @@ func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, r
 	b.assigned[key] = texts(addresses)
 	b.take(key, b.assigned[key])
 	return b.assigned[key], nil
+}
+
+// keep takes what a Port has by its status. A *problem says that another Port has it by now.
+func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) error {
+	for _, text := range port.Status.Addresses {
+		address, err := netip.ParsePrefix(text)
+		if err != nil {
+			continue
+		}
+		if holder, taken := b.addresses[address.Addr()]; taken && holder != key {
+			return problemf(v1alpha1.ReasonConflict, "address %s, which the XPUPort had, is in use by XPUPort %s; delete the pod of one of them", text, holder)
+		}
+	}
+	b.assigned[key] = port.Status.Addresses
+	b.take(key, port.Status.Addresses)
+	return nil
 }
 
 // lowest is the lowest address of the subnet that is free and not reserved; the zero value if there is none.

@@ -121,16 +121,25 @@ func (l *allocator) holder(port *v1alpha1.XPUPort) types.NamespacedName {
 }
 
 // promise has the Port get all that the holder of its MAC address has, at the moment when the holder is gone. It returns false if that
-// is another Port by now.
-func (l *allocator) promise(port *v1alpha1.XPUPort, holder types.NamespacedName) bool {
+// is another Port by now, or if the Port itself is going.
+func (l *allocator) promise(ctx context.Context, port *v1alpha1.XPUPort, holder types.NamespacedName) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	book := l.book(port.Spec.Network)
-	if book.macs[port.Spec.MAC] != holder {
+	var now v1alpha1.XPUPort // the cache knows of a deletion before gone is called for it
+	err := l.reader.Get(ctx, client.ObjectKeyFromObject(port), &now)
+	if err != nil || now.UID != port.UID || !now.DeletionTimestamp.IsZero() || book.macs[port.Spec.MAC] != holder {
 		return false
 	}
-	book.successors[port.Spec.MAC] = client.ObjectKeyFromObject(port)
+	book.succeed(port)
 	return true
+}
+
+// leaving ends what a Port was promised that is being deleted.
+func (l *allocator) leaving(port *v1alpha1.XPUPort) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.book(port.Spec.Network).resign(port)
 }
 
 // complete returns a *problem until the book has every Port of the network that holds something and that the cache has. It needs the lock.
@@ -143,7 +152,7 @@ func (l *allocator) complete(ctx context.Context, network string, book *addressB
 		return err
 	}
 	for i := range ports {
-		if _, noted := book.macs[ports[i].Spec.MAC]; !noted && holds(&ports[i]) {
+		if holds(&ports[i]) && !book.notes(&ports[i]) {
 			return &problem{retry: firstRetry}
 		}
 	}
@@ -214,9 +223,9 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 }
 
 // holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up, or if
-// another Port has it and is to leave it to this one. One that was made ahead holds nothing: no pod has it, and its MAC address is the next claim's, if that can have it.
+// another Port has it and is to leave it to this one, unless this one is being deleted. One that was made ahead holds nothing: no pod has it, and its MAC address is the next claim's, if that can have it.
 func holds(port *v1alpha1.XPUPort) bool {
-	return !port.Spec.Ahead && (port.Spec.Claim.Name != "" || port.Status.BridgePort != "" || port.Status.Predecessor != "")
+	return !port.Spec.Ahead && (port.Spec.Claim.Name != "" || port.Status.BridgePort != "" || standsBy(port))
 }
 
 // gone frees what a Port had that the cache has no more. It still has its addresses while it is being deleted.

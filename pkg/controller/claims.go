@@ -80,6 +80,9 @@ func (r *claims) portChanged(ctx context.Context, e event.UpdateEvent, queue que
 	if before.UID != after.UID || before.Status.BridgePort != after.Status.BridgePort {
 		r.allocator.made(after)
 	}
+	if before.DeletionTimestamp.IsZero() && !after.DeletionTimestamp.IsZero() {
+		r.allocator.leaving(after)
+	}
 	enqueueClaim(e.ObjectNew.(*v1alpha1.XPUPort), queue)
 }
 

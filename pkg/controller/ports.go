@@ -50,7 +50,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 	return c.
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.successors), whenGone).
+		Watches(&v1alpha1.XPUPort{}, enqueue(r.rivals), whenGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, enqueue(onXPU), whenServing).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, r.waiting)).
@@ -144,7 +144,7 @@ func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, er
 		return result, nil
 	}
 	log.Info("XPUPort is up", "bridgePort", port.Status.BridgePort)
-	if before.Status.BridgePort == "" && !port.Spec.Ahead {
+	if before.Status.BridgePort == "" && !port.Spec.Ahead && port.Status.Predecessor == "" {
 		r.metrics.provisioning.Observe(time.Since(port.CreationTimestamp.Time).Seconds())
 		r.Tracer.Whole(ctx, traced(port), "claim to Ready", port.CreationTimestamp.Time, attributesOf(port)...)
 	}
@@ -163,7 +163,7 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		return &problem{retry: p.retry}
 	case everUp || v1alpha1.Refused(p.reason):
 		return p
-	case port.Spec.Ahead, p.reason == v1alpha1.ReasonStandby: // nobody waits for it
+	case port.Spec.Ahead, port.Status.Predecessor != "": // nobody waits for it
 		return p
 	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig, p.reason == v1alpha1.ReasonNoFreeAddress:
 		return p // no xPU has refused anything

@@ -210,7 +210,11 @@ func (r *base) conclude(
 		return ctrl.Result{}, err
 	}
 	if isProblem && was.Reason != p.reason {
-		r.events.Eventf(object, nil, corev1.EventTypeWarning, p.reason, "Provision", "%s", p.message)
+		kind := corev1.EventTypeWarning
+		if p.reason == v1alpha1.ReasonStandby {
+			kind = corev1.EventTypeNormal
+		}
+		r.events.Eventf(object, nil, kind, p.reason, "Provision", "%s", p.message)
 	}
 	return result, nil
 }

@@ -211,20 +211,26 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 	if err != nil { // the cache is not running
 		return "an XPUPort that cannot be read: " + err.Error()
 	}
+	elsewhere := ""
 	for i := range same {
 		other := &same[i]
-		if other.Spec.XPU == xpu {
+		if standsBy(other) { // nothing of it is served, and the one whose place it takes may have the same id on its own xPU
 			continue
 		}
 		var its v1alpha1.XPU
 		if err := r.client.Get(ctx, client.ObjectKey{Name: other.Spec.XPU}, &its); err != nil {
 			continue // it is gone, and nothing of it is served
 		}
-		if want, err := r.portOf(other, &its); err == nil && port.Equal(want) {
-			return fmt.Sprintf("XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace, other.Name, other.Spec.XPU)
+		want, err := r.portOf(other, &its)
+		switch {
+		case err != nil || !port.Equal(want):
+		case other.Spec.XPU == xpu:
+			return ""
+		default:
+			elsewhere = fmt.Sprintf("XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace, other.Name, other.Spec.XPU)
 		}
 	}
-	return ""
+	return elsewhere
 }
 
 // portOf is what the agent of the XPU, which may be nil, is to have for the XPUPort.

@@ -4,44 +4,50 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// labelVirtualMachine is on every pod that KubeVirt makes for a VirtualMachineInstance, whose UID is its value: CreatedByLabel of
-// kubevirt.io/api. During a live migration two pods have the same.
-const labelVirtualMachine = "kubevirt.io/created-by"
+// virtualMachine is the kind of the objects that control the pods of KubeVirt (kubevirt.io/api/core/v1). During a live migration a
+// VirtualMachineInstance has two pods.
+var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachineInstance"}
 
-// standBy returns a *problem with the reason Standby if the Port's MAC address is that of another Port of the network, and both are of
-// pods of one virtual machine: it is being migrated. The Port is promised the address book's entries of the other one, which its
-// status shows.
+// standBy returns a *problem if another Port of the network has the Port's MAC address. Its reason is Standby if both are of pods of one
+// virtual machine, which is being migrated: the Port is promised what the other one has in the address book, and its status shows it.
 func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	holder := r.allocator.holder(port)
-	if port.Spec.Pod == nil || holder == (types.NamespacedName{}) {
+	if holder == (types.NamespacedName{}) {
 		return nil
 	}
+	conflict := macConflict(port, holder)
+	conflict.retry = addressRetry
 	var predecessor v1alpha1.XPUPort
 	err := r.client.Get(ctx, holder, &predecessor)
-	switch {
-	case client.IgnoreNotFound(err) != nil:
+	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPUPort %s: %w", holder, err)
-	case err != nil && port.Status.Predecessor == holder.String():
-		return &problem{retry: firstRetry} // the allocator is about to hear that it has gone
-	case err != nil || predecessor.Spec.Pod == nil:
-		return nil
 	}
-	if port.Status.Predecessor != holder.String() {
-		same, err := r.sameVirtualMachine(ctx, port, &predecessor)
-		if err != nil || !same {
+	known := port.Status.Predecessor == holder.String()
+	switch {
+	case err != nil && known:
+		return &problem{retry: firstRetry} // the allocator is about to hear that it has gone
+	case err != nil: // or to hear that it was made
+		return conflict
+	case !known:
+		conflict.retry = lastRetry // an event comes when it goes
+		if err := r.mayStandBy(ctx, port, &predecessor, conflict); err != nil {
 			return err
 		}
 	}
-	if !r.allocator.promise(port, holder) {
+	if !r.allocator.promise(ctx, port, holder) {
 		return &problem{retry: firstRetry}
 	}
 	port.Status.Predecessor = holder.String()
@@ -52,10 +58,44 @@ func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return p
 }
 
+// mayStandBy returns conflict if the Port is none that may take the other's place, and another *problem if its xPU cannot serve it: the
+// virtual machine would move to where it cannot be reached.
+func (r *admission) mayStandBy(ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict *problem) error {
+	if !sameAddresses(port, predecessor) {
+		return conflict
+	}
+	same, err := r.sameVirtualMachine(ctx, port, predecessor)
+	if err != nil {
+		return err
+	}
+	if !same {
+		return conflict
+	}
+	var xpu v1alpha1.XPU
+	if err := r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("XPU %s: %w", port.Spec.XPU, err)
+	}
+	if ready := v1alpha1.ReadyOf(xpu.Status.Conditions); ready.Status != metav1.ConditionTrue {
+		p := problemf(v1alpha1.ReasonXPUUnavailable, "XPU %s cannot serve the virtual machine: %s: %s", port.Spec.XPU,
+			cmp.Or(ready.Reason, v1alpha1.ReasonNoXPU), cmp.Or(ready.Message, "nothing is known of it"))
+		p.retry = addressRetry
+		return p
+	}
+	return nil
+}
+
+// sameAddresses says whether a Port that takes the place of another one gets with its addresses what it asks for.
+func sameAddresses(port, predecessor *v1alpha1.XPUPort) bool {
+	if port.Spec.AssignAddresses != predecessor.Spec.AssignAddresses {
+		return false
+	}
+	return port.Spec.AssignAddresses && len(port.Spec.Addresses) == 0 || slices.Equal(port.Spec.Addresses, predecessor.Status.Addresses)
+}
+
 // sameVirtualMachine says whether KubeVirt made the pods of both Ports for one virtual machine. Pods of two namespaces never are: who
 // may make pods in one must not get the addresses of the other.
 func (r *admission) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
-	if a.Spec.Pod.Namespace != b.Spec.Pod.Namespace || a.Spec.Pod.Name == b.Spec.Pod.Name {
+	if a.Spec.Pod == nil || b.Spec.Pod == nil || a.Spec.Pod.Namespace != b.Spec.Pod.Namespace || a.Spec.Pod.Name == b.Spec.Pod.Name {
 		return false, nil
 	}
 	of, err := r.virtualMachineOf(ctx, a)
@@ -66,9 +106,9 @@ func (r *admission) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPo
 	return of == other, err
 }
 
-// virtualMachineOf is the UID of the VirtualMachineInstance that the Port's pod was made for; "" for other pods, and for one that is
-// not on the Port's node, as a node names the pods of its Ports.
-func (r *admission) virtualMachineOf(ctx context.Context, port *v1alpha1.XPUPort) (string, error) {
+// virtualMachineOf is the UID of the VirtualMachineInstance that controls the Port's pod; "" for other pods, and for one that is not on
+// the Port's node. A node names the pods of its Ports, and may make mirror pods with any label, but with no owner other than its Node.
+func (r *admission) virtualMachineOf(ctx context.Context, port *v1alpha1.XPUPort) (types.UID, error) {
 	ref := port.Spec.Pod
 	var pod corev1.Pod
 	err := r.live.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, &pod)
@@ -78,19 +118,24 @@ func (r *admission) virtualMachineOf(ctx context.Context, port *v1alpha1.XPUPort
 	if err != nil || pod.UID != cmp.Or(ref.UID, pod.UID) || pod.Spec.NodeName != port.Spec.NodeName {
 		return "", nil
 	}
-	return pod.Labels[labelVirtualMachine], nil
+	owner := metav1.GetControllerOf(&pod)
+	if owner == nil || schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind() != virtualMachine {
+		return "", nil
+	}
+	return owner.UID, nil
 }
 
-// successors are the Ports that stand by for a Port.
-func (r *base) successors(ctx context.Context, o client.Object) []reconcile.Request {
-	gone := o.(*v1alpha1.XPUPort)
-	same, err := listPorts(ctx, r.client, client.MatchingFields{portsByMAC: portKeys[portsByMAC](gone)})
+// rivals are the other Ports of the network with the MAC address of a Port.
+func (r *base) rivals(ctx context.Context, o client.Object) []reconcile.Request {
+	port := o.(*v1alpha1.XPUPort)
+	same, err := listPorts(ctx, r.client, client.MatchingFields{portsByMAC: portKeys[portsByMAC](port)})
 	if err != nil {
-		return nil // the cache is not running
+		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
+		return nil
 	}
 	var requests []reconcile.Request
 	for i := range same {
-		if same[i].Status.Predecessor == requestFor(gone).String() {
+		if same[i].Spec.Network == port.Spec.Network && same[i].UID != port.UID {
 			requests = append(requests, requestFor(&same[i]))
 		}
 	}

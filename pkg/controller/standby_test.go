@@ -1,13 +1,16 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
@@ -15,18 +18,39 @@ import (
 
 const migratedMAC = "02:00:00:00:00:51"
 
-// launcher is a pod that KubeVirt made for a virtual machine, "" for another pod.
+// launcher is a pod of the cluster's node that KubeVirt made for a virtual machine, "" for another pod.
 func (c *cluster) launcher(namespace, name, machine string) *v1alpha1.PodRef {
+	c.Helper()
+	return c.launcherOn(c.node, namespace, name, machine)
+}
+
+func (c *cluster) launcherOn(node, namespace, name, machine string) *v1alpha1.PodRef {
 	c.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: name + "-"},
-		Spec:       corev1.PodSpec{NodeName: c.node, Containers: []corev1.Container{{Name: "compute", Image: "none"}}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}}},
 	}
 	if machine != "" {
-		pod.Labels = map[string]string{labelVirtualMachine: machine}
+		pod.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: types.UID(machine), Controller: new(true),
+		}}
 	}
 	c.create(pod)
 	return &v1alpha1.PodRef{Namespace: namespace, Name: pod.Name, UID: pod.UID}
+}
+
+// neverRefused sees that nobody was told of the Port that it is refused, and that its pod does not start.
+func (c *cluster) neverRefused(port *v1alpha1.XPUPort) {
+	c.Helper()
+	var list eventsv1.EventList
+	if err := c.List(context.Background(), &list); err != nil {
+		c.Fatal(err)
+	}
+	for _, e := range list.Items {
+		if e.Regarding.UID == port.UID && e.Type != corev1.EventTypeNormal {
+			c.Errorf("event %s of XPUPort %s: %s", e.Reason, port.Name, e.Note)
+		}
+	}
 }
 
 // assignedPort is a Port of a pod with an address of the network's book.
@@ -95,6 +119,74 @@ func TestMigration(t *testing.T) {
 	c.portReason(stranger, v1alpha1.ReasonUp, "") // nobody has the MAC address any more
 }
 
+// Both nodes have the Function at the same address, so that its port has the same id on both xPUs.
+func TestMigrationBetweenEqualNodes(t *testing.T) {
+	c, agent := withCard(t)
+	second := opitest.Start(t)
+	xpu := c.xpuOn("elsewhere", "other-card", second.Config().Endpoint)
+	c.eventually("the second XPU is connected", func() error {
+		if err := c.get(xpu); err != nil {
+			return err
+		}
+		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonConnected, "")
+	})
+	c.network("blue", 100, "10.1.0.0/29")
+	source := c.assignedPort(0, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
+	c.hasAddress(source, "10.1.0.2/29")
+	elsewhere := func(name string) *v1alpha1.XPUPort {
+		port := c.podPort(vf(0), "blue")
+		port.Name, port.Spec.NodeName, port.Spec.XPU = "elsewhere-0000-3b-02-0", "elsewhere", "other-card"
+		port.Spec.MAC, port.Spec.AssignAddresses = migratedMAC, true
+		port.Spec.Pod = c.launcherOn("elsewhere", "default", name, "vm-1")
+		c.create(port)
+		return port
+	}
+	target := elsewhere("virt-launcher-vm1")
+	c.standsBy(target, source)
+	c.stop()
+	c.start(nil) // compares what the agents have with what they should have
+	c.has(agent, "vf-0000-3b-02-0")
+	c.delete(source)
+	c.hasAddress(target, "10.1.0.2/29")
+	c.has(agent)
+	c.has(second, "vf-0000-3b-02-0")
+	c.neverRefused(source)
+	c.neverRefused(target)
+}
+
+// A virtual machine does not move to where it cannot be served.
+func TestNoStandbyAtAnXPUThatIsAway(t *testing.T) {
+	c, _ := withCard(t)
+	away := opitest.Start(t)
+	c.xpuOn("elsewhere", "other-card", away.Config().Endpoint)
+	away.Stop()
+	c.network("blue", 100)
+	source := c.podPort(vf(0), "blue")
+	source.Spec.MAC, source.Spec.Pod = migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1")
+	c.create(source)
+	c.portReason(source, v1alpha1.ReasonUp, "")
+	target := c.podPort(vf(1), "blue")
+	target.Name, target.Spec.NodeName, target.Spec.XPU = "elsewhere-0000-3b-02-1", "elsewhere", "other-card"
+	target.Spec.MAC, target.Spec.Pod = migratedMAC, c.launcherOn("elsewhere", "default", "virt-launcher-vm1", "vm-1")
+	c.create(target)
+	c.portReason(target, v1alpha1.ReasonXPUUnavailable, "XPU other-card cannot serve the virtual machine")
+	if target.Status.Predecessor != "" {
+		t.Errorf("it stands by for %s", target.Status.Predecessor)
+	}
+}
+
+// Of two Ports that stand by, the later one is next, and the other one stays in line.
+func TestTwoStandBy(t *testing.T) {
+	c, _, source, first := migrating(t)
+	second := c.assignedPort(2, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
+	c.standsBy(second, source)
+	c.delete(source)
+	c.hasAddress(second, "10.1.0.2/29")
+	c.standsBy(first, second)
+	c.delete(second)
+	c.hasAddress(first, "10.1.0.2/29")
+}
+
 // A migration that is given up leaves the virtual machine what it has.
 func TestMigrationGivenUp(t *testing.T) {
 	c, agent, source, target := migrating(t)
@@ -137,6 +229,9 @@ func TestStrangersDoNotStandBy(t *testing.T) {
 			t.Errorf("XPUPort of pod %v stands by for %s", pod, port.Status.Predecessor)
 		}
 	}
+	// Of the machine, but it asks for addresses, and the source has none to leave.
+	greedy := c.assignedPort(9, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
+	c.portReason(greedy, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" is that of XPUPort")
 	// A node that was taken over names a pod that is not there.
 	port := c.podPort(vf(0), "blue")
 	port.Name, port.Spec.NodeName, port.Spec.XPU = "elsewhere-0000-3b-02-0", "elsewhere", "other-card"
@@ -167,6 +262,7 @@ func TestMigrationOverRestart(t *testing.T) {
 			}
 			c.hasAddress(target, "10.1.0.2/29")
 			c.has(agent, "vf-0000-3b-02-1", "vf-0000-3b-02-3")
+			c.neverRefused(target)
 		})
 	}
 }

@@ -32,7 +32,7 @@ func (r *tenantPorts) setup(mgr ctrl.Manager) error {
 	return newController(mgr, "xpuport", r.Concurrency).
 		For(&v1alpha1.XPUPort{}, whenSpecChanged).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
-		Watches(&v1alpha1.XPUPort{}, enqueue(r.successors), whenGone).
+		Watches(&v1alpha1.XPUPort{}, enqueue(r.rivals), whenGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.DevicePool{}, enqueue(r.madeAhead), whenSpecChanged).
 		WatchesRawSource(r.wakeups.Source()).

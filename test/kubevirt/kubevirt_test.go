@@ -67,16 +67,15 @@ func TestMetadataPath(t *testing.T) {
 	}
 }
 
-// TestLabelOfVirtualMachine: xpu-controller knows the pods of a virtual machine by KubeVirt's label.
-func TestLabelOfVirtualMachine(t *testing.T) {
-	for _, file := range []string{"../../pkg/controller/standby.go", page} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(string(text), kubevirt.CreatedByLabel) {
-			t.Errorf("%s does not have the label %s", file, kubevirt.CreatedByLabel)
-		}
+// TestOwnerOfPods: xpu-controller knows the pods of a virtual machine by their controller.
+func TestOwnerOfPods(t *testing.T) {
+	text, err := os.ReadFile("../../pkg/controller/standby.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kind := kubevirt.VirtualMachineInstanceGroupVersionKind
+	if want := fmt.Sprintf("schema.GroupKind{Group: %q, Kind: %q}", kind.Group, kind.Kind); !strings.Contains(string(text), want) {
+		t.Errorf("standby.go does not have %s", want)
 	}
 }
 

@@ -55,6 +55,8 @@ func (f *facts) provisioned(i *Interface, port *v1alpha1.XPUPort, network string
 		switch {
 		case c.Status == metav1.ConditionTrue:
 			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, where
+		case c.Reason == v1alpha1.ReasonStandby: // the pod of a virtual machine that is being migrated does not wait for it
+			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, fmt.Sprintf("%s: %s: %s", where, c.Reason, c.Message)
 		case c.Reason == "":
 			s.Text = where + ": xpu-controller has not said anything of it yet: is it running?"
 		case v1alpha1.Refused(c.Reason):

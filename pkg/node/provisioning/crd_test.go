@@ -234,13 +234,14 @@ func TestCRDOfMigratedMachine(t *testing.T) {
 	declare(t, agent)
 	startController(t)
 	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
+	owner := []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: "vm-1", Controller: new(true)}}
 	second := vf(1)
 	second.ID.Address = "0000:3b:02.1"
 	source, target := blue(vf(0)), blue(second)
 	target.Port.MAC = source.Port.MAC
 	for a, name := range map[*journal.Attachment]string{&source: "launcher-1", &target: "launcher-2"} {
 		pod := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Labels: map[string]string{"kubevirt.io/created-by": "vm-1"}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, OwnerReferences: owner},
 			Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}}},
 		}
 		if err := admin(t).Create(t.Context(), pod); err != nil {

@@ -11,10 +11,11 @@ import (
 // ends. A third pod sees who has the address.
 func (w *World) migrate(ctx context.Context) error {
 	source, target := launcher("machine-1", "node1"), launcher("machine-2", "node2")
-	if err := w.startResourcePod(ctx, onNetwork("blue", "here", "node1", 61)); err != nil {
+	// The first one of its node, so that its VF has the same address as that of target, and its port the same id.
+	if err := w.startResourcePod(ctx, source); err != nil {
 		return err
 	}
-	if err := w.startResourcePod(ctx, source); err != nil {
+	if err := w.startResourcePod(ctx, onNetwork("blue", "here", "node1", 61)); err != nil {
 		return err
 	}
 	was, err := w.attachedTo(ctx, source)
@@ -47,7 +48,7 @@ func (w *World) migrate(ctx context.Context) error {
 	return w.endResourcePods(ctx, "here", target.name)
 }
 
-// launcher is a pod with the label of those of one virtual machine, and with a MAC address of its own.
+// launcher is a pod of one virtual machine, whose MAC address it asks for.
 func launcher(name, node string) resourcePod {
 	return resourcePod{
 		name: name, node: node, resources: map[string]int{poolPlain: 1}, machine: "machine",

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -54,8 +55,8 @@ type resourcePod struct {
 	networks  []selection
 	// program is what the probe image does, "serve" if empty.
 	program string
-	// machine is the virtual machine that the pod is of, "" for none.
-	machine string
+	// machine is the virtual machine that controls the pod, "" for none.
+	machine types.UID
 }
 
 // selection names a network that the pod wants, as Multus reads it.
@@ -191,7 +192,9 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 	}
 	pod := podSpec{name: p.name, node: p.node}.pod()
 	if p.machine != "" {
-		pod.Labels = map[string]string{"kubevirt.io/created-by": p.machine}
+		pod.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: p.machine, Controller: new(true),
+		}}
 	}
 	pod.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": string(networks)}
 	pod.Spec.ResourceClaims = nil
