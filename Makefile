@@ -54,7 +54,13 @@ helm:
 
 .PHONY: promtool
 promtool:
-	@[ -e $(BIN)/promtool ] || { echo "building promtool"; cd test/promtool && go build -ldflags '-s -w' -o $(BIN)/ tool; }
+	@[ -e $(BIN)/promtool ] || { echo "building promtool"; cd test/promtool && go build -ldflags '-s -w' -o $(BIN)/ github.com/prometheus/prometheus/cmd/promtool; }
+
+.PHONY: picture
+picture: ARCHES := $(HOST_ARCH)
+picture: preflight tools images chart ## Draw the dashboard on data of a cluster like the demo's; takes ten minutes, needs Node.js
+	@[ -e $(BIN)/prometheus ] || { echo "building Prometheus"; cd test/promtool && go build -ldflags '-s -w' -o $(BIN)/ github.com/prometheus/prometheus/cmd/prometheus; }
+	@scripts/dashboard-picture
 
 .PHONY: tools
 tools: packer helm ## Build what the tests and the demo need beside the product: a Kubernetes, and an image

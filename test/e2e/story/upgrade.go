@@ -101,24 +101,31 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 
 // churn lets a pod live again and again until ctx ends. No pod may fail.
 func (w *World) churn(ctx context.Context, i int, lives *atomic.Int64) error {
-	node := fmt.Sprintf("node%d", 1+i%2)
 	for n := 0; ctx.Err() == nil; n++ {
-		name := fmt.Sprintf("churn-%d-%d", i, n)
-		pod := podSpec{name: name, node: node, template: "blue"}.pod()
-		if i < churners/2 {
-			var err error
-			if pod, err = onNetwork("blue", name, node, 100+i).pod(); err != nil {
-				return err
-			}
-		}
-		if err := w.live(ctx, pod); err != nil {
+		if err := w.liveOnce(ctx, i, n); err != nil {
 			if ctx.Err() != nil {
-				err = nil
+				return nil
 			}
-			return errors.Join(err, w.deletePod(context.WithoutCancel(ctx), name))
+			return err
 		}
 		lives.Add(1)
 		loop.Sleep(ctx, churnPause) // a small machine does not start more pods at once
+	}
+	return nil
+}
+
+// liveOnce lets pod n of churner i live, and leaves none behind.
+func (w *World) liveOnce(ctx context.Context, i, n int) error {
+	name, node := fmt.Sprintf("churn-%d-%d", i, n), fmt.Sprintf("node%d", 1+i%2)
+	pod := podSpec{name: name, node: node, template: "blue"}.pod()
+	if i < churners/2 {
+		var err error
+		if pod, err = onNetwork("blue", name, node, 100+i).pod(); err != nil {
+			return err
+		}
+	}
+	if err := w.live(ctx, pod); err != nil {
+		return errors.Join(err, w.deletePod(context.WithoutCancel(ctx), name))
 	}
 	return nil
 }

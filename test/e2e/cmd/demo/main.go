@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -75,7 +76,18 @@ func command() *cobra.Command {
 			return tellFederation(cmd.Context(), story.NewFederation(*world))
 		},
 	}
-	cmd.AddCommand(several)
+	var out string
+	dashboard := &cobra.Command{
+		Use:   "dashboard",
+		Short: "Let pods come and go for some minutes beside Prometheus, and write what the dashboard shows",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			defer func() { err = errors.Join(err, world.End(context.WithoutCancel(cmd.Context()))) }()
+			return run(cmd.Context(), world.DashboardSteps(out), 0)
+		},
+	}
+	dashboard.Flags().StringVar(&out, "out", "dashboard.json", "file for the panels with their series")
+	cmd.AddCommand(several, dashboard)
 	return cmd
 }
 
