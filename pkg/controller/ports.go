@@ -33,6 +33,7 @@ type ports struct {
 	turns     *queue.Turns[reconcile.Request]  // by XPU
 	functions keylock.Locks[string]            // by functionKey; held by who makes or deletes the port of an XPUPort
 	wakeups   queue.Wakeups[reconcile.Request] // by what compares them with what their agents have
+	seen      durations[types.UID]             // since when Ports are known that are not up yet
 }
 
 func (r *ports) setup(mgr ctrl.Manager) error {
@@ -111,12 +112,16 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	}
 	defer unlock()
 	if port.DeletionTimestamp.IsZero() {
+		if port.Status.BridgePort == "" {
+			r.seen.elapsed(port.UID)
+		}
 		if err := r.changeFinalizer(ctx, &port, controllerutil.AddFinalizer, v1alpha1.FinalizerPort); err != nil {
 			return ctrl.Result{}, err
 		}
 		before := port.DeepCopy()
 		return r.conclude(ctx, &port, before, r.inTime(&port, r.ensure(ctx, &port)))
 	}
+	r.seen.reset(port.UID)
 	if !controllerutil.ContainsFinalizer(&port, v1alpha1.FinalizerPort) {
 		return ctrl.Result{}, nil
 	}
@@ -145,10 +150,22 @@ func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, er
 	}
 	log.Info("XPUPort is up", "bridgePort", port.Status.BridgePort)
 	if before.Status.BridgePort == "" && !port.Spec.Ahead && port.Status.Predecessor == "" {
-		r.metrics.provisioning.Observe(time.Since(port.CreationTimestamp.Time).Seconds())
-		r.Tracer.Whole(ctx, traced(port), "claim to Ready", port.CreationTimestamp.Time, attributesOf(port)...)
+		took := r.sinceMade(port)
+		r.metrics.provisioning.Observe(took.Seconds())
+		r.Tracer.Whole(ctx, traced(port), "claim to Ready", time.Now().Add(-took), attributesOf(port)...)
 	}
+	r.seen.reset(port.UID)
 	return result, nil
+}
+
+// sinceMade is the age of a Port. Its creation time is cut to the second, so the time since it was seen first is better, unless that
+// was later: by a controller that started after it was made.
+func (r *ports) sinceMade(port *v1alpha1.XPUPort) time.Duration {
+	age, known := time.Since(port.CreationTimestamp.Time), r.seen.elapsed(port.UID)
+	if age-known > time.Second {
+		return age
+	}
+	return known
 }
 
 // inTime adapts the error of ensure to the Port's status. A Port that was up stays up while its agent is away, as the XPU's

@@ -22,6 +22,7 @@ import (
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // withPort is a cluster with one Port that is up.
@@ -256,7 +257,7 @@ func TestStuckDelete(t *testing.T) {
 	}
 	c.told("XPUPort", port.Name, v1alpha1.ReasonReleasing)
 	if err := testutil.GatherAndCompare(c.registry, strings.NewReader(`
-# HELP xpu_ports XPUPorts by XPU and state: up, waiting, refused or releasing; ahead of those that no pod has. Only the leader has it.
+# HELP xpu_ports XPUPorts by XPU and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
 # TYPE xpu_ports gauge
 xpu_ports{state="releasing",xpu="card"} 1
 `), "xpu_ports"); err != nil {
@@ -407,6 +408,30 @@ func TestXPUTLS(t *testing.T) {
 	c.up(o, vf(0))
 }
 
+// The creation time of a Port is cut to the second; what is measured is not.
+func TestProvisioningIsMeasuredFinely(t *testing.T) {
+	c := newCluster(t, nil)
+	c.xpu("card", opitest.Start(t))
+	c.network("blue", 100)
+	must.Eventually(t, "a second is almost over", func() bool { return time.Now().Nanosecond() > 800e6 })
+	begin := time.Now()
+	port := c.podPort(vf(0), "blue")
+	c.create(port)
+	c.portReason(port, v1alpha1.ReasonUp, "")
+	took := time.Since(begin)
+	families, err := c.registry.Gather()
+	must.Succeed(t, err)
+	for _, f := range families {
+		if f.GetName() == "xpu_port_provisioning_seconds" {
+			if got := f.GetMetric()[0].GetHistogram().GetSampleSum(); got > took.Seconds() {
+				t.Errorf("%v s, but all was done after %s", got, took)
+			}
+			return
+		}
+	}
+	t.Error("nothing was measured")
+}
+
 // An XPU that moves to another endpoint takes its Ports along.
 func TestXPUMoves(t *testing.T) {
 	c, _, _ := withPort(t, nil)
@@ -433,7 +458,7 @@ func TestMetrics(t *testing.T) {
 # HELP xpu_opi_errors_total Failed operations on OPI agents, by XPU, operation and gRPC code; code Failed is a failure that the agent reported later.
 # TYPE xpu_opi_errors_total counter
 xpu_opi_errors_total{code="ResourceExhausted",operation="EnsurePort",xpu="card"} 1
-# HELP xpu_ports XPUPorts by XPU and state: up, waiting, refused or releasing; ahead of those that no pod has. Only the leader has it.
+# HELP xpu_ports XPUPorts by XPU and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
 # TYPE xpu_ports gauge
 xpu_ports{state="up",xpu="card"} 2
 `
