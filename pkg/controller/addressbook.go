@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"go4.org/netipx"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,7 +23,7 @@ type addressBook struct {
 	// assigned are the addresses of Ports that may not have them in their status yet.
 	assigned map[types.NamespacedName][]string
 
-	// successors are the Ports that stand by, by their MAC address. The last of them gets what the Port has that has this MAC address,
+	// successors are the Ports that stand by, by their MAC address. The latest of them gets what the Port has that has this MAC address,
 	// once that is gone.
 	successors map[string][]successor
 
@@ -86,27 +87,30 @@ func (b *addressBook) take(key types.NamespacedName, addresses []string) {
 
 // successor is a Port that stands by. The Port that has its name later is another one.
 type successor struct {
-	key types.NamespacedName
-	uid types.UID
+	key  types.NamespacedName
+	uid  types.UID
+	made time.Time
 }
 
 // standsBy says whether the Port waited for another one to go when its status was written.
 func standsBy(port *v1alpha1.XPUPort) bool {
-	return port.Status.Predecessor != "" && port.Status.BridgePort == "" && port.DeletionTimestamp.IsZero()
+	return port.Status.Predecessor != "" && port.Status.BridgePort == "" && !v1alpha1.IsAdmitted(port) && port.DeletionTimestamp.IsZero()
 }
 
 // succeed notes that the Port stands by.
 func (b *addressBook) succeed(port *v1alpha1.XPUPort) {
-	s := successor{client.ObjectKeyFromObject(port), port.UID}
-	if !slices.Contains(b.successors[port.Spec.MAC], s) {
-		b.successors[port.Spec.MAC] = append(b.successors[port.Spec.MAC], s)
+	waiting := b.successors[port.Spec.MAC]
+	if slices.ContainsFunc(waiting, func(s successor) bool { return s.uid == port.UID }) {
+		return
 	}
+	waiting = append(waiting, successor{client.ObjectKeyFromObject(port), port.UID, port.CreationTimestamp.Time})
+	slices.SortStableFunc(waiting, func(a, b successor) int { return a.made.Compare(b.made) })
+	b.successors[port.Spec.MAC] = waiting
 }
 
 // resign notes that the Port does not stand by any more.
 func (b *addressBook) resign(port *v1alpha1.XPUPort) {
-	s := successor{client.ObjectKeyFromObject(port), port.UID}
-	left := slices.DeleteFunc(b.successors[port.Spec.MAC], func(other successor) bool { return other == s })
+	left := slices.DeleteFunc(b.successors[port.Spec.MAC], func(s successor) bool { return s.uid == port.UID })
 	if b.successors[port.Spec.MAC] = left; len(left) == 0 {
 		delete(b.successors, port.Spec.MAC)
 	}

@@ -113,6 +113,7 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 func (l *allocator) holder(port *v1alpha1.XPUPort) types.NamespacedName {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.expire()
 	holder := l.book(port.Spec.Network).macs[port.Spec.MAC]
 	if holder == client.ObjectKeyFromObject(port) {
 		return types.NamespacedName{}
@@ -222,10 +223,10 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 	l.book(port.Spec.Network).add(port)
 }
 
-// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up, or if
-// another Port has it and is to leave it to this one, unless this one is being deleted. One that was made ahead holds nothing: no pod has it, and its MAC address is the next claim's, if that can have it.
+// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up or, in a
+// tenant cluster, admitted, or if another Port has it and is to leave it to this one, unless this one is being deleted. One that was made ahead holds nothing: no pod has it, and its MAC address is the next claim's, if that can have it.
 func holds(port *v1alpha1.XPUPort) bool {
-	return !port.Spec.Ahead && (port.Spec.Claim.Name != "" || port.Status.BridgePort != "" || standsBy(port))
+	return !port.Spec.Ahead && (v1alpha1.IsAdmitted(port) || port.Status.BridgePort != "" || standsBy(port))
 }
 
 // gone frees what a Port had that the cache has no more. It still has its addresses while it is being deleted.

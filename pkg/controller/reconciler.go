@@ -62,11 +62,12 @@ var (
 			return before.NodeName != after.NodeName || !slices.Equal(before.PFs, after.PFs)
 		},
 	})
-	whenServing    = builder.WithPredicates(servingChanged)
-	whenMadeOrGone = builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
-	whenGone       = builder.WithPredicates(predicate.Funcs{
-		CreateFunc: func(event.CreateEvent) bool { return false },
-		UpdateFunc: func(event.UpdateEvent) bool { return false },
+	whenServing = builder.WithPredicates(servingChanged)
+	// A watch that begins anew leaves out that an object went and another of its name came.
+	anotherOfTheName = func(e event.UpdateEvent) bool { return e.ObjectOld.GetUID() != e.ObjectNew.GetUID() }
+	whenMadeOrGone   = builder.WithPredicates(predicate.Funcs{UpdateFunc: anotherOfTheName})
+	whenGone         = builder.WithPredicates(predicate.Funcs{
+		CreateFunc: func(event.CreateEvent) bool { return false }, UpdateFunc: anotherOfTheName,
 	})
 )
 

@@ -37,6 +37,8 @@ func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	known := port.Status.Predecessor == holder.String()
 	switch {
+	case err == nil && (predecessor.Spec.MAC != port.Spec.MAC || predecessor.Spec.Network != port.Spec.Network):
+		return &problem{retry: firstRetry} // the next Port of its Function, and the allocator is about to hear of that
 	case err != nil && known:
 		return &problem{retry: firstRetry} // the allocator is about to hear that it has gone
 	case err != nil: // or to hear that it was made

@@ -33,11 +33,11 @@ function chart(panel, width, height) {
     animation: false,
     color: palette,
     useUTC: true,
-    grid: { left: 8, right: 12, top: 8, bottom: series.length ? 18 + 14 * Math.ceil(series.length / 2) : 8, containLabel: true },
+    grid: { left: 8, right: 12, top: 8, bottom: series.length > 3 ? 60 : series.length ? 24 : 8, containLabel: true },
     xAxis: { type: 'time', axisLabel: { fontSize: 9, hideOverlap: true }, splitNumber: 4 },
     yAxis: { type: 'value', min: 0, axisLabel: { fontSize: 9, formatter: format(panel.unit) }, splitNumber: 3, splitLine: { lineStyle: { color: '#e6e6e6' } } },
     legend: {
-      bottom: 0, left: 4, itemWidth: 10, itemHeight: 2, itemGap: 8, textStyle: { fontSize: 9 },
+      bottom: 0, left: 4, itemWidth: 10, itemHeight: 2, itemGap: 26, textStyle: { fontSize: 9 },
       formatter: name => { const one = series.find(s => s.name === name); return `${name} ${last(one) === undefined ? '' : format(panel.unit)(last(one))}` },
     },
     series: series.map(s => ({ name: s.name, type: 'line', data: s.points, showSymbol: false, lineStyle: { width: 1.3 } })),
