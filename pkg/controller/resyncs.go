@@ -211,6 +211,10 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 	if err != nil { // the cache is not running
 		return "an XPUPort that cannot be read: " + err.Error()
 	}
+	var own v1alpha1.XPU
+	if err := r.client.Get(ctx, client.ObjectKey{Name: xpu}, &own); client.IgnoreNotFound(err) != nil {
+		return "an XPU that cannot be read: " + err.Error()
+	}
 	elsewhere := ""
 	for i := range same {
 		other := &same[i]
@@ -226,12 +230,16 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 		case err != nil || !port.Equal(want):
 		case other.Spec.XPU == xpu:
 			return ""
+		case differ(own.Status.Serial, its.Status.Serial): // two cards, and so two agents
 		default:
 			elsewhere = fmt.Sprintf("XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace, other.Name, other.Spec.XPU)
 		}
 	}
 	return elsewhere
 }
+
+// differ says whether two serial numbers are known, and not one.
+func differ(a, b string) bool { return a != "" && b != "" && a != b }
 
 // portOf is what the agent of the XPU, which may be nil, is to have for the XPUPort.
 func (r *base) portOf(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (opi.Port, error) {
