@@ -57,7 +57,6 @@ promtool:
 	@[ -e $(BIN)/promtool ] || { echo "building promtool"; cd test/promtool && go build -ldflags '-s -w' -o $(BIN)/ github.com/prometheus/prometheus/cmd/promtool; }
 
 .PHONY: picture
-picture: ARCHES := $(HOST_ARCH)
 picture: preflight tools images chart ## Draw the dashboard on data of a cluster like the demo's; takes ten minutes, needs Node.js
 	@[ -e $(BIN)/prometheus ] || { echo "building Prometheus"; cd test/promtool && go build -ldflags '-s -w' -o $(BIN)/ github.com/prometheus/prometheus/cmd/prometheus; }
 	@scripts/dashboard-picture
@@ -90,7 +89,7 @@ archives:
 			--sbom $(BIN)/images/$$image.cdx.json $(BIN) || exit 1; \
 	done
 
-demo demo-multicluster bench bench-scale matrix upgrades: ARCHES := $(HOST_ARCH)
+demo demo-multicluster bench bench-scale matrix upgrades picture: ARCHES := $(HOST_ARCH)
 demo: preflight tools images chart ## Tell the story of a few pods on a real cluster (KEEP=1 leaves it up after the second act, KEEP=direct in direct mode)
 	@$(BIN)/demo $(if $(KEEP),--keep $(if $(filter direct,$(KEEP)),,--acts 2))
 
@@ -131,7 +130,7 @@ mutation: ## Show which mistakes in the packages that own state no test notices 
 
 LIVES ?= 10000
 .PHONY: matrix
-matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes, containerd and Multus; takes an hour the first time
+matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes, container runtime and Multus; takes an hour the first time
 	@scripts/matrix $(VERSIONS)
 
 .PHONY: upgrades

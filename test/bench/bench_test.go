@@ -169,7 +169,7 @@ func TestQuickSchedule(t *testing.T) {
 func runQuick(t *testing.T, args []string, rows ...string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, for network namespaces and containerd")
+		t.Skip("needs root, for network namespaces and containers")
 	}
 	root, err := filepath.Abs("../..")
 	if err != nil {

@@ -37,8 +37,8 @@ func TestUpgrade(t *testing.T) {
 // TestSkew runs this version beside the one before it.
 func TestSkew(t *testing.T) {
 	world := newWorld(t)
-	world.Before = filepath.Join(world.Bin, "before")
-	if _, err := os.Stat(filepath.Join(world.Before, "chart.tgz")); err != nil {
+	world.BeforeBin = filepath.Join(world.Bin, "before")
+	if _, err := os.Stat(filepath.Join(world.BeforeBin, "chart.tgz")); err != nil {
 		t.Skip("needs the version before, which make before builds from the repository's history")
 	}
 	endAfter(t, world)
@@ -90,7 +90,7 @@ func endAfter(t *testing.T, world interface {
 func newWorld(t *testing.T) *story.World {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("needs root, for network namespaces and containerd")
+		t.Skip("needs root, for network namespaces and containers")
 	}
 	source, err := filepath.Abs("../..")
 	if err != nil {

@@ -29,7 +29,7 @@ var components = [...]string{"etcd", "kube-apiserver", "kube-controller-manager"
 type Set struct {
 	KubernetesVersion string // for example v1.37.1
 	Kubernetes        string // directory with one file per component
-	Runtime           string // root of unpacked packages: usr/bin/containerd, usr/sbin/runc, usr/lib/cni, ...
+	Runtime           string // root of unpacked packages: usr/bin/containerd or usr/bin/crio, usr/sbin/runc, usr/lib/cni, ...
 	CRIO              bool   // whether the runtime is CRI-O
 	Plugins           string // directory of CNI plugins that come before those of Runtime
 	PauseImage        string // image file

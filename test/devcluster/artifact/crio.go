@@ -1,6 +1,7 @@
 package artifact
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -66,13 +67,13 @@ func (c Cache) buildCRIO(ctx context.Context, name, target string) error {
 	}
 	module, err := c.goCommand(ctx, source, "list", "-m", "-f", "{{.Dir}}", crioModule).Output()
 	if err != nil {
-		return fmt.Errorf("go list: %w", err)
+		return fmt.Errorf("go list -m %s: %w", crioModule, err)
 	}
 	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(module)), "pinns/src/*.c"))
 	if err != nil {
 		return err
 	}
-	output, err := exec.CommandContext(ctx, "gcc", slices.Concat([]string{"-std=c99", "-Os", "-o", filepath.Join(target, "pinns")}, files)...).CombinedOutput()
+	output, err := exec.CommandContext(ctx, cmp.Or(os.Getenv("CC"), "gcc"), slices.Concat([]string{"-std=c99", "-Os", "-o", filepath.Join(target, "pinns")}, files)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("compile pinns: %w: %s", err, lastLines(output))
 	}

@@ -212,7 +212,7 @@ var podNetworkTemplate string
 
 // multusTemplate has the pod network inline: Multus 4.3.0 takes a clusterNetwork that is a file, too, but of a file with
 // a list of plugins it remembers only some fields for the DEL, and addresses are not given back. CRI-O asks for a CHECK after each ADD if
-// the version has one, and Multus then checks its own default network, also of a pod that named another; OpenShift has 0.3.1 as well.
+// the version has one, and Multus then checks its own default network, also of a pod that named another.
 //
 //go:embed templates/multus.conf
 var multusTemplate string

@@ -84,7 +84,7 @@ func TestContainerdConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := string(files[ContainerdConfig])
+	got := string(files[containerdConfig])
 	for _, want := range []string{
 		`sandbox_image = "devcluster.local/pause:1"`,
 		`BinaryName = "/run/devcluster/runtime/usr/sbin/runc"`,
@@ -104,17 +104,17 @@ func TestCRIOConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if files[ContainerdConfig] != nil {
+	if files[containerdConfig] != nil {
 		t.Error("containerd is configured too")
 	}
 	for path, wants := range map[string][]string{
-		CRIOConfig: {
+		crioConfig: {
 			`listen = "/run/crio/crio.sock"`, `pause_image = "devcluster.local/pause:1"`, `runtime_path = "/run/devcluster/runtime/usr/bin/restrict"`,
 			`nri_listen = "/var/run/nri/nri.sock"`, `cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]`,
 		},
 		KubeletConfig:   {"containerRuntimeEndpoint: unix:///run/crio/crio.sock"},
-		StorageConfig:   {`graphroot = "/var/lib/containers/storage"`},
-		SignaturePolicy: {"insecureAcceptAnything"},
+		storageConfig:   {`graphroot = "/var/lib/containers/storage"`},
+		signaturePolicy: {"insecureAcceptAnything"},
 	} {
 		for _, want := range wants {
 			if !strings.Contains(string(files[path]), want) {

@@ -4,24 +4,24 @@ import _ "embed"
 
 // Sockets of the container runtimes, in the node's mount namespace.
 const (
-	ContainerdSocket = "/run/containerd/containerd.sock"
-	CRIOSocket       = "/run/crio/crio.sock"
+	containerdSocket = "/run/containerd/containerd.sock"
+	crioSocket       = "/run/crio/crio.sock"
 )
 
 // Files of the container runtimes of a node.
 const (
-	ContainerdConfig = "/etc/containerd/config.toml"
-	CRIOConfig       = "/etc/crio/crio.conf"
-	// StorageConfig and SignaturePolicy are read by everything that shares CRI-O's storage (containers-storage.conf(5) and
+	containerdConfig = "/etc/containerd/config.toml"
+	crioConfig       = "/etc/crio/crio.conf"
+	// storageConfig and signaturePolicy are read by everything that shares CRI-O's storage (containers-storage.conf(5) and
 	// containers-policy.json(5)).
-	StorageConfig   = "/etc/containers/storage.conf"
-	SignaturePolicy = "/etc/containers/policy.json"
+	storageConfig   = "/etc/containers/storage.conf"
+	signaturePolicy = "/etc/containers/policy.json"
 )
 
 // Programs of CRI-O's runtime; see [Node.CRIO].
 const (
-	CRIO   = Runtime + "/usr/bin/crio"
-	skopeo = Runtime + "/usr/bin/skopeo"
+	crioProgram = Runtime + "/usr/bin/crio"
+	skopeo      = Runtime + "/usr/bin/skopeo"
 )
 
 var (
@@ -38,23 +38,23 @@ var (
 // ContainerRuntime runs containers.
 func (n Node) ContainerRuntime() Command {
 	if n.CRIO {
-		return Command{Name: "crio", Path: CRIO, Args: []string{"--config=" + CRIOConfig, "--config-dir="}}
+		return Command{Name: "crio", Path: crioProgram, Args: []string{"--config=" + crioConfig, "--config-dir="}}
 	}
-	return Command{Name: "containerd", Path: Runtime + "/usr/bin/containerd", Args: []string{"--config=" + ContainerdConfig}}
+	return Command{Name: "containerd", Path: Runtime + "/usr/bin/containerd", Args: []string{"--config=" + containerdConfig}}
 }
 
 // RuntimeSocket is where the container runtime listens.
 func (n Node) RuntimeSocket() string {
 	if n.CRIO {
-		return CRIOSocket
+		return crioSocket
 	}
-	return ContainerdSocket
+	return containerdSocket
 }
 
 // LoadImage imports the archive of an image of this name, so that the kubelet finds it.
 func (n Node) LoadImage(archive, name string) Command {
 	if n.CRIO {
-		return Command{Name: "skopeo copy", Path: skopeo, Args: []string{"--policy=" + SignaturePolicy, "copy", "oci-archive:" + archive, "containers-storage:" + name}}
+		return Command{Name: "skopeo copy", Path: skopeo, Args: []string{"--policy=" + signaturePolicy, "copy", "oci-archive:" + archive, "containers-storage:" + name}}
 	}
 	// The namespace is the one that the kubelet's containers and images are in.
 	return Command{Name: "ctr images import", Path: Runtime + "/usr/bin/ctr", Args: []string{"--namespace=k8s.io", "images", "import", archive}}
@@ -63,7 +63,7 @@ func (n Node) LoadImage(archive, name string) Command {
 // runtimeTemplates are those of the container runtime's files.
 func (n Node) runtimeTemplates() map[string]string {
 	if n.CRIO {
-		return map[string]string{CRIOConfig: crioTemplate, StorageConfig: storageTemplate, SignaturePolicy: policyTemplate}
+		return map[string]string{crioConfig: crioTemplate, storageConfig: storageTemplate, signaturePolicy: policyTemplate}
 	}
-	return map[string]string{ContainerdConfig: containerdTemplate}
+	return map[string]string{containerdConfig: containerdTemplate}
 }

@@ -128,15 +128,15 @@ func HideControllers(dir string) error {
 	if err != nil {
 		return err
 	}
-	mounted := usable(string(text))
+	mounted := mountedControllers(string(text))
 	if mounted == "" { // it is cgroup v2
 		return nil
 	}
 	return shield(dir, "/proc/cgroups", mounted)
 }
 
-// usable are the lines of /proc/cgroups (cgroups(7): name, hierarchy, number, enabled) of controllers that have a hierarchy, "" if none has.
-func usable(cgroups string) string {
+// mountedControllers are the lines of /proc/cgroups (cgroups(7): name, hierarchy, number, enabled) of controllers that have a hierarchy, "" if none has.
+func mountedControllers(cgroups string) string {
 	var kept []string
 	for line := range strings.Lines(cgroups) {
 		fields := strings.Fields(line)

@@ -59,7 +59,7 @@ type Node struct {
 }
 
 // Run is the life of a node, in namespaces made for it. dir is the node's directory as the cluster sees it. It
-// reports when containerd runs and the node's control socket is there: the kubelet is started through that. Run
+// reports when its container runtime runs and the node's control socket is there: the kubelet is started through that. Run
 // returns when ctx ends or the start fails.
 func Run(ctx context.Context, dir state.NodeDir, report *control.Reporter) error {
 	n, err := boot(ctx, dir)
@@ -248,9 +248,12 @@ func (n *Node) load(ctx context.Context, archive io.Reader) error {
 }
 
 func (n *Node) loadFile(ctx context.Context, file string) error {
-	name, err := image.Name(file)
-	if err != nil {
-		return err
+	name := ""
+	if n.config.CRIO { // skopeo must be told
+		var err error
+		if name, err = image.Name(file); err != nil {
+			return err
+		}
 	}
 	output, err := os.CreateTemp(string(Own), "import-*.log")
 	if err != nil {
@@ -263,7 +266,7 @@ func (n *Node) loadFile(ctx context.Context, file string) error {
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := n.table.Run(ctx, load.Name, cmd); err != nil {
 		why, _ := process.Tail(output.Name(), 3)
-		return fmt.Errorf("image %s: %w: %s", name, err, why)
+		return fmt.Errorf("image %s: %w: %s", filepath.Base(file), err, why)
 	}
 	return nil
 }

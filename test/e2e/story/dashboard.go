@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -152,6 +153,9 @@ func (w *World) makeHistory(ctx context.Context) error {
 	}
 	sent, lost, err := packets.stop()
 	w.Detail("%d packets, %d lost", sent, lost)
+	if err == nil && lost > 0 {
+		err = fmt.Errorf("%d of %d packets were lost between two pods", lost, sent)
+	}
 	return err
 }
 
@@ -195,7 +199,7 @@ func (w *World) writeDashboard(ctx context.Context, out string) error {
 	when := promv1.Range{Start: end.Add(-dashboardTime), End: end, Step: 5 * time.Second}
 	var panels []panel
 	for _, p := range dashboard.Panels {
-		shown := panel{Type: p.Type, Title: p.Title, GridPos: p.GridPos, Unit: p.FieldConfig.Defaults.Unit}
+		shown := panel{Type: p.Type, Title: p.Title, GridPos: p.GridPos, Unit: p.FieldConfig.Defaults.Unit, Series: []series{}}
 		for _, t := range p.Targets {
 			value, _, err := query.QueryRange(ctx, strings.ReplaceAll(t.Expr, "$node", ".*"), when)
 			if err != nil {
@@ -236,7 +240,7 @@ func seriesOf(line *model.SampleStream, legend string) series {
 	for _, sample := range line.Values {
 		at, value := float64(sample.Timestamp), float64(sample.Value)
 		point := [2]*float64{&at, &value}
-		if value != value { // NaN, of quantiles of nothing
+		if math.IsNaN(value) || math.IsInf(value, 0) { // of quantiles of nothing
 			point[1] = nil
 		}
 		s.Points = append(s.Points, point)

@@ -31,17 +31,17 @@ func (w *World) installChart(ctx context.Context, mode, values string, images ..
 	if _, err := w.Cluster.Run(ctx, "load", w.images(images...)...); err != nil {
 		return err
 	}
-	return w.helm(ctx, "install", "xpu", filepath.Join(w.from(), "chart.tgz"), "--namespace", namespace, "--create-namespace",
+	return w.helm(ctx, "install", "xpu", filepath.Join(w.productDir(), "chart.tgz"), "--namespace", namespace, "--create-namespace",
 		"--set", "mode="+mode, "--values", filepath.Join(w.Source, "test/e2e/values", values+".yaml"))
 }
 
-// from is the directory that the product is installed from.
-func (w *World) from() string { return cmp.Or(w.product, w.Bin) }
+// productDir is the directory that the product is installed from.
+func (w *World) productDir() string { return cmp.Or(w.product, w.Bin) }
 
 // images are the paths of images of the product.
 func (w *World) images(names ...string) (paths []string) {
 	for _, name := range names {
-		paths = append(paths, filepath.Join(w.from(), "images", name+".tar"))
+		paths = append(paths, filepath.Join(w.productDir(), "images", name+".tar"))
 	}
 	return paths
 }

@@ -11,7 +11,7 @@ import (
 // ends. A third pod sees who has the address.
 func (w *World) migrate(ctx context.Context) error {
 	source, target := launcher("machine-1", "node1"), launcher("machine-2", "node2")
-	// The first one of its node, so that its VF has the same address as that of target, and its port the same id.
+	// Both are the first of their nodes. So their VFs have one PCI address, and their ports one id at the two agents: the harder case.
 	if err := w.startResourcePod(ctx, source); err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func (w *World) migrate(ctx context.Context) error {
 // launcher is a pod of one virtual machine, whose MAC address it asks for.
 func launcher(name, node string) resourcePod {
 	return resourcePod{
-		name: name, node: node, resources: map[string]int{poolPlain: 1}, machine: "machine",
+		name: name, node: node, resources: map[string]int{poolPlain: 1}, machineUID: "machine",
 		networks: []selection{{Name: "blue-given", MAC: "02:00:00:00:00:51"}},
 	}
 }

@@ -55,8 +55,8 @@ type resourcePod struct {
 	networks  []selection
 	// program is what the probe image does, "serve" if empty.
 	program string
-	// machine is the virtual machine that controls the pod, "" for none.
-	machine types.UID
+	// machineUID is that of the virtual machine that controls the pod, "" for none.
+	machineUID types.UID
 }
 
 // selection names a network that the pod wants, as Multus reads it.
@@ -191,9 +191,9 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 		return nil, err
 	}
 	pod := podSpec{name: p.name, node: p.node}.pod()
-	if p.machine != "" {
+	if p.machineUID != "" {
 		pod.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: p.machine, Controller: new(true),
+			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: p.machineUID, Controller: new(true),
 		}}
 	}
 	pod.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": string(networks)}

@@ -16,7 +16,7 @@ import (
 // SkewSteps run this version and the one before it beside each other, forth and back. In every stage pods start, and those of the
 // stage before end: what one version wrote into journals, states of opi-bridge and objects, the other reads.
 func (w *World) SkewSteps() []Step {
-	var packets *packets
+	var stream *packets
 	stage := 0
 	// lives has pods start, talk and end in a stage.
 	lives := func(enter func(context.Context) error) func(context.Context) error {
@@ -30,7 +30,7 @@ func (w *World) SkewSteps() []Step {
 	}
 	return []Step{
 		{"A cluster with the version before: opi-bridge, agents and controllers", func(ctx context.Context) error {
-			w.product = w.Before
+			w.product = w.BeforeBin
 			for _, step := range []func(context.Context) error{w.bringUp, w.insertCards, w.install, w.declare, w.declareResources} {
 				if err := step(ctx); err != nil {
 					return err
@@ -42,20 +42,20 @@ func (w *World) SkewSteps() []Step {
 			if err := errors.Join(w.claimedCouple(ctx), w.couple(ctx)); err != nil {
 				return err
 			}
-			packets, err = sendPackets("10.10.0.21", "10.10.0.22")
+			stream, err = sendPackets("10.10.0.21", "10.10.0.22")
 			return err
 		}},
 		{"The version before alone", lives(func(context.Context) error { return nil })},
 		{"This version's controller beside agents of the version before", lives(func(ctx context.Context) error { return w.change(ctx, w.Bin, "OnDelete") })},
 		{"This version alone", lives(func(ctx context.Context) error {
-			return errors.Join(w.change(ctx, w.Bin, "RollingUpdate"), w.replaceBridges(ctx))
+			return w.changeAll(ctx, w.Bin)
 		})},
-		{"The controller of the version before beside this version's agents", lives(func(ctx context.Context) error { return w.change(ctx, w.Before, "OnDelete") })},
+		{"The controller of the version before beside this version's agents", lives(func(ctx context.Context) error { return w.change(ctx, w.BeforeBin, "OnDelete") })},
 		{"The version before alone again", lives(func(ctx context.Context) error {
-			return errors.Join(w.change(ctx, w.Before, "RollingUpdate"), w.replaceBridges(ctx))
+			return w.changeAll(ctx, w.BeforeBin)
 		})},
 		{"All pods end, no packet was lost, and everything is as it was", func(ctx context.Context) error {
-			sent, lost, err := packets.stop()
+			sent, lost, err := stream.stop()
 			if err != nil {
 				return err
 			}
@@ -66,6 +66,14 @@ func (w *World) SkewSteps() []Step {
 			return w.gone(ctx, "steady", "witness", "here", "there", claimedOfStage(stage), byPluginOfStage(stage).name)
 		}},
 	}
+}
+
+// changeAll has everything be of a version.
+func (w *World) changeAll(ctx context.Context, product string) error {
+	if err := w.change(ctx, product, "RollingUpdate"); err != nil {
+		return err
+	}
+	return w.replaceBridges(ctx)
 }
 
 // change has Helm install a version. With strategy OnDelete the agents stay those that run.

@@ -34,8 +34,8 @@ type World struct {
 	Source string
 	// Bin has the project's programs and images.
 	Bin string
-	// Before has the programs, images and chart of the version before, for [World.SkewSteps].
-	Before string
+	// BeforeBin has the programs, images and chart of the version before, for [World.SkewSteps].
+	BeforeBin string
 	// StateDir keeps logs and the list of processes, below it a directory for each cluster.
 	StateDir string
 	// Detail takes the lines below a step.
@@ -264,7 +264,7 @@ func (w *World) End(ctx context.Context) error {
 	}
 	var errs []error
 	for _, p := range processes {
-		errs = append(errs, p.end(ctx, w.Bin, w.Before))
+		errs = append(errs, p.end(ctx, w.Bin, w.BeforeBin))
 	}
 	for _, cmd := range w.running {
 		_ = cmd.Wait()

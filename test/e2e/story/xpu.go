@@ -117,7 +117,7 @@ func (w *World) startBridge(ctx context.Context, x *xpu) error {
 	if err != nil {
 		return err
 	}
-	if _, err := w.start(name, x.netNS, filepath.Join(w.from(), "opi-bridge"),
+	if _, err := w.start(name, x.netNS, filepath.Join(w.productDir(), "opi-bridge"),
 		"--listen", net.JoinHostPort(x.address, opiPort), "--uplink", "uplink", "--state", filepath.Join(w.dir, name+".db"),
 		"--metrics-listen", net.JoinHostPort(x.address, bridgeMetricsPort),
 		"--tls-cert", files.cert, "--tls-key", files.key, "--tls-client-ca", files.ca); err != nil {

@@ -22,7 +22,7 @@ func buildCommand(o *options) *cobra.Command {
 		Use:   "build",
 		Short: "Build what a cluster runs, as far as it is missing",
 		Long: `Build compiles Kubernetes, etcd, Multus and some CNI plugins from Go modules, unpacks containerd, runc and other
-CNI plugins from the machine's Debian archive without installing them, and makes the pause image. All of it is kept
+CNI plugins from the machine's Debian archive without installing them (--runtime has others built), and makes the pause image. All of it is kept
 in the cache; the first build takes some minutes, the next ones nothing.`,
 		Example: `  devcluster build
   devcluster build --bin ./bin && KUBEBUILDER_ASSETS=$PWD/bin go test ./...`,

@@ -1,5 +1,5 @@
 // Command devcluster runs a real Kubernetes cluster on one machine: etcd, the control plane, and nodes with
-// kubelet, containerd and runc, each node in namespaces of its own. Nothing of the machine's network, mounts or
+// kubelet, container runtime and runc, each node in namespaces of its own. Nothing of the machine's network, mounts or
 // services is changed.
 package main
 

@@ -105,8 +105,9 @@ func loadCommand(o *options) *cobra.Command {
 	return o.nameFlag(&cobra.Command{
 		Use:   "load IMAGE.tar...",
 		Short: "Load image archives into every node",
-		Long:  `Load imports archives of the OCI or the docker save format. Pods use them with imagePullPolicy: Never.`,
-		Args:  cobra.MinimumNArgs(1),
+		Long: `Load imports archives of the OCI or the docker save format. Pods use them with imagePullPolicy: Never.
+Nodes with CRI-O take archives that devcluster image made, and no others.`,
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, _, err := o.running()
 			if err != nil {
@@ -137,7 +138,7 @@ func execCommand(o *options) *cobra.Command {
 		Use:   "exec NODE -- COMMAND [ARGUMENT...]",
 		Short: "Run a command in the namespaces of a node",
 		Example: `  devcluster exec node1 -- ip route
-  devcluster exec node1 -- ctr --namespace k8s.io containers list`,
+  devcluster exec node1 -- ctr --namespace k8s.io containers list # where containerd runs`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := o.inspect(cmd.Context())

@@ -82,6 +82,9 @@ func command() *cobra.Command {
 		Short: "Let pods come and go for some minutes beside Prometheus, and write what the dashboard shows",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if err := world.End(cmd.Context()); err != nil {
+				return fmt.Errorf("what an earlier demo left: %w", err)
+			}
 			defer func() { err = errors.Join(err, world.End(context.WithoutCancel(cmd.Context()))) }()
 			return run(cmd.Context(), world.DashboardSteps(out), 0)
 		},
