@@ -175,6 +175,8 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 		case isAway(err), errors.Is(err, errNoXPU):
 		case err != nil:
 			return problemf(v1alpha1.ReasonReleasing, "XPU %s still serves it: %s", xpu, oneLine(err))
+		case states[xpu].needed:
+			return &problem{retry: firstRetry} // the bridges are about to hear that the last Port has gone
 		default:
 			r.bridges.release(bridge{network.Name, xpu})
 			return &problem{} // about to go
