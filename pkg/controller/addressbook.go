@@ -21,7 +21,7 @@ type addressBook struct {
 	addresses map[netip.Addr]types.NamespacedName
 	macs      map[string]types.NamespacedName
 	// assigned are the addresses of Ports that may not have them in their status yet.
-	assigned map[types.NamespacedName][]string
+	assigned map[types.NamespacedName]assignment
 
 	// successors are the Ports that stand by, by their MAC address. The latest of them gets what the Port has that has this MAC address,
 	// once that is gone.
@@ -33,10 +33,16 @@ type addressBook struct {
 	subnets    map[netip.Prefix]*freeList
 }
 
+// assignment is what a Port was given. The Port that has its name later is another one.
+type assignment struct {
+	to        types.UID
+	addresses []string
+}
+
 func newAddressBook() *addressBook {
 	return &addressBook{
 		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{},
-		assigned: map[types.NamespacedName][]string{}, successors: map[string][]successor{}, subnets: map[netip.Prefix]*freeList{},
+		assigned: map[types.NamespacedName]assignment{}, successors: map[string][]successor{}, subnets: map[netip.Prefix]*freeList{},
 	}
 }
 
@@ -48,7 +54,7 @@ func (b *addressBook) add(port *v1alpha1.XPUPort) {
 	} else {
 		b.resign(port)
 		for _, s := range b.successors[port.Spec.MAC] {
-			b.give(port, s.key, key)
+			b.give(port, s.key, successor{key: key, uid: port.UID})
 		}
 	}
 	if _, taken := b.macs[port.Spec.MAC]; !taken {
@@ -125,21 +131,21 @@ func (b *addressBook) notes(port *v1alpha1.XPUPort) bool {
 	return !slices.ContainsFunc(b.successors[port.Spec.MAC], func(s successor) bool { return s.key == holder })
 }
 
-// give moves what a Port has from one key to another.
-func (b *addressBook) give(port *v1alpha1.XPUPort, from, to types.NamespacedName) {
+// give moves what a Port has from one key to that of another Port.
+func (b *addressBook) give(port *v1alpha1.XPUPort, from types.NamespacedName, to successor) {
 	if b.macs[port.Spec.MAC] == from {
-		b.macs[port.Spec.MAC] = to
+		b.macs[port.Spec.MAC] = to.key
 	}
 	var moved []string
-	for _, text := range slices.Concat(addressesOf(port), b.assigned[from]) {
+	for _, text := range slices.Concat(addressesOf(port), b.assigned[from].addresses) {
 		if address, err := netip.ParsePrefix(text); err == nil && b.addresses[address.Addr()] == from {
-			b.addresses[address.Addr()] = to
+			b.addresses[address.Addr()] = to.key
 			moved = append(moved, text)
 		}
 	}
 	if len(moved) > 0 { // it may not be in the status of the one that has it now
 		delete(b.assigned, from)
-		b.assigned[to] = moved
+		b.assigned[to.key] = assignment{to.uid, moved}
 	}
 }
 
@@ -148,13 +154,16 @@ func (b *addressBook) remove(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	b.resign(port)
 	if waiting := b.successors[port.Spec.MAC]; len(waiting) > 0 && b.macs[port.Spec.MAC] == key {
-		b.give(port, key, waiting[len(waiting)-1].key)
+		b.give(port, key, waiting[len(waiting)-1])
 	}
 	if b.macs[port.Spec.MAC] == key {
 		delete(b.macs, port.Spec.MAC)
 	}
-	free := slices.Concat(addressesOf(port), b.assigned[key])
-	delete(b.assigned, key)
+	free := addressesOf(port)
+	if a, ok := b.assigned[key]; ok && a.to == port.UID {
+		free = slices.Concat(free, a.addresses)
+		delete(b.assigned, key)
+	}
 	for _, text := range free {
 		address, err := netip.ParsePrefix(text)
 		if err != nil || b.addresses[address.Addr()] != key {
@@ -180,8 +189,10 @@ func addressesOf(port *v1alpha1.XPUPort) []string {
 // assign returns the addresses of a Port that an agent made, which are noted: those that it has, those that it asks for, or the
 // lowest free ones. A *problem says why it cannot have them.
 func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules) ([]string, error) {
-	if has := b.assigned[key]; has != nil {
-		return has, nil
+	if has, ok := b.assigned[key]; ok && has.to != port.UID {
+		return nil, &problem{retry: firstRetry} // the Port that had the name has gone, and the allocator is about to hear of it
+	} else if ok {
+		return has.addresses, nil
 	}
 	if has := port.Status.Addresses; len(has) > 0 { // of a time before this controller
 		return has, b.keep(key, port)
@@ -198,9 +209,10 @@ func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, r
 	if err != nil {
 		return nil, err
 	}
-	b.assigned[key] = texts(addresses)
-	b.take(key, b.assigned[key])
-	return b.assigned[key], nil
+	given := texts(addresses)
+	b.assigned[key] = assignment{port.UID, given}
+	b.take(key, given)
+	return given, nil
 }
 
 // keep takes what a Port has by its status. A *problem says that another Port has it by now.
@@ -214,7 +226,7 @@ func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) err
 			return problemf(v1alpha1.ReasonConflict, "address %s, which the XPUPort had, is in use by XPUPort %s; delete the pod of one of them", text, holder)
 		}
 	}
-	b.assigned[key] = port.Status.Addresses
+	b.assigned[key] = assignment{port.UID, port.Status.Addresses}
 	b.take(key, port.Status.Addresses)
 	return nil
 }

@@ -94,6 +94,9 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 	if err := l.complete(ctx, network.Name, book); err != nil {
 		return nil, err
 	}
+	if !l.exists(ctx, port) {
+		return nil, &problem{retry: firstRetry}
+	}
 	key := client.ObjectKeyFromObject(port)
 	if err := book.checkMAC(port); err != nil {
 		return nil, err
@@ -127,13 +130,19 @@ func (l *allocator) promise(ctx context.Context, port *v1alpha1.XPUPort, holder 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	book := l.book(port.Spec.Network)
-	var now v1alpha1.XPUPort // the cache knows of a deletion before gone is called for it
-	err := l.reader.Get(ctx, client.ObjectKeyFromObject(port), &now)
-	if err != nil || now.UID != port.UID || !now.DeletionTimestamp.IsZero() || book.macs[port.Spec.MAC] != holder {
+	if !l.exists(ctx, port) || book.macs[port.Spec.MAC] != holder {
 		return false
 	}
 	book.succeed(port)
 	return true
+}
+
+// exists says whether the cache has the Port, and not as one that is being deleted. The cache knows of a deletion before gone is called
+// for it, so that what is noted of a Port that exists is freed some time.
+func (l *allocator) exists(ctx context.Context, port *v1alpha1.XPUPort) bool {
+	var now v1alpha1.XPUPort
+	err := l.reader.Get(ctx, client.ObjectKeyFromObject(port), &now)
+	return err == nil && now.UID == port.UID && now.DeletionTimestamp.IsZero()
 }
 
 // leaving ends what a Port was promised that is being deleted.

@@ -266,3 +266,33 @@ func TestMigrationOverRestart(t *testing.T) {
 		})
 	}
 }
+
+// What was given to a Port is not given to the one that has its name next, whichever the book hears of first.
+func TestNamesAreUsedAgain(t *testing.T) {
+	book := newAddressBook()
+	rules, err := rulesOf(&v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{Subnets: []string{"10.1.0.0/29"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := func(uid types.UID) *v1alpha1.XPUPort {
+		return &v1alpha1.XPUPort{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "port", UID: uid},
+			Spec:       v1alpha1.XPUPortSpec{AssignAddresses: true, MAC: migratedMAC},
+		}
+	}
+	key := types.NamespacedName{Namespace: "ns", Name: "port"}
+	if got, err := book.assign(key, named("first"), rules); err != nil || !slices.Equal(got, []string{"10.1.0.2/29"}) {
+		t.Fatalf("the first has %q, %v", got, err)
+	}
+	if got, err := book.assign(key, named("second"), rules); err == nil {
+		t.Fatalf("the second has %q before the first has gone", got)
+	}
+	book.remove(named("first"))
+	if got, err := book.assign(key, named("second"), rules); err != nil || !slices.Equal(got, []string{"10.1.0.2/29"}) {
+		t.Errorf("the second has %q, %v", got, err)
+	}
+	book.remove(named("first")) // heard late
+	if got, err := book.assign(key, named("second"), rules); err != nil || !slices.Equal(got, []string{"10.1.0.2/29"}) {
+		t.Errorf("then the second has %q, %v", got, err)
+	}
+}
