@@ -77,7 +77,8 @@ func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPor
 }
 
 // addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it is to have some, and is refused
-// if it has another Port's MAC address, or waits for that Port to go if both are of one virtual machine. A claim's Port was made with its addresses.
+// if it has another Port's MAC address, or waits for that Port to go if both are of one virtual machine. A claim's Port was made with
+// its addresses.
 func (r *admission) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
 	switch {
 	case port.Spec.Claim.Name != "":

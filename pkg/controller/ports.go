@@ -158,14 +158,10 @@ func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, er
 	return result, nil
 }
 
-// sinceMade is the age of a Port. Its creation time is cut to the second, so the time since it was seen first is better, unless that
-// was later: by a controller that started after it was made.
+// sinceMade is the age of a Port, or up to a second less. Its creation time is cut to the second, so the time since it was seen first is
+// better, unless that was much later: by a controller that started after the Port was made.
 func (r *ports) sinceMade(port *v1alpha1.XPUPort) time.Duration {
-	age, known := time.Since(port.CreationTimestamp.Time), r.seen.elapsed(port.UID)
-	if age-known > time.Second {
-		return age
-	}
-	return known
+	return max(r.seen.elapsed(port.UID), time.Since(port.CreationTimestamp.Time)-time.Second)
 }
 
 // inTime adapts the error of ensure to the Port's status. A Port that was up stays up while its agent is away, as the XPU's

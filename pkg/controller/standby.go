@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -127,19 +126,9 @@ func (r *admission) virtualMachineOf(ctx context.Context, port *v1alpha1.XPUPort
 	return owner.UID, nil
 }
 
-// rivals are the other Ports of the network with the MAC address of a Port.
+// rivals are the other Ports with the MAC address of a Port.
 func (r *base) rivals(ctx context.Context, o client.Object) []reconcile.Request {
-	port := o.(*v1alpha1.XPUPort)
-	same, err := listPorts(ctx, r.client, client.MatchingFields{portsByMAC: portKeys[portsByMAC](port)})
-	if err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
-		return nil
-	}
-	var requests []reconcile.Request
-	for i := range same {
-		if same[i].Spec.Network == port.Spec.Network && same[i].UID != port.UID {
-			requests = append(requests, requestFor(&same[i]))
-		}
-	}
-	return requests
+	mac := portKeys[portsByMAC](o.(*v1alpha1.XPUPort))
+	all := r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByMAC: mac})
+	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
 }

@@ -22,58 +22,46 @@ var crioFiles = [...]string{"usr/bin/crio", "usr/bin/skopeo", "usr/bin/conmon", 
 // crio is another runtime with the programs of crio.mod beside its own: CRI-O, and skopeo, which loads images into its storage. conmon,
 // which watches a container, is Debian's. pinns, which keeps a pod's namespaces, is compiled of the C source in CRI-O's module.
 func (c Cache) crio(other artifact, goVersion, codename string) (artifact, error) {
-	inputs, err := c.inputs("crio.mod", "crio.sum", "cmd/restrict/main.go")
+	restrict, err := c.inputs("cmd/restrict/main.go")
 	if err != nil {
 		return artifact{}, err
 	}
-	version, err := moduleVersion(inputs[1], crioModule)
-	if err != nil {
-		return artifact{}, err
+	build := func(ctx context.Context, name, _, target string) error {
+		if err := c.unpack(ctx, target, codename, []string{codename}, []string{"conmon"}); err != nil {
+			return err
+		}
+		if err := c.buildCRIO(ctx, name, filepath.Join(target, "usr/bin")); err != nil {
+			return err
+		}
+		if err := c.buildCommand(ctx, "restrict", filepath.Join(target, "usr/bin/restrict")); err != nil {
+			return err
+		}
+		return c.checkRuntime(ctx, target, crioFiles[:])
 	}
-	name := "container runtime (CRI-O " + version + ")"
-	return artifact{
-		name:   name,
-		dir:    "runtime",
-		inputs: slices.Concat(other.inputs, inputs, []string{goVersion, crioTags}),
-		make: func(ctx context.Context, target string) error {
-			if err := other.make(ctx, target); err != nil {
-				return err
-			}
-			if err := c.unpack(ctx, target, codename, []string{codename}, []string{"conmon"}); err != nil {
-				return err
-			}
-			if err := c.buildCRIO(ctx, name, filepath.Join(target, "usr/bin")); err != nil {
-				return err
-			}
-			if err := c.buildCommand(ctx, "restrict", filepath.Join(target, "usr/bin/restrict")); err != nil {
-				return err
-			}
-			return c.checkRuntime(ctx, target, crioFiles[:])
-		},
-	}, nil
+	return c.onTopOf(other, "crio", crioModule, build, append(restrict, goVersion, crioTags)...)
 }
 
+// buildCRIO builds the tools of crio.mod, and pinns.
 func (c Cache) buildCRIO(ctx context.Context, name, target string) error {
-	source, err := os.MkdirTemp("", "devcluster-crio-")
+	return c.inModule("crio", func(source string) error {
+		if err := c.compile(ctx, source, name, "tool", "-tags", crioTags, "-ldflags", "-s -w", "-o", target+string(filepath.Separator)); err != nil {
+			return err
+		}
+		module, err := c.goCommand(ctx, source, "list", "-m", "-f", "{{.Dir}}", crioModule).Output()
+		if err != nil {
+			return fmt.Errorf("go list -m %s: %w", crioModule, err)
+		}
+		return buildPinns(ctx, strings.TrimSpace(string(module)), filepath.Join(target, "pinns"))
+	})
+}
+
+func buildPinns(ctx context.Context, module, binary string) error {
+	files, err := filepath.Glob(filepath.Join(module, "pinns/src/*.c"))
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(source)
-	if err := c.extractModule(source, "crio.mod", "crio.sum"); err != nil {
-		return err
-	}
-	if err := c.compile(ctx, source, name, "tool", "-tags", crioTags, "-ldflags", "-s -w", "-o", target+string(filepath.Separator)); err != nil {
-		return err
-	}
-	module, err := c.goCommand(ctx, source, "list", "-m", "-f", "{{.Dir}}", crioModule).Output()
-	if err != nil {
-		return fmt.Errorf("go list -m %s: %w", crioModule, err)
-	}
-	files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(module)), "pinns/src/*.c"))
-	if err != nil {
-		return err
-	}
-	output, err := exec.CommandContext(ctx, cmp.Or(os.Getenv("CC"), "gcc"), slices.Concat([]string{"-std=c99", "-Os", "-o", filepath.Join(target, "pinns")}, files)...).CombinedOutput()
+	args := slices.Concat([]string{"-std=c99", "-Os", "-o", binary}, files)
+	output, err := exec.CommandContext(ctx, cmp.Or(os.Getenv("CC"), "gcc"), args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("compile pinns: %w: %s", err, lastLines(output))
 	}

@@ -47,7 +47,14 @@ func (c Cache) MultusVersions() []string { return c.versionsIn("multus") }
 
 // buildTools builds every tool of a module whose files are MODULE.mod and MODULE.sum, each into a file of its own in target.
 func (c Cache) buildTools(ctx context.Context, name, module, ldflags, target string) error {
-	source, err := os.MkdirTemp("", "devcluster-tools-")
+	return c.inModule(module, func(source string) error {
+		return c.compile(ctx, source, name, "tool", "-ldflags", ldflags, "-o", target+string(filepath.Separator))
+	})
+}
+
+// inModule calls work with a directory that has the module whose files are MODULE.mod and MODULE.sum.
+func (c Cache) inModule(module string, work func(source string) error) error {
+	source, err := os.MkdirTemp("", "devcluster-module-")
 	if err != nil {
 		return err
 	}
@@ -55,7 +62,7 @@ func (c Cache) buildTools(ctx context.Context, name, module, ldflags, target str
 	if err := c.extractModule(source, module+".mod", module+".sum"); err != nil {
 		return err
 	}
-	return c.compile(ctx, source, name, "tool", "-ldflags", ldflags, "-o", target+string(filepath.Separator))
+	return work(source)
 }
 
 // extractModule copies the files of a module into dir, under the names that the go command looks for.

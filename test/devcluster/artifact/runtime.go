@@ -59,28 +59,39 @@ func (c Cache) runtime(goVersion string) (artifact, error) {
 
 // containerd is another runtime, with the containerd of containerd.mod in place of its own.
 func (c Cache) containerd(other artifact, goVersion string) (artifact, error) {
-	inputs, err := c.inputs("containerd.mod", "containerd.sum")
+	build := func(ctx context.Context, name, version, target string) error {
+		flags := fmt.Sprintf("-s -w -X %s/version.Version=%s", containerdModule, version)
+		if err := c.buildTools(ctx, name, "containerd", flags, filepath.Join(target, "usr/bin")); err != nil {
+			return err
+		}
+		return c.checkRuntime(ctx, target, runtimeFiles[:])
+	}
+	return c.onTopOf(other, "containerd", containerdModule, build, goVersion)
+}
+
+// onTopOf is another runtime, to which build adds what it makes of the tools in the module file FILE.mod. The version is that of the
+// module there; name is for people.
+func (c Cache) onTopOf(
+	other artifact, file, module string, build func(ctx context.Context, name, version, target string) error, more ...string,
+) (artifact, error) {
+	inputs, err := c.inputs(file+".mod", file+".sum")
 	if err != nil {
 		return artifact{}, err
 	}
-	version, err := moduleVersion(inputs[1], containerdModule)
+	version, err := moduleVersion(inputs[1], module)
 	if err != nil {
 		return artifact{}, err
 	}
-	name := "container runtime (containerd " + version + ")"
+	name := fmt.Sprintf("container runtime (%s %s)", file, version)
 	return artifact{
 		name:   name,
-		dir:    "runtime",
-		inputs: slices.Concat(other.inputs, inputs, []string{goVersion}),
+		dir:    other.dir,
+		inputs: slices.Concat(other.inputs, inputs, more),
 		make: func(ctx context.Context, target string) error {
 			if err := other.make(ctx, target); err != nil {
 				return err
 			}
-			flags := fmt.Sprintf("-s -w -X %s/version.Version=%s", containerdModule, version)
-			if err := c.buildTools(ctx, name, "containerd", flags, filepath.Join(target, "usr/bin")); err != nil {
-				return err
-			}
-			return c.checkRuntime(ctx, target, runtimeFiles[:])
+			return build(ctx, name, version, target)
 		},
 	}, nil
 }

@@ -151,12 +151,7 @@ func (w *World) makeHistory(ctx context.Context) error {
 	if err := errors.Join(w.startBridge(ctx, x), pods.Wait()); err != nil {
 		return err
 	}
-	sent, lost, err := packets.stop()
-	w.Detail("%d packets, %d lost", sent, lost)
-	if err == nil && lost > 0 {
-		err = fmt.Errorf("%d of %d packets were lost between two pods", lost, sent)
-	}
-	return err
+	return w.noneLost(packets)
 }
 
 // panel is what is shown of a panel of the dashboard.

@@ -47,21 +47,12 @@ func (w *World) SkewSteps() []Step {
 		}},
 		{"The version before alone", lives(func(context.Context) error { return nil })},
 		{"This version's controller beside agents of the version before", lives(func(ctx context.Context) error { return w.change(ctx, w.Bin, "OnDelete") })},
-		{"This version alone", lives(func(ctx context.Context) error {
-			return w.changeAll(ctx, w.Bin)
-		})},
+		{"This version alone", lives(func(ctx context.Context) error { return w.changeAll(ctx, w.Bin) })},
 		{"The controller of the version before beside this version's agents", lives(func(ctx context.Context) error { return w.change(ctx, w.BeforeBin, "OnDelete") })},
-		{"The version before alone again", lives(func(ctx context.Context) error {
-			return w.changeAll(ctx, w.BeforeBin)
-		})},
+		{"The version before alone again", lives(func(ctx context.Context) error { return w.changeAll(ctx, w.BeforeBin) })},
 		{"All pods end, no packet was lost, and everything is as it was", func(ctx context.Context) error {
-			sent, lost, err := stream.stop()
-			if err != nil {
+			if err := w.noneLost(stream); err != nil {
 				return err
-			}
-			w.Detail("%d packets, %d lost", sent, lost)
-			if lost > 0 {
-				return fmt.Errorf("%d of %d packets were lost between two pods", lost, sent)
 			}
 			return w.gone(ctx, "steady", "witness", "here", "there", claimedOfStage(stage), byPluginOfStage(stage).name)
 		}},

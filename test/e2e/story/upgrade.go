@@ -80,14 +80,9 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 	if err := pods.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	sent, lost, err := packets.stop()
-	if err != nil {
+	w.Detail("%d upgrades in %s, %s at most; %d pods came and went", times, took.Round(time.Second), longest.Round(100*time.Millisecond), lives.Load())
+	if err := w.noneLost(packets); err != nil {
 		return err
-	}
-	w.Detail("%d upgrades in %s, %s at most; %d pods came and went; %d packets, %d lost",
-		times, took.Round(time.Second), longest.Round(100*time.Millisecond), lives.Load(), sent, lost)
-	if lost > 0 {
-		return fmt.Errorf("%d of %d packets were lost between two pods", lost, sent)
 	}
 	after, err := w.unwritten(ctx)
 	if err != nil {
@@ -254,6 +249,19 @@ func (p *packets) stop() (sent, lost int, err error) {
 	close(p.ending)
 	err = p.done.Wait()
 	return p.sent, p.sent - len(p.received), errors.Join(err, p.from.Close())
+}
+
+// noneLost stops the packets, and returns an error if one was lost.
+func (w *World) noneLost(p *packets) error {
+	sent, lost, err := p.stop()
+	if err != nil {
+		return err
+	}
+	w.Detail("%d packets, %d lost", sent, lost)
+	if lost > 0 {
+		return fmt.Errorf("%d of %d packets were lost between two pods", lost, sent)
+	}
+	return nil
 }
 
 // listenIn opens a UDP socket at an address, in the network namespace that has it.
