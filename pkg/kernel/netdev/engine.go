@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
@@ -43,6 +45,12 @@ type Engine struct {
 	procRoot  string
 	eswitches Eswitches // nil for none
 	trace     func(step string)
+
+	pfs pfPort
+	// set changes a netdev, as [conn.set] does. busyTime is how long a call waits for busy drivers
+	// at most, and settleTime how long it waits for a value that a driver accepted.
+	set                  func(c *conn, index int, flags, mask uint32, attributes ...*nl.RtAttr) error
+	busyTime, settleTime time.Duration
 }
 
 // New opens the host's network namespace. Close the Engine after use.
@@ -55,6 +63,7 @@ func New(options Options) (*Engine, error) {
 	}
 	e := &Engine{
 		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), eswitches: options.Eswitches, trace: options.Trace,
+		pfs: host, set: (*conn).set, busyTime: quirk.BusyPatience, settleTime: quirk.SettleTime,
 	}
 	if e.trace == nil {
 		e.trace = func(string) {}
@@ -84,11 +93,11 @@ func (e *Engine) Close() error { return e.host.close() }
 
 // Plan looks at a netdev on the host and at the namespace that it shall move to, and changes nothing. Its error says why
 // [Engine.Attach] would fail, as far as that can be seen before.
-func (e *Engine) Plan(_ context.Context, device Device, netNS string, want function.Interface) (Snapshot, Place, error) {
+func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want function.Interface) (Snapshot, Place, error) {
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
 	}
-	before, err := e.snapshot(device, want)
+	before, err := e.snapshot(ctx, device, want)
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
@@ -121,17 +130,19 @@ func (e *Engine) Plan(_ context.Context, device Device, netNS string, want funct
 
 // Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing. [Engine.Restore] with the
 // snapshot and no place gives its properties to the netdev that the driver makes later.
-func (e *Engine) Snapshot(_ context.Context, device Device) (Snapshot, error) {
-	return e.snapshot(device, function.Interface{})
+func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) {
+	return e.snapshot(ctx, device, function.Interface{})
 }
 
 // snapshot asks the eswitch, which takes long, only if the pod wants a rate.
-func (e *Engine) snapshot(device Device, want function.Interface) (s Snapshot, err error) {
+func (e *Engine) snapshot(
+	ctx context.Context, device Device, want function.Interface,
+) (s Snapshot, err error) {
 	if !want.VF.Rated() {
 		device.Port = nil
 	}
 	if want.Userspace {
-		return e.complete(s, device)
+		return e.plan(ctx, s, device, want)
 	}
 	l, err := e.host.named(device.Name)
 	if err != nil {
@@ -143,16 +154,49 @@ func (e *Engine) snapshot(device Device, want function.Interface) (s Snapshot, e
 	case l.Carried.XDP != "":
 		return s, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, l.Carried.XDP)
 	}
-	return e.complete(l.Snapshot, device)
+	return e.plan(ctx, l.Snapshot, device, want)
 }
 
-// complete adds what the PF and the eswitch of the device enforce, as far as they are known and tell it.
-func (e *Engine) complete(s Snapshot, device Device) (_ Snapshot, err error) {
+// plan adds what the PF and the eswitch enforce before an attachment, and what the attachment
+// changes of that.
+func (e *Engine) plan(
+	ctx context.Context, s Snapshot, device Device, want function.Interface,
+) (Snapshot, error) {
 	if device.PF != nil {
-		if s.VF, err = e.host.vf(device.PF); err != nil {
+		r, err := e.baseline(ctx, device.PF, want)
+		if err != nil {
 			return Snapshot{}, err
 		}
+		s.VF = r.vf
 	}
+	if s.VF != nil {
+		s.Sets = &Sets{MAC: want.MAC != "", Rate: want.VF.Rated()}
+	}
+
+	s, err := e.limited(s, device)
+	if s.Rate != nil && s.Sets != nil {
+		s.Sets.Rate = false // the eswitch limits it instead
+	}
+	return s, err
+}
+
+// enforced adds what the PF and the eswitch enforce now. The PF is one that told about the VF
+// before.
+func (e *Engine) enforced(
+	ctx context.Context, p patience, s Snapshot, device Device,
+) (Snapshot, error) {
+	if device.PF != nil {
+		r, err := e.known(ctx, p, device.PF)
+		if err != nil {
+			return Snapshot{}, err
+		}
+		s.VF = r.vf
+	}
+	return e.limited(s, device)
+}
+
+// limited adds what the eswitch of the device enforces, if it has a rate object for it.
+func (e *Engine) limited(s Snapshot, device Device) (Snapshot, error) {
 	if device.Port == nil || e.eswitches == nil {
 		return s, nil
 	}
@@ -207,11 +251,17 @@ func (e *Engine) Attach(
 	if err == nil {
 		return observed, nil
 	}
-	if _, undo := e.Restore(context.WithoutCancel(ctx), device, before, place); undo != nil {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	if _, undo := e.Restore(ctx, device, before, place); undo != nil {
 		err = errors.Join(err, fmt.Errorf("undo: %w", undo))
 	}
 	return Observed{}, err
 }
+
+// undoTime is how long a failed attachment may take to be undone, also where the caller's time is
+// over.
+const undoTime = 10 * time.Second
 
 func (e *Engine) attach(
 	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
@@ -224,72 +274,86 @@ func (e *Engine) attach(
 	if pod.cookie != place.Cookie {
 		return Observed{}, fmt.Errorf("network namespace %s: is another one than before", place.NetNS)
 	}
-	if err := e.enforce(ctx, device, before, before.enforcing(want)); err != nil {
+
+	p := e.patient(ctx)
+	if err := e.enforce(ctx, p, device, before, before.enforcing(want)); err != nil {
 		return Observed{}, err
 	}
 	if err := ctx.Err(); err != nil {
 		return Observed{}, err
 	}
 	if want.Userspace {
-		return e.observeVF(device, want)
+		return e.observeVF(ctx, p, device, want)
 	}
-	index, err := e.moveToPod(pod, before, place, want)
+
+	index, err := e.moveToPod(ctx, p, pod, before, place, want)
 	if err != nil {
 		return Observed{}, err
 	}
-	observed, err := e.configure(pod, index, want)
+	observed, err := e.configure(ctx, p, pod, index, want)
 	if err == nil && want.MAC != "" && observed.MAC != want.MAC {
 		err = fmt.Errorf("interface %s: mac %s: the driver took it, and tells %s", want.Name, want.MAC, observed.MAC)
 	}
 	return observed, err
 }
 
-// enforce makes the PF and the eswitch enforce what to says, and stops at the first refusal. It waits for the carrier of the
-// PF where that may be the reason: a card has none for some seconds after it made VFs or was brought up.
-func (e *Engine) enforce(ctx context.Context, device Device, from, to Snapshot) error {
+// enforce makes the PF and the eswitch enforce what to says, and stops at the first refusal.
+func (e *Engine) enforce(ctx context.Context, p patience, device Device, from, to Snapshot) error {
 	if from.VF != nil && to.VF != nil {
-		for _, c := range vfChanges(*from.VF, *to.VF) {
-			err := e.changeVF(device.PF, c)
-			if errors.Is(err, errNoCarrier) && e.awaitCarrier(ctx, device.PF) {
-				err = e.changeVF(device.PF, c)
-			}
-			if err != nil {
-				return err
-			}
+		if err := e.order(ctx, p, device.PF, *from.VF, *to.VF); err != nil {
+			return err
 		}
 	}
 	return e.changeRate(device, from.Rate, to.Rate)
 }
 
+// transfer is the move of a netdev to a pod, with its new name, MTU and MAC.
+type transfer struct {
+	before     Snapshot
+	place      Place
+	wishes     string       // for people
+	mac        function.MAC // "" if it stays as it is
+	wanted     bool         // the pod wants the MAC, so that a refusal is an error
+	properties []*nl.RtAttr
+}
+
+// transferTo gives an interface without a wish the MAC that an administrator set for the VF: the PF
+// may refuse its frames otherwise.
+func transferTo(before Snapshot, place Place, want function.Interface) transfer {
+	t := transfer{before: before, place: place, wishes: want.Name}
+	t.mac, t.wanted = want.MAC, want.MAC != ""
+	t.properties = []*nl.RtAttr{text(unix.IFLA_IFNAME, want.Name)}
+	if want.MTU != 0 && want.MTU != before.MTU {
+		t.wishes += fmt.Sprintf(" with MTU %d", want.MTU)
+		t.properties = append(t.properties, number(unix.IFLA_MTU, want.MTU))
+	}
+	if !t.wanted {
+		t.mac = before.administrativeMAC()
+	}
+	if t.mac == before.MAC {
+		t.mac = ""
+	}
+	if t.mac != "" {
+		t.wishes += fmt.Sprintf(" with MAC %s", t.mac)
+	}
+	return t
+}
+
 // moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees it half made, and the
 // kernel waits for its readers (RCU) only once. It returns the index in the pod.
-func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want function.Interface) (int, error) {
+func (e *Engine) moveToPod(
+	ctx context.Context, p patience, pod *conn, before Snapshot, place Place,
+	want function.Interface,
+) (int, error) {
 	if err := e.dropTakenAltNames(pod, before, want.Name); err != nil {
 		return 0, err
 	}
-	wishes := want.Name
-	properties := []*nl.RtAttr{text(unix.IFLA_IFNAME, want.Name)}
-	if want.MTU != 0 && want.MTU != before.MTU {
-		wishes += fmt.Sprintf(" with MTU %d", want.MTU)
-		properties = append(properties, number(unix.IFLA_MTU, want.MTU))
-	}
-	message := append(slices.Clone(properties), number(unix.IFLA_NET_NS_FD, int(pod.ns)))
-	newMAC := want.MAC != "" && want.MAC != before.MAC
-	if newMAC {
-		wishes += fmt.Sprintf(" with MAC %s", want.MAC)
-		message = append(message, hardwareAddr(unix.IFLA_ADDRESS, want.MAC))
-	}
+	t := transferTo(before, place, want)
 	e.trace("move to pod")
-	err := e.host.set(before.Identity.Index, 0, 0, append(message, number(unix.IFLA_NEW_IFINDEX, place.Index))...)
-	if errors.Is(err, unix.EBUSY) { // the index was given away since Plan
-		err = e.host.set(before.Identity.Index, 0, 0, message...)
+	if err := e.move(ctx, p, pod, t); err != nil {
+		return 0, fmt.Errorf("netdev %s: move to the pod as %s: %w", before.Name, t.wishes, err)
 	}
-	if err != nil && newMAC && before.VF != nil {
-		err = e.moveOn(pod, before, place, want.MAC, properties, err)
-	}
-	if err != nil {
-		return 0, fmt.Errorf("netdev %s: move to the pod as %s: %w", before.Name, wishes, err)
-	}
+
 	l, err := find(pod, before.Identity, Identity.same, place.Index, want.Name)
 	if err == nil && l == nil {
 		err = errors.New("is not there after the move")
@@ -300,36 +364,99 @@ func (e *Engine) moveToPod(pod *conn, before Snapshot, place Place, want functio
 	return l.Identity.Index, nil
 }
 
-// moveOn continues where the kernel moved the netdev and then stopped, because the driver refused the MAC.
-func (e *Engine) moveOn(
-	pod *conn, before Snapshot, place Place, mac function.MAC, properties []*nl.RtAttr, refused error,
-) error {
-	l, err := find(pod, before.Identity, Identity.same, place.Index, before.Name)
-	if err != nil || l == nil {
-		return refused
+// move sends the message, and again while the driver is busy. The kernel may have moved the netdev
+// and stopped then, because the driver refused the MAC or the MTU: the rest is done in the pod.
+func (e *Engine) move(ctx context.Context, p patience, pod *conn, t transfer) error {
+	message := append(slices.Clone(t.properties), number(unix.IFLA_NET_NS_FD, int(pod.ns)))
+	if t.mac != "" {
+		message = append(message, hardwareAddr(unix.IFLA_ADDRESS, t.mac))
 	}
-	if l.MAC != mac {
-		if err := e.adoptMAC(pod, l.Identity.Index, mac); err != nil {
+	var moved *link
+	var refused error
+	err := p.retry(ctx, busy, func() error {
+		who := t.before.Identity
+		placed := append(message, number(unix.IFLA_NEW_IFINDEX, t.place.Index))
+		refused = e.set(e.host, who.Index, 0, 0, placed...)
+		if errors.Is(refused, unix.EBUSY) { // the index was given away since Plan
+			refused = e.set(e.host, who.Index, 0, 0, message...)
+		}
+		if refused == nil {
+			return nil
+		}
+		moved, _ = find(pod, who, Identity.same, t.place.Index, t.before.Name)
+		if moved != nil {
+			return nil
+		}
+		return refused
+	})
+	if moved == nil {
+		return err
+	}
+
+	if t.mac != "" && moved.MAC != t.mac {
+		switch err := e.takeMAC(ctx, p, pod, moved.Identity.Index, t); {
+		case err == nil, !t.wanted:
+		case busy(refused):
+			return err
+		default:
 			return errors.Join(refused, err)
 		}
 	}
-	return pod.set(l.Identity.Index, 0, 0, properties...)
+	return p.retry(ctx, busy, func() error {
+		return e.set(pod, moved.Identity.Index, 0, 0, t.properties...)
+	})
 }
 
-// adoptMAC makes a netdev that is down take the MAC that the PF set for the VF: quirk "MAC after a reset".
-func (e *Engine) adoptMAC(c *conn, index int, mac function.MAC) error {
-	if err := e.step("up to reset the VF", func() error { return c.set(index, unix.IFF_UP, unix.IFF_UP) }); err != nil {
+// takeMAC gives a netdev in the pod its MAC, after the one message with everything did not.
+func (e *Engine) takeMAC(ctx context.Context, p patience, pod *conn, index int, t transfer) error {
+	address := hardwareAddr(unix.IFLA_ADDRESS, t.mac)
+	err := p.retry(ctx, busy, func() error { return e.set(pod, index, 0, 0, address) })
+	if err != nil && !busy(err) && t.before.VF != nil {
+		return e.adoptMAC(ctx, p, pod, index, t.mac, t.wanted)
+	}
+	return err
+}
+
+// adoptMAC makes a netdev that is down take the MAC that the PF set for the VF: quirk "MAC after a
+// reset". follows says that the PF enforces the MAC, so that the driver may give it to the netdev
+// by itself.
+func (e *Engine) adoptMAC(
+	ctx context.Context, p patience, c *conn, index int, mac function.MAC, follows bool,
+) error {
+	flags := func(what string, flags uint32) error {
+		return e.step(what, func() error {
+			return p.retry(ctx, busy, func() error { return e.set(c, index, flags, unix.IFF_UP) })
+		})
+	}
+	if err := flags("up to reset the VF", unix.IFF_UP); err != nil {
 		return err
 	}
-	if err := e.step("down to reset the VF", func() error { return c.set(index, 0, unix.IFF_UP) }); err != nil {
+	if err := flags("down to reset the VF", 0); err != nil {
 		return err
 	}
-	l, err := c.at(index)
-	if err != nil || l != nil && l.MAC == mac {
+
+	has := func() (bool, error) {
+		l, err := c.existing(index)
+		return err == nil && l.MAC == mac, err
+	}
+	if adopted, err := has(); adopted || err != nil {
 		return err
 	}
 	e.trace("MAC " + string(mac))
-	return c.set(index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, mac))
+	address := hardwareAddr(unix.IFLA_ADDRESS, mac)
+	err := p.retry(ctx, busy, func() error { return e.set(c, index, 0, 0, address) })
+	if err == nil || !follows {
+		return err
+	}
+	// qede gives the netdev the PF's MAC a moment later, and refuses every one that it is asked to
+	// take.
+	late := p.atMost(e.settleTime)
+	return late.retry(ctx, func(error) bool { return true }, func() error {
+		if adopted, _ := has(); adopted {
+			return nil
+		}
+		return err
+	})
 }
 
 // dropTakenAltNames removes the altnames that are taken in the pod, and the new name: names and altnames share one table.
@@ -354,22 +481,28 @@ func (e *Engine) dropAltName(c *conn, index int, name string) error {
 }
 
 // configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
-func (e *Engine) configure(pod *conn, index int, want function.Interface) (_ Observed, err error) {
+func (e *Engine) configure(
+	ctx context.Context, p patience, pod *conn, index int, want function.Interface,
+) (_ Observed, err error) {
 	unlessFailed := func(what string, change func() error) {
 		if err == nil {
-			err = e.step(what, change)
+			err = e.step(what, func() error { return p.retry(ctx, busy, change) })
 		}
 	}
 	for _, address := range want.Addresses {
-		unlessFailed("address "+address.String(), func() error { return addAddress(pod, index, address) })
+		unlessFailed("address "+address.String(), func() error {
+			return e.address(pod, index, want.Name, address)
+		})
 	}
 	if want.AllMulticast {
-		unlessFailed("allmulticast", func() error { return pod.set(index, unix.IFF_ALLMULTI, unix.IFF_ALLMULTI) })
+		unlessFailed("allmulticast", func() error {
+			return e.set(pod, index, unix.IFF_ALLMULTI, unix.IFF_ALLMULTI)
+		})
 	}
 	if err == nil {
 		e.announceItself(pod, index, want.Name, want.Addresses)
 	}
-	unlessFailed("up", func() error { return pod.set(index, unix.IFF_UP, unix.IFF_UP) })
+	unlessFailed("up", func() error { return e.set(pod, index, unix.IFF_UP, unix.IFF_UP) })
 	for _, route := range want.Routes {
 		unlessFailed("route to "+route.To.String(), func() error { return addRoute(pod, index, route) })
 	}
@@ -377,6 +510,21 @@ func (e *Engine) configure(pod *conn, index int, want function.Interface) (_ Obs
 		return Observed{}, fmt.Errorf("interface %s: %w", want.Name, err)
 	}
 	return observe(pod, index)
+}
+
+// address adds an address. Where the namespace has IPv6 off, it is switched on for the interface
+// first, as its owner gave the interface an IPv6 address.
+func (e *Engine) address(pod *conn, index int, name string, address netip.Prefix) error {
+	err := addAddress(pod, index, address)
+	off := errors.Is(err, unix.EACCES) && address.Addr().Is6() // inet6_addr_add of net/ipv6/addrconf.c
+	if !off {
+		return err
+	}
+	e.trace("disable_ipv6 0")
+	if on := e.writeConf6(pod, name, "disable_ipv6", 0); on != nil {
+		return errors.Join(err, fmt.Errorf("switch IPv6 on for the interface: %w", on))
+	}
+	return addAddress(pod, index, address)
 }
 
 func observe(pod *conn, index int) (Observed, error) {
@@ -393,9 +541,11 @@ func observe(pod *conn, index int) (Observed, error) {
 }
 
 // observeVF describes a Function without a netdev to the pod.
-func (e *Engine) observeVF(device Device, want function.Interface) (Observed, error) {
+func (e *Engine) observeVF(
+	ctx context.Context, p patience, device Device, want function.Interface,
+) (Observed, error) {
 	observed := Observed{Name: want.Name, Addresses: want.Addresses}
-	now, err := e.complete(Snapshot{}, Device{PF: device.PF})
+	now, err := e.enforced(ctx, p, Snapshot{}, Device{PF: device.PF})
 	if now.VF != nil {
 		observed.MAC = now.VF.MAC
 	}

@@ -28,19 +28,25 @@ type Attached struct {
 	Place    Place
 	Want     function.Interface
 	Observed Observed
+	Expected Expected // only for [Engine.Check]
 }
 
-// Check lists in words the differences between what [Engine.Attach] did and what is in the pod and enforced by the PF and the
-// eswitch. Addresses and routes that the pod added are no difference, nor is what a PF or an eswitch does not tell.
-func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, error) {
-	device = device.as(a.Before)
-	enforced, err := e.complete(Snapshot{}, device)
-	if err != nil {
-		return nil, err
-	}
-	d := Diff(a.Before.enforcing(a.Want).WithoutNetdev(), enforced)
-	if a.Want.Userspace {
-		return d, nil
+// Expected is what an interface has by the last result of a chain of CNI plugins. Plugins that come
+// after this one may have changed it (CNI specification, section CHECK).
+type Expected struct {
+	MAC       function.MAC   // "" if the result does not say
+	Addresses []netip.Prefix // of the interface
+}
+
+// Check lists in words the differences between what [Engine.Attach] did and what is in the pod and
+// enforced by the PF and the eswitch. What other plugins may change later is compared with
+// a.Expected (MAC, addresses) or not at all (MTU, flags but for up, sysctls, the master). Addresses
+// and routes that the pod added are no difference. What a PF told before and does not tell now is
+// an error.
+func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string, error) {
+	d, err := e.checkEnforced(ctx, device.as(a.Before), a)
+	if a.Want.Userspace || err != nil {
+		return d, err
 	}
 	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
@@ -53,41 +59,89 @@ func (e *Engine) Check(_ context.Context, device Device, a Attached) ([]string, 
 	if l == nil {
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
-	for _, p := range []property{
-		{name: "name", value: a.Want.Name, now: l.Name},
-		{name: "mac", value: a.Observed.MAC, now: l.MAC},
-		{name: "mtu", value: a.Observed.MTU, now: l.MTU},
-		{name: "up", value: true, now: l.Up},
-		{name: "allmulticast", value: a.Want.AllMulticast, now: a.Want.AllMulticast && l.AllMulticast},
-	} {
+
+	compared := []property{{name: "name", value: a.Want.Name, now: l.Name}, {name: "up", value: true, now: l.Up}}
+	if a.Expected.MAC != "" && l.master == 0 { // a bond gives its ports its own MAC
+		compared = append(compared, property{name: "mac", value: a.Expected.MAC, now: l.MAC})
+	}
+	for _, p := range compared {
 		if p.value != p.now {
 			d = append(d, p.String())
 		}
 	}
+	more, err := missing(pod, l, a)
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", a.Want.Name, err)
+	}
+	return append(d, more...), nil
+}
+
+// checkEnforced compares what the PF and the eswitch enforce. A MAC that the PF tells may be the
+// VF's own.
+func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) ([]string, error) {
+	if a.Before.VF != nil && device.PF == nil {
+		return nil, errors.New("its PF has no netdev on the host: what it enforces for the VF is unknown")
+	}
+	enforced, err := e.enforced(ctx, e.patient(ctx), Snapshot{}, device)
+	if err != nil {
+		return nil, err
+	}
+	if device.PF != nil && enforced.VF == nil {
+		return []string{fmt.Sprintf("PF %s does not have VF %d any more", device.PF, device.PF.VF)}, nil
+	}
+
+	var d []string
+	for _, p := range compare(a.Before.enforcing(a.Want).WithoutNetdev(), enforced) {
+		if p.name == "vf mac" && (!a.Before.sets().MAC || enforced.VF.MAC == a.Expected.MAC) {
+			continue
+		}
+		d = append(d, p.String())
+	}
+	return d, nil
+}
+
+// missing lists the addresses and routes that the interface does not have. A route may be in any
+// table, because later plugins move routes (sbr, vrf). An interface that is a port of another one,
+// such as a bond, needs no routes.
+func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 	have, err := addresses(pod, l.Identity.Index)
 	if err != nil {
-		return nil, fmt.Errorf("interface %s: addresses: %w", a.Want.Name, err)
+		return nil, fmt.Errorf("addresses: %w", err)
 	}
-	for _, address := range a.Want.Addresses {
+	for _, address := range a.Expected.Addresses {
 		if !slices.Contains(have, address) {
 			d = append(d, fmt.Sprintf("address %s is missing", address))
 		}
 	}
+	if l.master != 0 {
+		return d, nil
+	}
 	for _, route := range a.Want.Routes {
-		r := routeOut(l.Identity.Index, route)
-		found, err := routeLike(pod, r)
+		there, err := routed(pod, l.Identity.Index, route)
 		if err != nil {
-			return nil, fmt.Errorf("interface %s: route to %s: %w", a.Want.Name, route.To, err)
+			return nil, fmt.Errorf("route to %s: %w", route.To, err)
 		}
-		if found == nil || !route.Yield && !sameWay(*found, r) {
+		if !there {
 			d = append(d, fmt.Sprintf("route to %s is missing", route.To))
 		}
 	}
 	return d, nil
 }
 
+// routed says whether a route is there: in its table or, if not, in another one. One that yields
+// may be another way.
+func routed(pod *conn, index int, route function.Route) (bool, error) {
+	r := routeOut(index, route)
+	found, err := routeLike(pod, r, func(other netlink.Route) bool { return route.Yield || sameWay(other, r) })
+	if found == nil && err == nil {
+		r.Table = unix.RT_TABLE_UNSPEC
+		found, err = routeLike(pod, r, func(other netlink.Route) bool { return sameWay(other, r) })
+	}
+	return found != nil, err
+}
+
 // Add gives a netdev in a pod more addresses and routes, and accepts those that it has already.
-func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, routes []function.Route) (Observed, error) {
+func (e *Engine) Add(ctx context.Context, a Attached, addresses []netip.Prefix, routes []function.Route) (Observed, error) {
 	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
 		return Observed{}, err
@@ -99,7 +153,8 @@ func (e *Engine) Add(_ context.Context, a Attached, addresses []netip.Prefix, ro
 	if l == nil {
 		return Observed{}, fmt.Errorf("interface %s: is not in the pod", a.Want.Name)
 	}
-	return e.configure(pod, l.Identity.Index, function.Interface{Name: l.Name, Addresses: addresses, Routes: routes})
+	more := function.Interface{Name: l.Name, Addresses: addresses, Routes: routes}
+	return e.configure(ctx, e.patient(ctx), pod, l.Identity.Index, more)
 }
 
 // addAddress adds an address, and accepts that the netdev has it already.
@@ -132,7 +187,7 @@ func addRoute(pod *conn, index int, route function.Route) error {
 	if route.Yield {
 		return nil
 	}
-	other, listErr := routeLike(pod, r)
+	other, listErr := routeLike(pod, r, func(netlink.Route) bool { return true })
 	if other == nil {
 		return errors.Join(err, listErr)
 	}
@@ -163,8 +218,9 @@ func routeOut(index int, route function.Route) netlink.Route {
 
 func sameWay(a, b netlink.Route) bool { return a.LinkIndex == b.LinkIndex && a.Gw.Equal(b.Gw) }
 
-// routeLike finds the route to the same destination with the same metric.
-func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
+// routeLike finds a route to the same destination with the same metric that is meant, in the table
+// of r, or in any if that is RT_TABLE_UNSPEC.
+func routeLike(pod *conn, r netlink.Route, meant func(netlink.Route) bool) (*netlink.Route, error) {
 	family, metric := netlink.FAMILY_V4, r.Priority
 	if len(r.Dst.IP) == net.IPv6len {
 		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024) // IP6_RT_PRIO_USER, net/ip6_route.h
@@ -177,7 +233,7 @@ func routeLike(pod *conn, r netlink.Route) (*netlink.Route, error) {
 		return nil, err
 	}
 	for _, other := range routes {
-		if other.Priority == metric {
+		if other.Priority == metric && meant(other) {
 			return &other, nil
 		}
 	}
@@ -226,8 +282,16 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	if err := pod.awaitCarrier(ctx, observed.Index); err != nil {
 		return fmt.Errorf("interface %s: %w", observed.Name, err)
 	}
+	l, err := pod.existing(observed.Index)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", observed.Name, err)
+	}
+	if l.master != 0 {
+		return nil // its addresses are its master's, and so is its MAC
+	}
 	// The kernel announces the addresses (NETDEV_CHANGEADDR) although the MAC is the same, and does not call the driver.
-	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, observed.MAC)); err != nil {
+	// It is the MAC of now, because others may have changed it since.
+	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, l.MAC)); err != nil {
 		return fmt.Errorf("interface %s: announce its addresses: %w", observed.Name, err)
 	}
 	return nil
@@ -243,12 +307,15 @@ func (c *conn) awaitCarrier(ctx context.Context, index int) (err error) {
 	listening.Go(func() {
 		listen.Links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify, logr.Discard())
 	})
+	var l *link
 	seen := func() bool {
-		var l *link
 		l, err = c.existing(index)
 		return err != nil || l.rawFlags&unix.IFF_LOWER_UP != 0
 	}
 	if ended := loop.Until(ctx, changes.Subscribe, seen); ended != nil {
+		if l != nil && !l.Up {
+			return fmt.Errorf("is administratively down: %w", ended)
+		}
 		return fmt.Errorf("has no carrier yet: %w", ended)
 	}
 	return err

@@ -29,20 +29,21 @@ func (w *world) check(t *testing.T, a netdev.Attached) []string {
 func TestCheck(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, observed := w.attach(t, fullInterface)
-	attached := netdev.Attached{Before: before, Place: place, Want: fullInterface, Observed: observed}
+	attached := netdev.Attached{
+		Before: before, Place: place, Want: fullInterface, Observed: observed,
+		Expected: netdev.Expected{MAC: observed.MAC, Addresses: observed.Addresses},
+	}
 	if got := w.check(t, attached); len(got) > 0 {
 		t.Errorf("just attached: %q", got)
 	}
 	h := w.pod.Handle()
 	l := get(t, w.pod, "net1")
-	must.Succeed(t, h.LinkSetAllmulticastOff(l))
 	must.Succeed(t, h.LinkSetDown(l)) // takes the routes and the IPv6 address along
 	must.Succeed(t, h.LinkSetName(l, "mine0"))
 	must.Succeed(t, h.LinkSetMTU(l, 1300))
 	must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 	want := []string{
-		`name is "mine0", was "net1"`, "mac is 02:00:00:00:00:66, was 02:00:00:00:00:01", "mtu is 1300, was 1400", "up is false, was true",
-		"allmulticast is false, was true",
+		`name is "mine0", was "net1"`, "up is false, was true", "mac is 02:00:00:00:00:66, was 02:00:00:00:00:01",
 		"address fd00::5/64 is missing", "route to 10.2.0.0/16 is missing", "route to 10.3.0.0/16 is missing",
 		"route to fd01::/64 is missing", "route to 0.0.0.0/0 is missing",
 	}

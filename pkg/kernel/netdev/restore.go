@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
@@ -20,14 +22,23 @@ const fallbackName = "xpu%d"
 
 var fallback = regexp.MustCompile("^xpu[0-9]+$")
 
-// Restore brings a netdev back to the host as it was before, wherever it is and whatever state it is in, and verifies it.
-// device.Name is the name that the caller last saw on the host, or "". A netdev that is as it was is not touched. Of a
-// Function without a netdev Restore restores what the PF and the eswitch enforce; where they do not tell, the Function is
-// gone. An error says what is left, and the next call continues. See [ErrGone] and [ErrAway].
-func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, place Place) (Restored, error) {
+// Restore brings a netdev back to the host as it was before, wherever it is and whatever state it
+// is in, and verifies it. device.Name is the name that the caller last saw on the host, or "". A
+// netdev that is as it was is not touched. Of a Function without a netdev Restore restores what the
+// PF and the eswitch enforce; where they say that they have it no more, nothing is left to restore.
+//
+// A release has three outcomes: everything is as it was; some property is not, which [Restored]
+// notes, and the next owner is isolated all the same; or an error says what is left, and the next
+// call continues. An error that wraps [ErrLeaks] will be the same at the next call. See also
+// [ErrGone] and [ErrAway].
+func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, place Place) (Restored, error) {
 	device = device.as(before)
+	p := e.patient(ctx)
+	if err := ctx.Err(); err != nil {
+		return Restored{}, fmt.Errorf("%s: %w", before.title(), err)
+	}
 	if before.userspace() {
-		return e.reconcile(device, before, 0)
+		return e.reconcile(ctx, p, device, before, 0)
 	}
 	pod, l, err := e.locate(place, before.Identity)
 	if err != nil {
@@ -37,7 +48,7 @@ func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, plac
 	index := before.Identity.Index
 	if l != nil {
 		index = l.Identity.Index
-		if err := e.moveToHost(pod, l.Snapshot, device, before); err != nil {
+		if err := e.moveToHost(ctx, p, pod, l.Snapshot, device, before); err != nil {
 			return Restored{}, err
 		}
 	}
@@ -50,11 +61,13 @@ func (e *Engine) Restore(_ context.Context, device Device, before Snapshot, plac
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	return e.reconcile(device, before, l.Identity.Index)
+	return e.reconcile(ctx, p, device, before, l.Identity.Index)
 }
 
 // moveToHost moves a netdev and restores what it can by one message. It fails only if the netdev is still in the pod then.
-func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snapshot) error {
+func (e *Engine) moveToHost(
+	ctx context.Context, p patience, pod *conn, now Snapshot, device Device, before Snapshot,
+) error {
 	index := now.Identity.Index
 	err := e.dropForeignAltNames(pod, index, now, before.AltNames)
 	if err == nil {
@@ -63,9 +76,11 @@ func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snaps
 	if err != nil {
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
 	}
-	if device.PF != nil { // some drivers refuse the netdev its own MAC while the PF gives the VF the pod's
-		if vf, err := e.host.vf(device.PF); err == nil && vf != nil {
-			_ = e.undoVF(device.PF, *vf, vf.with(nil, before.VF.MAC)) // reconcile repeats it, and reports the error
+	if device.PF != nil && before.sets().MAC {
+		// Some drivers refuse the netdev its own MAC while the PF gives the VF the pod's. reconcile
+		// reports the error.
+		if r, err := e.known(ctx, p, device.PF); err == nil && r.vf != nil {
+			_, _ = e.undoVFMAC(ctx, p, device.PF, r, before)
 		}
 	}
 	flags, mask := before.flags()
@@ -81,7 +96,7 @@ func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snaps
 		}
 	}
 	e.trace("move to host")
-	failed := pod.set(index, flags, mask, message...)
+	failed := e.set(pod, index, flags, mask, message...)
 	if failed == nil {
 		return nil
 	}
@@ -93,7 +108,8 @@ func (e *Engine) moveToHost(pod *conn, now Snapshot, device Device, before Snaps
 		return errors.Join(failed, fmt.Errorf("netdev %s in the pod: %w", now.Name, err))
 	}
 	e.trace("move to host under another name")
-	if err := pod.set(index, 0, 0, toHost, text(unix.IFLA_IFNAME, fallbackName)); err != nil {
+	err = p.retry(ctx, busy, func() error { return e.set(pod, index, 0, 0, toHost, text(unix.IFLA_IFNAME, fallbackName)) })
+	if err != nil {
 		return fmt.Errorf("netdev %s: move to the host: %w", now.Name, errors.Join(failed, err))
 	}
 	return nil
@@ -113,38 +129,111 @@ func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []st
 }
 
 // reconcile undoes the differences on the host. It takes a second round for properties that can only be restored after others.
-func (e *Engine) reconcile(device Device, before Snapshot, index int) (Restored, error) {
+func (e *Engine) reconcile(
+	ctx context.Context, p patience, device Device, before Snapshot, index int,
+) (Restored, error) {
 	const rounds = 2
-	var failed error
+	var refused refusals
 	for round := 0; ; round++ {
-		var now Snapshot
-		if !before.userspace() {
-			l, err := e.host.at(index)
+		d, err := e.differences(ctx, p, device, before, index)
+		if err == nil && round == rounds && len(d.accepted(refused)) > 0 {
+			d, err = e.settle(ctx, p, device, before, index, refused)
+		}
+		if err != nil {
+			return Restored{}, err
+		}
+		if len(d.left) == 0 {
+			return Restored{Name: d.now.Name, Notes: d.notes}, nil
+		}
+		if err := ctx.Err(); err != nil {
+			left := fmt.Errorf("%s is not as it was: %s: %w", d.now.title(), strings.Join(d.words(), "; "), err)
+			return Restored{}, errors.Join(left, refused.all())
+		}
+		if round == rounds {
+			notes, err := remains{d.before, d.now, neutralMAC(device.PF, before)}.conclude(d.left, refused)
 			if err != nil {
 				return Restored{}, err
 			}
-			if l == nil {
-				return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
-			}
-			now = l.Snapshot
+			return Restored{Name: d.now.Name, Notes: append(d.notes, notes...)}, nil
 		}
-		now, err := e.complete(now, device)
-		if err != nil {
-			return Restored{}, err
-		}
-		accepted, notes, err := e.acceptTaken(before, now)
-		if err != nil {
-			return Restored{}, err
-		}
-		left := Diff(accepted, now)
-		if len(left) == 0 {
-			return Restored{Name: now.Name, Notes: notes}, nil
-		}
-		if round == rounds {
-			return Restored{}, errors.Join(fmt.Errorf("%s is not as it was: %s", now.title(), strings.Join(left, "; ")), failed)
-		}
-		failed = e.undo(index, device, accepted, now)
+		refused = e.undo(ctx, p, index, device, d.before, d.now)
 	}
+}
+
+// differences are what is left to restore of a Function.
+type differences struct {
+	before Snapshot // without the names that other netdevs have by now, of which the notes tell
+	now    Snapshot
+	left   []property
+	notes  []string
+}
+
+func (d differences) words() (words []string) {
+	for _, p := range d.left {
+		words = append(words, p.String())
+	}
+	return words
+}
+
+// accepted are the properties that are left although nothing refused them.
+func (d differences) accepted(refused refusals) (list []property) {
+	for _, p := range d.left {
+		if refused[p.name] == nil {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// differences looks at the Function, whose netdev, if any, is on the host.
+func (e *Engine) differences(
+	ctx context.Context, p patience, device Device, before Snapshot, index int,
+) (d differences, err error) {
+	if !before.userspace() {
+		l, err := e.host.at(index)
+		if err != nil {
+			return d, err
+		}
+		if l == nil {
+			return d, fmt.Errorf("%s: %w", before.Name, ErrGone)
+		}
+		d.now = l.Snapshot
+	}
+	if d.now, err = e.enforced(ctx, p, d.now, device); err != nil {
+		return d, err
+	}
+	if d.before, d.notes, err = e.acceptTaken(before, d.now); err != nil {
+		return d, err
+	}
+	for _, p := range compare(d.before, d.now) {
+		// The attachment did not set it, and the VF has its own MAC again: the PF tells that, or an
+		// administrator's.
+		if p.name == "vf mac" && !before.sets().MAC && !before.userspace() && d.now.MAC == before.MAC {
+			d.notes = append(d.notes, fmt.Sprintf("%s: the attachment did not set it", p))
+			continue
+		}
+		d.left = append(d.left, p)
+	}
+	return d, nil
+}
+
+// settle looks until nothing is left that was accepted, as some drivers do a moment later what they
+// accept.
+func (e *Engine) settle(
+	ctx context.Context, p patience, device Device, before Snapshot, index int, refused refusals,
+) (d differences, err error) {
+	late := p.atMost(e.settleTime)
+	dropped := func(err error) bool { return errors.Is(err, errDropped) }
+	err = late.retry(ctx, dropped, func() error {
+		if d, err = e.differences(ctx, p, device, before, index); err == nil && len(d.accepted(refused)) > 0 {
+			return errDropped
+		}
+		return err
+	})
+	if errors.Is(err, errDropped) {
+		return d, nil
+	}
+	return d, err
 }
 
 // acceptTaken returns before without the names that another netdev of the host has by now, and a note about each of these.
@@ -171,40 +260,139 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 }
 
 // undo restores each property that differs by a message of its own, and goes on after one that is refused.
-func (e *Engine) undo(index int, device Device, before, now Snapshot) error {
-	var errs []error
-	if now.VF != nil && before.VF != nil { // some drivers refuse the netdev a MAC that is not the one the PF set
-		withMAC := now.VF.with(nil, before.VF.MAC)
-		errs = append(errs, e.undoVF(device.PF, *now.VF, withMAC))
-		now.VF = &withMAC
+func (e *Engine) undo(
+	ctx context.Context, p patience, index int, device Device, before, now Snapshot,
+) refusals {
+	refused := refusals{}
+	e.undoEnforced(ctx, p, device, before, &now, refused, true)
+	if !before.userspace() {
+		e.undoNetdev(ctx, p, index, before, now, refused)
 	}
-	errs = append(errs, e.dropForeignAltNames(e.host, index, now, before.AltNames))
+	e.undoEnforced(ctx, p, device, before, &now, refused, false)
+	refused.add(e.changeRate(device, now.Rate, before.Rate), "eswitch min_tx_rate", "eswitch max_tx_rate")
+	return refused
+}
+
+// undoEnforced restores what the PF enforces: first only the MAC, as some drivers refuse the netdev
+// a MAC that is not the one that the PF set, and after the netdev the rest.
+func (e *Engine) undoEnforced(
+	ctx context.Context, p patience, device Device, before Snapshot, now *Snapshot, refused refusals, first bool,
+) {
+	if now.VF == nil || before.VF == nil {
+		return
+	}
+	to := before.giveBack(*now.VF)
+	if first {
+		to = now.VF.with(nil, to.MAC)
+	} else {
+		to.MAC = now.VF.MAC
+	}
+	changes := vfChanges(*now.VF, to)
+	if len(changes) == 0 {
+		return
+	}
+	r, err := e.known(ctx, p, device.PF)
+	if err != nil || r.vf == nil {
+		refused.add(err, vfProperties(changes)...)
+		return
+	}
+
+	if first {
+		mac, err := e.undoVFMAC(ctx, p, device.PF, r, before)
+		now.VF = new(now.VF.with(nil, mac))
+		refused.add(err, "vf mac")
+		return
+	}
+	for _, c := range changes {
+		refused.add(e.changeVF(ctx, p, device.PF, r.index, c), vfProperties([]vfChange{c})...)
+	}
+}
+
+// vfProperties are the names of the properties that changes are about.
+func vfProperties(changes []vfChange) (names []string) {
+	for _, c := range changes {
+		names = append(names, map[vfField][]string{
+			vfMAC: {"vf mac"}, vfTag: {"vf vlan"}, vfRates: {"vf min_tx_rate", "vf max_tx_rate"},
+			vfSpoofCheck: {"vf spoofchk"}, vfTrust: {"vf trust"}, vfLinkState: {"vf link-state"},
+		}[c.field]...)
+	}
+	return names
+}
+
+// undoVFMAC restores the MAC that the PF enforces. If the driver refuses zeros for good, the PF
+// gets the neutral MAC instead. It returns the MAC that the PF has then, and the refusal.
+func (e *Engine) undoVFMAC(
+	ctx context.Context, p patience, pf *PF, r pfReport, before Snapshot,
+) (function.MAC, error) {
+	was := before.VF.MAC
+	for _, c := range vfChanges(*r.vf, r.vf.with(nil, was)) {
+		err := e.changeVF(ctx, p, pf, r.index, c)
+		if err == nil {
+			return was, nil
+		}
+		neutral := neutralMAC(pf, before)
+		if passes(err) || !isZero(was) || r.vf.MAC == neutral || neutral == "" {
+			return r.vf.MAC, err
+		}
+		for _, c := range vfChanges(*r.vf, r.vf.with(nil, neutral)) {
+			if other := e.changeVF(ctx, p, pf, r.index, c); other != nil {
+				return r.vf.MAC, errors.Join(err, other)
+			}
+		}
+		return neutral, err
+	}
+	return r.vf.MAC, nil
+}
+
+// undoNetdev restores the netdev's own properties.
+func (e *Engine) undoNetdev(ctx context.Context, p patience, index int, before, now Snapshot, refused refusals) {
+	flags := func(what string, flags, mask uint32) error {
+		return e.step(what, func() error {
+			return p.retry(ctx, busy, func() error { return e.set(e.host, index, flags, mask) })
+		})
+	}
+	refused.add(e.dropForeignAltNames(e.host, index, now, before.AltNames), "altnames")
 	left := compare(before, now)
 	// Many drivers want the netdev to be down for a new MAC, and a link mode has its effect when the netdev comes up.
 	reset := slices.ContainsFunc(left, func(d property) bool { return d.name == "mac" || d.name == "link mode" })
 	if reset && now.Up {
-		errs = append(errs, e.step("down", func() error { return e.host.set(index, 0, unix.IFF_UP) }))
+		refused.add(flags("down", 0, unix.IFF_UP), "mac", "link mode")
 	}
+
 	for _, d := range left {
-		errs = append(errs, e.undoProperty(index, before, now, d))
+		if ctx.Err() != nil {
+			return
+		}
+		refused.add(e.undoProperty(ctx, p, index, before, now, d), d.name)
 	}
-	flags, mask := before.flags()
-	if seen, _ := now.flags(); reset || seen&mask != flags {
-		errs = append(errs, e.step("flags", func() error { return e.host.set(index, flags, mask) }))
+	to, mask := before.flags()
+	if seen, _ := now.flags(); reset || seen&mask != to {
+		if err := flags("flags", to, mask); err != nil {
+			refused.add(err, flagNames(left)...)
+		}
 	}
 	for _, alt := range before.AltNames {
 		if !slices.Contains(now.AltNames, alt) {
-			errs = append(errs, e.step("altname "+alt, func() error { return e.host.LinkAddAltName(reference(index), alt) }))
+			err := e.step("altname "+alt, func() error { return e.host.LinkAddAltName(reference(index), alt) })
+			refused.add(err, "altnames")
 		}
 	}
-	if now.VF != nil && before.VF != nil {
-		errs = append(errs, e.undoVF(device.PF, *now.VF, *before.VF))
+}
+
+// flagNames are the flags among the properties, or all that the kernel may have refused.
+func flagNames(left []property) (names []string) {
+	for _, p := range left {
+		if p.flag != 0 {
+			names = append(names, p.name)
+		}
 	}
-	return errors.Join(append(errs, e.changeRate(device, now.Rate, before.Rate))...)
+	return append(names, "up")
 }
 
 // undoProperty restores a property that has a message, or a sysctl, of its own.
-func (e *Engine) undoProperty(index int, before, now Snapshot, d property) error {
+func (e *Engine) undoProperty(
+	ctx context.Context, p patience, index int, before, now Snapshot, d property,
+) error {
 	what := fmt.Sprintf("%s %v", d.name, d.value)
 	switch {
 	case d.conf6 != "":
@@ -214,26 +402,45 @@ func (e *Engine) undoProperty(index int, before, now Snapshot, d property) error
 		}
 		return e.step(what, func() error { return e.writeConf6(e.host, name, d.conf6, d.value) })
 	case d.attribute != nil:
-		return e.step(what, func() error {
-			err := e.host.set(index, 0, 0, d.attribute)
-			if err != nil && d.name == "mac" && before.VF != nil {
-				err = e.adoptMAC(e.host, index, before.MAC)
-			}
-			return err
+		// Before Linux 6.2 a name is EBUSY as long as the netdev is up.
+		passes := func(err error) bool { return d.name != "name" && busy(err) }
+		err := e.step(what, func() error {
+			return p.retry(ctx, passes, func() error { return e.set(e.host, index, 0, 0, d.attribute) })
 		})
+		switch {
+		case err != nil && !busy(err) && d.name == "mac" && before.VF != nil:
+			follows := now.VF != nil && now.VF.MAC == before.MAC
+			return e.adoptMAC(ctx, p, e.host, index, before.MAC, follows)
+		case err != nil && d.name == "mtu":
+			return e.largestMTU(index, before.MTU, now.MTU, err)
+		}
+		return err
 	case d.name == "XDP program":
 		return e.step("detach XDP program "+now.Carried.XDP, func() error { return e.detachXDP(index) })
 	}
 	return nil
 }
 
-// undoVF goes on after a change that is refused.
-func (e *Engine) undoVF(pf *PF, from, to VFState) error {
-	var errs []error
-	for _, c := range vfChanges(from, to) {
-		errs = append(errs, e.changeVF(pf, c))
+// largestMTU sets the largest MTU that the driver takes, where that is less than the MTU before by
+// now: the VLAN of a VF may take four bytes from it (i40e, ice). It returns the refusal of the MTU
+// before.
+func (e *Engine) largestMTU(index, before, now int, refused error) error {
+	message, err := e.host.ask(index)
+	if err != nil {
+		return errors.Join(refused, err)
 	}
-	return errors.Join(errs...)
+	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return errors.Join(refused, err)
+	}
+	largest := int(attrs.Uint32(unix.IFLA_MAX_MTU))
+	if largest == 0 || largest >= before || largest == now {
+		return refused
+	}
+	err = e.step(fmt.Sprintf("mtu %d", largest), func() error {
+		return e.set(e.host, index, 0, 0, number(unix.IFLA_MTU, largest))
+	})
+	return errors.Join(refused, err)
 }
 
 // detachXDP removes the pod's programs in every mode: the kernel wants the mode to be named, and accepts one without a program.

@@ -34,12 +34,21 @@ type Snapshot struct {
 
 	VF   *VFState       `json:"vf,omitempty"`   // what the PF enforces; nil without a PF, or where the PF does not tell
 	Rate *function.Rate `json:"rate,omitempty"` // what the eswitch enforces in place of the rates in VF; nil if nothing or not asked
+	Sets *Sets          `json:"sets,omitempty"` // nil in a snapshot of an older agent, which stands for all
 
 	// Carried and Conf are nil in a snapshot of an older agent, and of a Function without a netdev.
 	Carried *Carried `json:"carried,omitempty"`
 	Conf    *Conf    `json:"conf,omitempty"`
 
 	Identity Identity `json:"identity"`
+}
+
+// Sets are those of the properties in VF that an attachment changes and drivers change too: a
+// driver may tell the VF's own MAC, or the speed of the link as its rate. Only what the attachment
+// changed is written back.
+type Sets struct {
+	MAC  bool `json:"mac,omitempty"`
+	Rate bool `json:"rate,omitempty"`
 }
 
 // Carried are further properties that a netdev keeps when it moves. A pod with CAP_NET_ADMIN can change all of them.
@@ -92,6 +101,14 @@ func (i Identity) sameOnHost(other Identity) bool { return i.same(other) && i.Pe
 // userspace says whether the snapshot is one of a Function without a netdev.
 func (s Snapshot) userspace() bool { return s.Name == "" }
 
+// sets says what the attachment changes.
+func (s Snapshot) sets() Sets {
+	if s.Sets == nil {
+		return Sets{MAC: true, Rate: true}
+	}
+	return *s.Sets
+}
+
 // title is for messages.
 func (s Snapshot) title() string {
 	if s.userspace() {
@@ -115,10 +132,37 @@ func (s Snapshot) enforcing(want function.Interface) Snapshot {
 	return s
 }
 
+// giveBack is what a PF shall enforce again for a VF, for which it enforces now: what the
+// attachment did not set, and drivers change, stays. Without a netdev the MAC that differs is the
+// program's.
+func (s Snapshot) giveBack(now VFState) VFState {
+	to := *s.VF
+	if !s.sets().MAC && !s.userspace() {
+		to.MAC = now.MAC
+	}
+	if !s.sets().Rate {
+		to.MinTxRate, to.MaxTxRate = now.MinTxRate, now.MaxTxRate
+	}
+	return to
+}
+
+// administrativeMAC is the MAC that the PF gives the VF and the netdev does not have, "" for none.
+func (s Snapshot) administrativeMAC() function.MAC {
+	if s.VF == nil || s.VF.MAC == s.MAC || len(s.VF.MAC) != len(s.MAC) || isZero(s.VF.MAC) {
+		return ""
+	}
+	return s.VF.MAC
+}
+
 // Renewed returns s for the netdev that the driver has made since in place of the one of s; now is a snapshot of it.
 func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	s.Identity = now.Identity
-	s.VF = cmp.Or(s.VF, now.VF)
+	switch {
+	case s.VF == nil:
+		s.VF, s.Sets = now.VF, now.Sets
+	case s.Sets != nil && now.Sets != nil:
+		s.Sets = &Sets{MAC: s.Sets.MAC || now.Sets.MAC, Rate: s.Sets.Rate || now.Sets.Rate}
+	}
 	s.Rate = cmp.Or(s.Rate, now.Rate)
 	return s
 }
@@ -129,7 +173,7 @@ func (s Snapshot) VFChanges(want function.Interface) []string {
 }
 
 // WithoutNetdev is what is left to restore when the netdev is gone: what the PF and the eswitch enforced.
-func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate} }
+func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate, Sets: s.Sets} }
 
 // flags are the IFF_* of linux/if.h that the snapshot has, and the mask of those that it knows.
 func (s Snapshot) flags() (flags, mask uint32) {
@@ -207,8 +251,10 @@ func (s Snapshot) properties() []property {
 	if v := s.VF; v != nil {
 		add("vf mac", v.MAC, nil)
 		add("vf vlan", v.tag(), nil)
-		add("vf min_tx_rate", v.MinTxRate, nil)
-		add("vf max_tx_rate", v.MaxTxRate, nil)
+		if s.sets().Rate {
+			add("vf min_tx_rate", v.MinTxRate, nil)
+			add("vf max_tx_rate", v.MaxTxRate, nil)
+		}
 		add("vf spoofchk", onOff(v.SpoofCheck), nil)
 		add("vf trust", onOff(v.Trust), nil)
 		add("vf link-state", v.LinkState, nil)
@@ -311,7 +357,7 @@ func (d Device) as(before Snapshot) Device {
 // PF is where a PF is told what to enforce for a VF.
 type PF struct {
 	Name    string // of the PF's netdev in the host's namespace
-	Address string // PCI address, for messages only
+	Address string // PCI address of the PF, which the netdev must belong to; "" if it is not known
 	VF      int    // index of the VF, from 0
 }
 
@@ -320,7 +366,7 @@ func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Addre
 // Restored tells what Restore found.
 type Restored struct {
 	Name  string   // of the netdev in the host's namespace now; "" for a Function without one
-	Notes []string // which names the netdev could not get back, because another netdev has them
+	Notes []string // a sentence for each property that is not as it was, and that the next owner may find so
 }
 
 var (
@@ -333,6 +379,8 @@ var (
 	// ErrAway says that the pod's namespace lives, but the netdev is neither there nor on the host: the pod moved it on. The
 	// netdev comes back when the namespace that it is in ends.
 	ErrAway = errors.New("netdev is neither in the pod nor on the host")
+	// ErrLeaks says that what the last owner left may reach the next one, and that trying again at once does not help.
+	ErrLeaks = errors.New("may reach the next owner")
 )
 
 // macOf keeps an address of zeros, which drivers report as the administrative MAC of a VF that has none.

@@ -2,24 +2,18 @@ package netdev
 
 import (
 	"cmp"
-	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"net"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
@@ -83,116 +77,72 @@ func onOff(b *bool) string {
 	return "off"
 }
 
+// vfField is what one message to a PF sets for a VF.
+type vfField int
+
+const (
+	vfMAC vfField = iota
+	vfTag
+	vfRates
+	vfSpoofCheck
+	vfTrust
+	vfLinkState
+)
+
 // vfChange is one message to the PF.
 type vfChange struct {
-	needed  bool
-	what    string // for people: "VLAN 100"
-	fields  string // of a [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
-	carrier bool   // a PF may refuse it while it has no carrier: quirk "rates need a carrier"
-	send    func(vfLink) error
+	field  vfField
+	what   string // for people: "VLAN 100"
+	fields string // of a [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
+	to     VFState
 }
 
-// vfLink is what a message about a VF is sent with and to.
-type vfLink struct {
-	*netlink.Handle
-	pf netlink.Link
-	vf int
+// told is what a PF tells of the field in place of what the change asks for, "" if it tells that.
+func (c vfChange) told(now VFState) string {
+	for _, left := range vfChanges(now, c.to) {
+		if left.field == c.field {
+			return now.words(c.field)
+		}
+	}
+	return ""
+}
+
+// words describes a field for people.
+func (s VFState) words(field vfField) string {
+	switch field {
+	case vfMAC:
+		return "MAC " + string(s.MAC)
+	case vfTag:
+		return "VLAN " + s.tag()
+	case vfRates:
+		return s.rate().String()
+	case vfSpoofCheck:
+		return "spoof check " + onOff(s.SpoofCheck)
+	case vfTrust:
+		return "trust " + onOff(s.Trust)
+	}
+	return "link state " + s.LinkState
 }
 
 // vfChanges lead from one state to another. The MAC is the first, as some drivers want it before the netdev's own.
-func vfChanges(from, to VFState) []vfChange {
-	linkState := slices.Index(linkStates, to.LinkState)
-	changes := []vfChange{
-		{
-			needed: to.MAC != "" && from.MAC != to.MAC, what: "MAC " + string(to.MAC), fields: "mac",
-			send: func(l vfLink) error { return l.LinkSetVfHardwareAddr(l.pf, l.vf, to.MAC.HardwareAddr()) },
-		}, {
-			needed: from.tag() != to.tag(), what: "VLAN " + to.tag(),
-			fields: fields(field{"vf.vlan", from.VLAN != to.VLAN}, field{"vf.qos", from.QoS != to.QoS},
-				field{"vf.vlanProtocol", from.tagsAD() != to.tagsAD()}),
-			send: to.sendTag,
-		}, {
-			needed: from.rate() != to.rate(), what: to.rate().String(), fields: rateFields(from.rate(), to.rate()), carrier: true,
-			send: func(l vfLink) error { return l.LinkSetVfRate(l.pf, l.vf, to.MinTxRate, to.MaxTxRate) },
-		}, {
-			needed: to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck),
-			what:   "spoof check " + onOff(to.SpoofCheck), fields: "vf.spoofCheck",
-			send: func(l vfLink) error { return l.LinkSetVfSpoofchk(l.pf, l.vf, *to.SpoofCheck) },
-		}, {
-			needed: to.Trust != nil && onOff(from.Trust) != onOff(to.Trust), what: "trust " + onOff(to.Trust), fields: "vf.trust",
-			send: func(l vfLink) error { return l.LinkSetVfTrust(l.pf, l.vf, *to.Trust) },
-		}, {
-			needed: linkState >= 0 && from.LinkState != to.LinkState, what: "link state " + to.LinkState, fields: "vf.linkState",
-			send: func(l vfLink) error { return l.LinkSetVfState(l.pf, l.vf, uint32(linkState)) },
-		},
-	}
-	return slices.DeleteFunc(changes, func(c vfChange) bool { return !c.needed })
-}
-
-// sendTag sends the older message, which more drivers know, unless the protocol needs the newer one.
-func (s VFState) sendTag(l vfLink) error {
-	if s.tagsAD() {
-		return l.LinkSetVfVlanQosProto(l.pf, l.vf, s.VLAN, s.QoS, unix.ETH_P_8021AD)
-	}
-	return l.LinkSetVfVlanQos(l.pf, l.vf, s.VLAN, s.QoS)
-}
-
-// errNoCarrier is returned for a refusal of a PF without a carrier, which may accept it when it has one.
-var errNoCarrier = errors.New("it has no carrier, without which some drivers refuse it")
-
-func (e *Engine) changeVF(pf *PF, c vfChange) error {
-	link, err := e.host.named(pf.Name)
-	if err != nil {
-		return fmt.Errorf("PF %s: %w", pf, err)
-	}
-	e.trace("PF " + pf.Name + ": " + c.what)
-	err = c.send(vfLink{e.host.Handle, reference(link.Identity.Index), pf.VF})
-	if err != nil && c.carrier && link.rawFlags&unix.IFF_LOWER_UP == 0 {
-		err = fmt.Errorf("%w; %w", err, errNoCarrier)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: PF %s refuses %s for VF %d: %w", c.fields, pf, c.what, pf.VF, err)
-	}
-	return nil
-}
-
-// awaitCarrier waits until the PF has a carrier, and says whether it has one. It does not wait for a PF that is down, and
-// takes at most half of the caller's time: the rest is for undoing and for telling why. A container runtime gives an NRI
-// plugin 2 s, and then starts the pod without it.
-func (e *Engine) awaitCarrier(ctx context.Context, pf *PF) bool {
-	l, err := e.host.named(pf.Name)
-	if err != nil || !l.Up {
-		return false
-	}
-	patience := quirk.CarrierPatience
-	if end, limited := ctx.Deadline(); limited {
-		patience = min(patience, time.Until(end)/2)
-	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	return e.host.awaitCarrier(ctx, l.Identity.Index) == nil
-}
-
-// vf asks the PF for the VF's state, which is nil if the PF does not tell. With statistics, the answer of a PF with some
-// 200 VFs would not fit in an attribute's 64 KiB.
-func (c *conn) vf(pf *PF) (*VFState, error) {
-	message, err := c.ask(0, text(unix.IFLA_IFNAME, pf.Name), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF|request.SkipStatistics))
-	if err != nil {
-		return nil, fmt.Errorf("PF %s: %w", pf, err)
-	}
-	return parseVF(message[unix.SizeofIfInfomsg:], pf.VF), nil
-}
-
-// parseVF finds a VF in the attributes of a PF's RTM_NEWLINK. It returns nil if the PF tells nothing about the VF.
-func parseVF(attributes []byte, vf int) *VFState {
-	attrs, _ := attribute.Parse(attributes) // what comes after a malformed one is not told
-	for _, info := range attribute.All(attrs[unix.IFLA_VFINFO_LIST]) {
-		if index, state := parseVFInfo(info); index == vf {
-			return state
+func vfChanges(from, to VFState) (changes []vfChange) {
+	add := func(field vfField, needed bool, fields string) {
+		if needed {
+			changes = append(changes, vfChange{field: field, what: to.words(field), fields: fields, to: to})
 		}
 	}
-	return nil
+	add(vfMAC, to.MAC != "" && from.MAC != to.MAC, "mac")
+	add(vfTag, from.tag() != to.tag(), fields(field{"vf.vlan", from.VLAN != to.VLAN},
+		field{"vf.qos", from.QoS != to.QoS}, field{"vf.vlanProtocol", from.tagsAD() != to.tagsAD()}))
+	add(vfRates, from.rate() != to.rate(), rateFields(from.rate(), to.rate()))
+	add(vfSpoofCheck, to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck), "vf.spoofCheck")
+	add(vfTrust, to.Trust != nil && onOff(from.Trust) != onOff(to.Trust), "vf.trust")
+	add(vfLinkState, slices.Contains(linkStates, to.LinkState) && from.LinkState != to.LinkState, "vf.linkState")
+	return changes
 }
+
+// linkStateNumber is the IFLA_VF_LINK_STATE_* of one of linkStates.
+func linkStateNumber(word string) uint32 { return uint32(slices.Index(linkStates, word)) }
 
 // parseVFInfo reads an IFLA_VF_INFO, of which each attribute starts with the index of the VF. Without one, index is -1.
 func parseVFInfo(info []byte) (index int, state *VFState) {
@@ -210,7 +160,9 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 		case kind == nl.IFLA_VF_MAC && len(words) >= 3:
 			index, state.MAC = int(words[0]), macOf(net.HardwareAddr(value[4:10]))
 		case kind == nl.IFLA_VF_VLAN && len(words) >= 3:
-			state.VLAN, state.QoS = int(words[1]), int(words[2])
+			if state.VLAN, state.QoS = int(words[1]), int(words[2]); state.VLAN == noVLAN {
+				state.VLAN, state.QoS = 0, 0
+			}
 		case kind == nl.IFLA_VF_RATE && len(words) >= 3:
 			state.MinTxRate, state.MaxTxRate = int(words[1]), int(words[2])
 		case kind == nl.IFLA_VF_SPOOFCHK && len(words) >= 2 && words[1] != unknown:
@@ -223,6 +175,9 @@ func parseVFInfo(info []byte) (index int, state *VFState) {
 	}
 	return index, state
 }
+
+// noVLAN is what mlx4 tells where there is none (MLX4_VGT in linux/mlx4/device.h).
+const noVLAN = 4095
 
 // unknown is the kernel's value of a setting that the driver does not have (rtnl_fill_vfinfo).
 const unknown = math.MaxUint32
@@ -247,9 +202,20 @@ func rateFields(from, to function.Rate) string {
 	return fields(field{"vf.minTxRate", from.Min != to.Min}, field{"vf.maxTxRate", from.Max != to.Max})
 }
 
-// enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted. before says what they told.
+// enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted, or if the
+// PF does not tell what it enforces, so that it could be neither checked nor given back. before
+// says what they told.
 func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
-	if c == nil || before.VF != nil || *c == (function.VFConfig{}) {
+	if c == nil || *c == (function.VFConfig{}) {
+		return nil
+	}
+	if before.VF != nil {
+		untold := fields(field{"vf.spoofCheck", c.SpoofCheck != nil && before.VF.SpoofCheck == nil},
+			field{"vf.trust", c.Trust != nil && before.VF.Trust == nil})
+		if untold != "" {
+			return fmt.Errorf("%s: must be absent: PF %s does not tell it for VF %d, so that it could be neither checked "+
+				"nor given back", untold, device.PF, device.PF.VF)
+		}
 		return nil
 	}
 	onlyPF := fields(

@@ -2,6 +2,7 @@ package netdev
 
 import (
 	"encoding/binary"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -56,14 +57,61 @@ func TestParseVF(t *testing.T) {
 		{MAC: "02:00:00:00:00:00", VLAN: 100, QoS: 3, Proto: "802.1q", MinTxRate: 10, MaxTxRate: 1000, SpoofCheck: new(true), Trust: new(false), LinkState: "auto"},
 		{MAC: "02:00:00:00:00:01", VLAN: 101, QoS: 3, Proto: "802.1ad", MinTxRate: 10, MaxTxRate: 1000, LinkState: "disable"},
 	} {
-		if diff := cmp.Diff(&want, parseVF(message, vf)); diff != "" {
+		if diff := cmp.Diff(&want, parsePF(message, vf).vf); diff != "" {
 			t.Errorf("VF %d (-want +got):\n%s", vf, diff)
 		}
 	}
 	for name, message := range map[string][]byte{"other VFs only": message, "no VFs": pfMessage(), "short": {1, 2, 3}} {
-		if got := parseVF(message, 7); got != nil {
+		if got := parsePF(message, 7).vf; got != nil {
 			t.Errorf("%s: %+v, want nothing", name, got)
 		}
+	}
+}
+
+// What drivers tell instead of nothing: no VLAN as 4095 (mlx4), and no protocol.
+func TestParseOddVF(t *testing.T) {
+	message := pfMessage(func(info *nl.RtAttr) {
+		info.AddRtAttr(nl.IFLA_VF_MAC, append(words(0), make([]byte, 32)...))
+		info.AddRtAttr(nl.IFLA_VF_VLAN, words(0, 4095, 7))
+		info.AddRtAttr(nl.IFLA_VF_TRUST, words(0, unknown))
+		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO, append(words(0, 4095, 7), 0, 0, 0, 0))
+	})
+	want := &VFState{MAC: "00:00:00:00:00:00", Proto: "802.1q"}
+	if diff := cmp.Diff(want, parsePF(message, 0).vf); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// A driver without operations for VFs, one that leaves out a VF, and one without VFs are told from
+// each other.
+func TestParsePF(t *testing.T) {
+	header := func(vfs uint32) []byte {
+		return slices.Concat(
+			nl.NewRtAttr(unix.IFLA_PARENT_DEV_NAME, nl.ZeroTerminated("0000:3b:00.0")).Serialize(),
+			nl.NewRtAttr(unix.IFLA_PARENT_DEV_BUS_NAME, nl.ZeroTerminated("pci")).Serialize(),
+			nl.NewRtAttr(unix.IFLA_NUM_VF, words(vfs)).Serialize())
+	}
+	vf1 := pfMessage(describe(1, unix.ETH_P_8021Q, 1, 0, 0))
+	for name, test := range map[string]struct {
+		message []byte
+		want    pfReport
+		silent  bool
+	}{
+		"no operations":         {header(2), pfReport{vfs: 2}, false},
+		"none is told":          {append(header(2), pfMessage()...), pfReport{vfs: 2, operations: true}, true},
+		"another one is told":   {append(header(2), vf1...), pfReport{vfs: 2, operations: true, others: true}, true},
+		"it does not exist":     {append(header(0), pfMessage()...), pfReport{operations: true}, false},
+		"no netdev of hardware": {pfMessage()[:0], pfReport{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := parsePF(test.message, 0)
+			if len(test.message) > 0 {
+				test.want.bus, test.want.parent = "pci", "0000:3b:00.0"
+			}
+			if got != test.want || got.silent(0) != test.silent {
+				t.Errorf("%+v, want %+v", got, test.want)
+			}
+		})
 	}
 }
 
@@ -71,7 +119,7 @@ func FuzzParseVF(f *testing.F) {
 	f.Add(pfMessage(describe(0, unix.ETH_P_8021Q, 1, 0, 0)), 0)
 	f.Add(pfMessage(), 1)
 	f.Fuzz(func(t *testing.T, message []byte, vf int) {
-		state := parseVF(message, vf)
+		state := parsePF(message, vf).vf
 		if state == nil {
 			return
 		}

@@ -501,7 +501,7 @@ func TestCheck(t *testing.T) {
 		"an address more": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
 			must.Succeed(t, h.AddrAdd(l, address(t, "192.0.2.1/24")))
 		}), ""},
-		"mtu": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must.Succeed(t, h.LinkSetMTU(l, 1300)) }), "mtu is 1300, was 1400"},
+		"mtu": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must.Succeed(t, h.LinkSetMTU(l, 1300)) }), ""},
 		"mac": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
 			must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 		}), `mac is 02:00:00:00:00:66, was 02:00:00:00:00:01`},

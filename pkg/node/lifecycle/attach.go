@@ -342,5 +342,8 @@ func union[T comparable](have, more []T) []T {
 }
 
 func attached(record journal.Attachment) netdev.Attached {
-	return netdev.Attached{Before: *record.Before, Place: record.Place, Want: record.Interface, Observed: *record.Observed}
+	return netdev.Attached{
+		Before: *record.Before, Place: record.Place, Want: record.Interface, Observed: *record.Observed,
+		Expected: netdev.Expected{MAC: record.Observed.MAC, Addresses: record.Interface.Addresses},
+	}
 }

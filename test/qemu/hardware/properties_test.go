@@ -299,7 +299,7 @@ func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netde
 	must.Succeed(t, netlink.LinkSetDown(pf))
 	begin := time.Now()
 	_, err := take(t, engine, device, netns.New(t).Path(), want)
-	for _, says := range []string{"vf.maxTxRate: PF " + device.PF.Name, "it has no carrier"} {
+	for _, says := range []string{"vf.maxTxRate: PF " + device.PF.Name, "the PF is administratively down"} {
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("PF that is down: error %v, want one with %q", err, says)
 		}
