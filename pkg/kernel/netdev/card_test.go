@@ -39,7 +39,7 @@ func newCard(t *testing.T) (*world, *netdev.Card) {
 
 // impatiently has the engine wait briefly for a card of which it waits in vain.
 func impatiently(w *world, c *netdev.Card, during func()) {
-	w.engine.Play(c, 20*time.Millisecond, 20*time.Millisecond)
+	w.engine.Play(c, 20*time.Millisecond, 30*time.Millisecond)
 	defer w.engine.Play(c, 10*time.Second, 5*time.Second)
 	during()
 }
@@ -534,8 +534,10 @@ func TestDroppedValues(t *testing.T) {
 		a, err := attachCard(t, w, function.Interface{Name: "net1", VF: &function.VFConfig{MaxTxRate: new(9)}})
 		must.Succeed(t, err)
 		c.Drop = func(string) bool { return true }
-		var restored netdev.Restored
-		impatiently(w, c, func() { restored, err = a.restore(t, w) })
+		impatiently(w, c, func() { _, err = a.restore(t, w) })
+		mentions(t, err, "the driver accepted it, and does not have it yet")
+		w.engine.Play(c, 10*time.Second, 20*time.Millisecond)
+		restored, err := a.restore(t, w)
 		must.Succeed(t, err)
 		notes(t, restored, "vf max_tx_rate is 9, was 0: the driver accepted the old value and did not set it")
 	})

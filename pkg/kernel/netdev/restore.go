@@ -218,23 +218,33 @@ func (e *Engine) differences(
 }
 
 // settle looks until nothing is left that was accepted, as some drivers do a moment later what they
-// accept.
+// accept. What is left then is refused if the time was too short to tell.
 func (e *Engine) settle(
 	ctx context.Context, p patience, device Device, before Snapshot, index int, refused refusals,
 ) (d differences, err error) {
 	late := p.atMost(e.settleTime)
 	dropped := func(err error) bool { return errors.Is(err, errDropped) }
 	err = late.retry(ctx, dropped, func() error {
-		if d, err = e.differences(ctx, p, device, before, index); err == nil && len(d.accepted(refused)) > 0 {
+		d, err = e.differences(ctx, p, device, before, index)
+		if err == nil && len(d.accepted(refused)) > 0 {
 			return errDropped
 		}
 		return err
 	})
-	if errors.Is(err, errDropped) {
-		return d, nil
+	if !errors.Is(err, errDropped) {
+		return d, err
 	}
-	return d, err
+
+	if late.whole < e.settleTime { // the rest of the patience says nothing about the driver
+		for _, left := range d.accepted(refused) {
+			refused.add(errNotYet, left.name)
+		}
+	}
+	return d, nil
 }
+
+// errNotYet says that a driver accepted a value and had no time to have it.
+var errNotYet = errors.New("the driver accepted it, and does not have it yet")
 
 // acceptTaken returns before without the names that another netdev of the host has by now, and a note about each of these.
 func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []string, err error) {
