@@ -1,11 +1,13 @@
 package netdev_test
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -155,5 +157,24 @@ func TestStableSecret(t *testing.T) {
 		if !strings.HasPrefix(note, "net.ipv6.conf addr_gen_mode is ") {
 			t.Errorf("note %q", note)
 		}
+	}
+}
+
+// TestAnnounceOfDownInterface: an interface that the pod set down has no link for another reason
+// than its cable.
+func TestAnnounceOfDownInterface(t *testing.T) {
+	w := newWorld(t, nil)
+	a := chained(t, w)
+	must.Succeed(t, w.xpu.Handle().LinkSetDown(get(t, w.xpu, "pf0vf0")))
+	for down, says := range map[bool]string{true: "is administratively down", false: "has no carrier yet"} {
+		l := get(t, w.pod, "net1")
+		if down {
+			must.Succeed(t, w.pod.Handle().LinkSetDown(l))
+		} else {
+			must.Succeed(t, w.pod.Handle().LinkSetUp(l))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		mentions(t, w.engine.Announce(ctx, a.Place, a.Observed), says)
+		cancel()
 	}
 }
