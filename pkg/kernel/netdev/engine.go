@@ -93,7 +93,9 @@ func (e *Engine) Close() error { return e.host.close() }
 
 // Plan looks at a netdev on the host and at the namespace that it shall move to, and changes nothing. Its error says why
 // [Engine.Attach] would fail, as far as that can be seen before.
-func (e *Engine) Plan(ctx context.Context, device Device, netNS string, want function.Interface) (Snapshot, Place, error) {
+func (e *Engine) Plan(
+	ctx context.Context, device Device, netNS string, want function.Interface,
+) (Snapshot, Place, error) {
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
 	}
@@ -516,8 +518,8 @@ func (e *Engine) configure(
 // first, as its owner gave the interface an IPv6 address.
 func (e *Engine) address(pod *conn, index int, name string, address netip.Prefix) error {
 	err := addAddress(pod, index, address)
-	off := errors.Is(err, unix.EACCES) && address.Addr().Is6() // inet6_addr_add of net/ipv6/addrconf.c
-	if !off {
+	// EACCES is from inet6_addr_add of net/ipv6/addrconf.c.
+	if !errors.Is(err, unix.EACCES) || !address.Addr().Is6() {
 		return err
 	}
 	e.trace("disable_ipv6 0")

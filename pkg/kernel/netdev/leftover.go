@@ -18,9 +18,10 @@ import (
 type meaning int
 
 const (
-	leaks    meaning = iota // the next owner may get what belongs to the last one, or what the host kept from owners
-	isolates                // the next owner is as isolated as before
-	harmless                // neither owner can do anything with it
+	// leaks: the next owner may get what belongs to the last one, or what the host kept from owners.
+	leaks    meaning = iota
+	isolates         // the next owner is as isolated as before
+	harmless         // neither owner can do anything with it
 )
 
 // remains is what a release could not undo.
@@ -32,7 +33,7 @@ type remains struct {
 // leftovers has what each property of [Snapshot.properties] means when it stays. A property without
 // a rule leaks.
 var leftovers = []struct {
-	property string // its name or, with a space at the end, how the names of several properties begin
+	property string // its name or, with a space at the end, how several names begin
 	means    func(remains) meaning
 }{
 	{"name", always(harmless)},
@@ -103,7 +104,8 @@ func (r remains) altNames() meaning {
 // mac may stay if it is the one that the PF gave the VF before: a driver may refuse a netdev every
 // other one.
 func (r remains) mac() meaning {
-	if r.now.VF != nil && r.before.VF != nil && r.now.MAC == r.now.VF.MAC && r.now.MAC == r.before.VF.MAC {
+	was, is := r.before.VF, r.now.VF
+	if was != nil && is != nil && r.now.MAC == is.MAC && r.now.MAC == was.MAC {
 		return isolates
 	}
 	return leaks
@@ -152,7 +154,8 @@ func (r refusals) add(err error, properties ...string) {
 func (r refusals) all() error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(r)) {
-		if !slices.ContainsFunc(errs, func(err error) bool { return err.Error() == r[name].Error() }) {
+		same := func(err error) bool { return err.Error() == r[name].Error() }
+		if !slices.ContainsFunc(errs, same) {
 			errs = append(errs, r[name])
 		}
 	}
@@ -161,7 +164,8 @@ func (r refusals) all() error {
 
 // passes says whether a refusal may end without anything being done about it.
 func passes(err error) bool {
-	return errors.Is(err, errNoCarrier) || errors.Is(err, errDown) || errors.Is(err, errSilent) || !quirk.Definite(err)
+	return errors.Is(err, errNoCarrier) || errors.Is(err, errDown) || errors.Is(err, errSilent) ||
+		!quirk.Definite(err)
 }
 
 // conclude decides what the properties mean that are left after all rounds. Each is left because
@@ -179,7 +183,8 @@ func (r remains) conclude(left []property, refused refusals) (notes []string, er
 		case refusal != nil:
 			notes = append(notes, fmt.Sprintf("%s: the old value was refused: %v", p, refusal))
 		default:
-			notes = append(notes, fmt.Sprintf("%s: the driver accepted the old value and did not set it", p))
+			const note = "%s: the driver accepted the old value and did not set it"
+			notes = append(notes, fmt.Sprintf(note, p))
 		}
 	}
 	if len(open)+len(again) == 0 {

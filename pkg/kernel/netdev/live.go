@@ -60,7 +60,9 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 		return append(d, fmt.Sprintf("interface %s is not in the pod", a.Want.Name)), nil
 	}
 
-	compared := []property{{name: "name", value: a.Want.Name, now: l.Name}, {name: "up", value: true, now: l.Up}}
+	compared := []property{
+		{name: "name", value: a.Want.Name, now: l.Name}, {name: "up", value: true, now: l.Up},
+	}
 	if a.Expected.MAC != "" && l.master == 0 { // a bond gives its ports its own MAC
 		compared = append(compared, property{name: "mac", value: a.Expected.MAC, now: l.MAC})
 	}
@@ -80,14 +82,16 @@ func (e *Engine) Check(ctx context.Context, device Device, a Attached) ([]string
 // VF's own.
 func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) ([]string, error) {
 	if a.Before.VF != nil && device.PF == nil {
-		return nil, errors.New("its PF has no netdev on the host: what it enforces for the VF is unknown")
+		return nil, errors.New(
+			"its PF has no netdev on the host: what it enforces for the VF is unknown")
 	}
 	enforced, err := e.enforced(ctx, e.patient(ctx), Snapshot{}, device)
 	if err != nil {
 		return nil, err
 	}
 	if device.PF != nil && enforced.VF == nil {
-		return []string{fmt.Sprintf("PF %s does not have VF %d any more", device.PF, device.PF.VF)}, nil
+		gone := fmt.Sprintf("PF %s does not have VF %d any more", device.PF, device.PF.VF)
+		return []string{gone}, nil
 	}
 
 	var d []string
@@ -132,16 +136,19 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 // may be another way.
 func routed(pod *conn, index int, route function.Route) (bool, error) {
 	r := routeOut(index, route)
-	found, err := routeLike(pod, r, func(other netlink.Route) bool { return route.Yield || sameWay(other, r) })
+	same := func(other netlink.Route) bool { return sameWay(other, r) }
+	found, err := routeLike(pod, r, func(other netlink.Route) bool { return route.Yield || same(other) })
 	if found == nil && err == nil {
 		r.Table = unix.RT_TABLE_UNSPEC
-		found, err = routeLike(pod, r, func(other netlink.Route) bool { return sameWay(other, r) })
+		found, err = routeLike(pod, r, same)
 	}
 	return found != nil, err
 }
 
 // Add gives a netdev in a pod more addresses and routes, and accepts those that it has already.
-func (e *Engine) Add(ctx context.Context, a Attached, addresses []netip.Prefix, routes []function.Route) (Observed, error) {
+func (e *Engine) Add(
+	ctx context.Context, a Attached, addresses []netip.Prefix, routes []function.Route,
+) (Observed, error) {
 	pod, l, err := e.locate(a.Place, a.Before.Identity, a.Want.Name)
 	if err != nil {
 		return Observed{}, err

@@ -57,7 +57,8 @@ func (c *conn) askPF(name string, vf int) (pfReport, error) {
 // parsePF reads the attributes of a PF's RTM_NEWLINK.
 func parsePF(attributes []byte, vf int) (report pfReport) {
 	attrs, _ := attribute.Parse(attributes) // what comes after a malformed one is not told
-	report.parent, report.bus = attrs.Text(unix.IFLA_PARENT_DEV_NAME), attrs.Text(unix.IFLA_PARENT_DEV_BUS_NAME)
+	report.parent = attrs.Text(unix.IFLA_PARENT_DEV_NAME)
+	report.bus = attrs.Text(unix.IFLA_PARENT_DEV_BUS_NAME)
 	if number := uint32s(attrs[unix.IFLA_NUM_VF]); len(number) > 0 {
 		report.vfs = int(number[0])
 	}
@@ -86,7 +87,8 @@ func (c *conn) orderVF(index, vf int, change vfChange) error {
 		if to.tagsAD() {
 			return c.LinkSetVfVlanQosProto(pf, vf, to.VLAN, to.QoS, unix.ETH_P_8021AD)
 		}
-		return c.LinkSetVfVlanQos(pf, vf, to.VLAN, to.QoS) // the older message, which more drivers know
+		// The older message, which more drivers know.
+		return c.LinkSetVfVlanQos(pf, vf, to.VLAN, to.QoS)
 	case vfRates:
 		return c.LinkSetVfRate(pf, vf, to.MinTxRate, to.MaxTxRate)
 	case vfSpoofCheck:
@@ -230,7 +232,8 @@ func (e *Engine) changeVF(ctx context.Context, p patience, pf *PF, index int, c 
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: PF %s refuses %s for VF %d: %w", c.fields, pf, c.what, pf.VF, e.gated(pf, c, err))
+	err = e.gated(pf, c, err)
+	return fmt.Errorf("%s: PF %s refuses %s for VF %d: %w", c.fields, pf, c.what, pf.VF, err)
 }
 
 var (
@@ -301,8 +304,8 @@ func (e *Engine) readBack(ctx context.Context, p patience, pf *PF, changes []vfC
 		}
 		for _, c := range changes {
 			if told := c.told(*r.vf); told != "" {
-				return fmt.Errorf("%s: PF %s tells %s for VF %d, and not %s: %w", c.fields, pf, told, pf.VF, c.what,
-					errDropped)
+				return fmt.Errorf("%s: PF %s tells %s for VF %d, and not %s: %w",
+					c.fields, pf, told, pf.VF, c.what, errDropped)
 			}
 		}
 		return nil

@@ -31,7 +31,9 @@ var fallback = regexp.MustCompile("^xpu[0-9]+$")
 // notes, and the next owner is isolated all the same; or an error says what is left, and the next
 // call continues. An error that wraps [ErrLeaks] will be the same at the next call. See also
 // [ErrGone] and [ErrAway].
-func (e *Engine) Restore(ctx context.Context, device Device, before Snapshot, place Place) (Restored, error) {
+func (e *Engine) Restore(
+	ctx context.Context, device Device, before Snapshot, place Place,
+) (Restored, error) {
 	device = device.as(before)
 	p := e.patient(ctx)
 	if err := ctx.Err(); err != nil {
@@ -108,7 +110,8 @@ func (e *Engine) moveToHost(
 		return errors.Join(failed, fmt.Errorf("netdev %s in the pod: %w", now.Name, err))
 	}
 	e.trace("move to host under another name")
-	err = p.retry(ctx, busy, func() error { return e.set(pod, index, 0, 0, toHost, text(unix.IFLA_IFNAME, fallbackName)) })
+	name := text(unix.IFLA_IFNAME, fallbackName)
+	err = p.retry(ctx, busy, func() error { return e.set(pod, index, 0, 0, toHost, name) })
 	if err != nil {
 		return fmt.Errorf("netdev %s: move to the host: %w", now.Name, errors.Join(failed, err))
 	}
@@ -146,11 +149,13 @@ func (e *Engine) reconcile(
 			return Restored{Name: d.now.Name, Notes: d.notes}, nil
 		}
 		if err := ctx.Err(); err != nil {
-			left := fmt.Errorf("%s is not as it was: %s: %w", d.now.title(), strings.Join(d.words(), "; "), err)
-			return Restored{}, errors.Join(left, refused.all())
+			words := strings.Join(d.words(), "; ")
+			err = fmt.Errorf("%s is not as it was: %s: %w", d.now.title(), words, err)
+			return Restored{}, errors.Join(err, refused.all())
 		}
 		if round == rounds {
-			notes, err := remains{d.before, d.now, neutralMAC(device.PF, before)}.conclude(d.left, refused)
+			r := remains{before: d.before, now: d.now, neutral: neutralMAC(device.PF, before)}
+			notes, err := r.conclude(d.left, refused)
 			if err != nil {
 				return Restored{}, err
 			}
@@ -205,10 +210,9 @@ func (e *Engine) differences(
 	if d.before, d.notes, err = e.acceptTaken(before, d.now); err != nil {
 		return d, err
 	}
+	ownMAC := !before.sets().MAC && !before.userspace() && d.now.MAC == before.MAC
 	for _, p := range compare(d.before, d.now) {
-		// The attachment did not set it, and the VF has its own MAC again: the PF tells that, or an
-		// administrator's.
-		if p.name == "vf mac" && !before.sets().MAC && !before.userspace() && d.now.MAC == before.MAC {
+		if p.name == "vf mac" && ownMAC { // or an administrator's
 			d.notes = append(d.notes, fmt.Sprintf("%s: the attachment did not set it", p))
 			continue
 		}
@@ -279,14 +283,16 @@ func (e *Engine) undo(
 		e.undoNetdev(ctx, p, index, before, now, refused)
 	}
 	e.undoEnforced(ctx, p, device, before, &now, refused, false)
-	refused.add(e.changeRate(device, now.Rate, before.Rate), "eswitch min_tx_rate", "eswitch max_tx_rate")
+	err := e.changeRate(device, now.Rate, before.Rate)
+	refused.add(err, "eswitch min_tx_rate", "eswitch max_tx_rate")
 	return refused
 }
 
 // undoEnforced restores what the PF enforces: first only the MAC, as some drivers refuse the netdev
 // a MAC that is not the one that the PF set, and after the netdev the rest.
 func (e *Engine) undoEnforced(
-	ctx context.Context, p patience, device Device, before Snapshot, now *Snapshot, refused refusals, first bool,
+	ctx context.Context, p patience, device Device, before Snapshot, now *Snapshot,
+	refused refusals, first bool,
 ) {
 	if now.VF == nil || before.VF == nil {
 		return
@@ -355,7 +361,9 @@ func (e *Engine) undoVFMAC(
 }
 
 // undoNetdev restores the netdev's own properties.
-func (e *Engine) undoNetdev(ctx context.Context, p patience, index int, before, now Snapshot, refused refusals) {
+func (e *Engine) undoNetdev(
+	ctx context.Context, p patience, index int, before, now Snapshot, refused refusals,
+) {
 	flags := func(what string, flags, mask uint32) error {
 		return e.step(what, func() error {
 			return p.retry(ctx, busy, func() error { return e.set(e.host, index, flags, mask) })
@@ -383,8 +391,9 @@ func (e *Engine) undoNetdev(ctx context.Context, p patience, index int, before, 
 	}
 	for _, alt := range before.AltNames {
 		if !slices.Contains(now.AltNames, alt) {
-			err := e.step("altname "+alt, func() error { return e.host.LinkAddAltName(reference(index), alt) })
-			refused.add(err, "altnames")
+			refused.add(e.step("altname "+alt, func() error {
+				return e.host.LinkAddAltName(reference(index), alt)
+			}), "altnames")
 		}
 	}
 }

@@ -124,20 +124,23 @@ func (s VFState) words(field vfField) string {
 	return "link state " + s.LinkState
 }
 
-// vfChanges lead from one state to another. The MAC is the first, as some drivers want it before the netdev's own.
+// vfChanges lead from one state to another. The MAC is the first, as some drivers want it before
+// the netdev's own.
 func vfChanges(from, to VFState) (changes []vfChange) {
 	add := func(field vfField, needed bool, fields string) {
 		if needed {
-			changes = append(changes, vfChange{field: field, what: to.words(field), fields: fields, to: to})
+			changes = append(changes, vfChange{field, to.words(field), fields, to})
 		}
 	}
 	add(vfMAC, to.MAC != "" && from.MAC != to.MAC, "mac")
 	add(vfTag, from.tag() != to.tag(), fields(field{"vf.vlan", from.VLAN != to.VLAN},
 		field{"vf.qos", from.QoS != to.QoS}, field{"vf.vlanProtocol", from.tagsAD() != to.tagsAD()}))
 	add(vfRates, from.rate() != to.rate(), rateFields(from.rate(), to.rate()))
-	add(vfSpoofCheck, to.SpoofCheck != nil && onOff(from.SpoofCheck) != onOff(to.SpoofCheck), "vf.spoofCheck")
-	add(vfTrust, to.Trust != nil && onOff(from.Trust) != onOff(to.Trust), "vf.trust")
-	add(vfLinkState, slices.Contains(linkStates, to.LinkState) && from.LinkState != to.LinkState, "vf.linkState")
+	differ := func(from, to *bool) bool { return to != nil && onOff(from) != onOff(to) }
+	add(vfSpoofCheck, differ(from.SpoofCheck, to.SpoofCheck), "vf.spoofCheck")
+	add(vfTrust, differ(from.Trust, to.Trust), "vf.trust")
+	settable := slices.Contains(linkStates, to.LinkState)
+	add(vfLinkState, settable && from.LinkState != to.LinkState, "vf.linkState")
 	return changes
 }
 
@@ -213,8 +216,8 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 		untold := fields(field{"vf.spoofCheck", c.SpoofCheck != nil && before.VF.SpoofCheck == nil},
 			field{"vf.trust", c.Trust != nil && before.VF.Trust == nil})
 		if untold != "" {
-			return fmt.Errorf("%s: must be absent: PF %s does not tell it for VF %d, so that it could be neither checked "+
-				"nor given back", untold, device.PF, device.PF.VF)
+			return fmt.Errorf("%s: must be absent: PF %s does not tell it for VF %d, "+
+				"so that it could be neither checked nor given back", untold, device.PF, device.PF.VF)
 		}
 		return nil
 	}

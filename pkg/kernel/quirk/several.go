@@ -30,8 +30,8 @@ func Busy(err error) bool { return isOne(err, unix.EAGAIN, unix.EBUSY) }
 // Definite says whether the same change will be refused again. What is in neither list of errors,
 // such as EIO and ETIMEDOUT, may pass.
 func Definite(err error) bool {
-	return !Busy(err) && (NotSupported(err) || isOne(err, unix.EINVAL, unix.EPERM, unix.EACCES, unix.EADDRNOTAVAIL,
-		unix.EPROTONOSUPPORT, unix.ERANGE, unix.EEXIST, unix.ENOSPC))
+	return !Busy(err) && (NotSupported(err) || isOne(err, unix.EINVAL, unix.EPERM, unix.EACCES,
+		unix.EADDRNOTAVAIL, unix.EPROTONOSUPPORT, unix.ERANGE, unix.EEXIST, unix.ENOSPC))
 }
 
 func isOne(err error, numbers ...unix.Errno) bool {
