@@ -633,3 +633,28 @@ func TestMTUAboveTheMaximum(t *testing.T) {
 	must.Succeed(t, err)
 	notes(t, restored, "mtu is 65535, was 70000: the old value was refused: ")
 }
+
+// TestMACOfPFThatIsDown: a netdev refuses its MAC as long as the PF has the pod's, and the PF gives
+// that up when it is up again.
+func TestMACOfPFThatIsDown(t *testing.T) {
+	w, c := newCard(t)
+	a, err := attachCard(t, w, function.Interface{Name: "net1", MAC: podsMAC})
+	must.Succeed(t, err)
+	c.Down, c.Refuse = true, func(string) error { return unix.EINVAL }
+	c.TakeMAC = func(mac function.MAC, enforced netdev.VFState) error {
+		if mac != enforced.MAC && enforced.MAC != zeros {
+			return unix.EINVAL
+		}
+		return nil
+	}
+	_, err = a.restore(t, w)
+	mentions(t, err, "the PF is administratively down")
+	if errors.Is(err, netdev.ErrLeaks) {
+		t.Errorf("error %v is final", err)
+	}
+
+	c.Down, c.Refuse = false, nil
+	restored, err := a.restore(t, w)
+	must.Succeed(t, err)
+	notes(t, restored)
+}

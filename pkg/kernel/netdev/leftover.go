@@ -162,10 +162,10 @@ func (r refusals) all() error {
 	return errors.Join(errs...)
 }
 
-// passes says whether a refusal may end without anything being done about it.
+// passes says whether there is a refusal that may end without anything being done about it.
 func passes(err error) bool {
-	return errors.Is(err, errNoCarrier) || errors.Is(err, errDown) || errors.Is(err, errSilent) ||
-		!quirk.Definite(err)
+	return err != nil && (errors.Is(err, errNoCarrier) || errors.Is(err, errDown) || errors.Is(err, errSilent) ||
+		!quirk.Definite(err))
 }
 
 // conclude decides what the properties mean that are left after all rounds. Each is left because
@@ -176,7 +176,8 @@ func (r remains) conclude(left []property, refused refusals) (notes []string, er
 	for _, p := range left {
 		differs = append(differs, p.String())
 		switch refusal := refused[p.name]; {
-		case refusal != nil && passes(refusal):
+		// A netdev may refuse every MAC but the one that the PF still has for it.
+		case passes(refusal), p.name == "mac" && passes(refused["vf mac"]):
 			again = append(again, p.name)
 		case r.meaningOf(p.name) == leaks:
 			open = append(open, p.name)
