@@ -183,8 +183,14 @@ func (n *Namespace) Unmount() error {
 // b, both up. a and b may be the same namespace. Names are at most 15 bytes.
 func Connect(t testing.TB, a *Namespace, aName string, b *Namespace, bName string) {
 	t.Helper()
+	ConnectQueues(t, a, aName, b, bName, 0)
+}
+
+// ConnectQueues is [Connect] by a wire with so many queues at both ends and in both directions, 0 for what the kernel gives.
+func ConnectQueues(t testing.TB, a *Namespace, aName string, b *Namespace, bName string, queues int) {
+	t.Helper()
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name = aName
+	attrs.Name, attrs.NumTxQueues, attrs.NumRxQueues = aName, queues, queues
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: bName, PeerNamespace: netlink.NsFd(b.Fd())}
 	if err := a.handle.LinkAdd(veth); err != nil {
 		t.Fatalf("veth %s - %s: %v", aName, bName, err)
