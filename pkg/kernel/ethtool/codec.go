@@ -50,8 +50,8 @@ func (n number) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	return nl.NewRtAttr(int(f.kind), nl.Uint32Attr(uint32(value))), nil
 }
 
-// maxBits and maxName bound what is believed of a bitset: the kernel has 64 features and names of up to 32 bytes
-// (ETH_GSTRING_LEN), and drivers have fewer flags of their own.
+// maxBits and maxName bound what is believed of a bitset: the kernel has 64 features and names of
+// up to 32 bytes (ETH_GSTRING_LEN), and drivers have fewer flags of their own.
 const (
 	maxBits = 256
 	maxName = 32
@@ -80,8 +80,8 @@ func (bits) decode(f field, answer attribute.Set) map[string]string {
 	return settings
 }
 
-// parseBits reads a bitset in its long form: which bits it has by name, and which of these are set. A list (NOMASK) has only
-// those that are set.
+// parseBits reads a bitset in its long form: which bits it has by name, and which of these are set.
+// A list (NOMASK) has only those that are set.
 func parseBits(data []byte) map[string]bool {
 	list := false
 	for kind := range attribute.All(data) {
@@ -142,8 +142,8 @@ func addBit(all *nl.RtAttr, name string) *nl.RtAttr {
 	return bit
 }
 
-// list is a bitset of which only the bits that are set have names in the answer. It is one setting, with these names in
-// order: "drv link probe".
+// list is a bitset of which only the bits that are set have names in the answer. It is one setting,
+// with these names in order: "drv link probe".
 type list struct{}
 
 func (list) decode(f field, answer attribute.Set) map[string]string {
@@ -191,9 +191,9 @@ func (binaryText) encode(f field, to map[string]string) (*nl.RtAttr, error) {
 	return nl.NewRtAttr(int(f.kind), value), nil
 }
 
-// table is the table of RSS: the queues among which packets are spread, "0 1 2 3 0 1 2 3". A table that deals the first n
-// queues in turn is written as "equal n": it is what the kernel makes of n channels (ethtool_rxfh_indir_default), and what
-// it makes again when it is sent an empty table.
+// table is the table of RSS: the queues among which packets are spread, "0 1 2 3 0 1 2 3". A table
+// that deals the first n queues in turn is written as "equal n": it is what the kernel makes of n
+// channels (ethtool_rxfh_indir_default), and what it makes again when it is sent an empty table.
 type table struct{}
 
 const equal = "equal "

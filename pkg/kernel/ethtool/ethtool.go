@@ -1,6 +1,7 @@
-// Package ethtool reads and changes what a driver keeps for a netdev, by the generic netlink family "ethtool"
-// (Documentation/networking/ethtool-netlink.rst, include/uapi/linux/ethtool_netlink.h). All settings are text, so that a
-// record of them can be compared and written back by another version of the program.
+// Package ethtool reads and changes what a driver keeps for a netdev, by the generic netlink family
+// "ethtool" (Documentation/networking/ethtool-netlink.rst, include/uapi/linux/ethtool_netlink.h).
+// All settings are text, so that a record of them can be compared and written back by another
+// version of the program.
 package ethtool
 
 import (
@@ -24,11 +25,12 @@ const header = 1
 // group is what one request reads and another one changes.
 type group struct {
 	name     string
-	get, set uint8 // ETHTOOL_MSG_*_GET and ETHTOOL_MSG_*_SET, which only the answers to them share numbers with
+	get, set uint8 // ETHTOOL_MSG_*_GET and ETHTOOL_MSG_*_SET of the requests
 	fields   []field
 }
 
-// field is one attribute of a group. Its number is the same in the answer and in the request that changes it.
+// field is one attribute of a group. Its number is the same in the answer and in the request that
+// changes it.
 type field struct {
 	name string // of the setting; "" for a bitset of which each bit is one
 	kind uint16 // ETHTOOL_A_*
@@ -48,11 +50,14 @@ const (
 	rssSet = 0x30 // ETHTOOL_MSG_RSS_SET, Linux 6.17
 
 	rssHashFunction, rssTable, rssKey, rssTransformation = 3, 4, 5, 6 // ETHTOOL_A_RSS_*
-	tsTxTypes, tsRxFilters                               = 3, 4       // ETHTOOL_A_TSCONFIG_*
+	// ETHTOOL_A_COALESCE_TX_AGGR_*
+	coalesceAggrBytes, coalesceAggrFrames, coalesceAggrTime = 0x1a, 0x1b, 0x1c
+
+	tsTxTypes, tsRxFilters = 3, 4 // ETHTOOL_A_TSCONFIG_*
 )
 
-// groups are in the order in which they are changed: the number of channels decides which queues there are, to which the
-// table of RSS refers.
+// groups are in the order in which they are changed: the number of channels decides which queues
+// there are, to which the table of RSS refers.
 var groups = []group{
 	{"private flags", unix.ETHTOOL_MSG_PRIVFLAGS_GET, unix.ETHTOOL_MSG_PRIVFLAGS_SET, []field{
 		{kind: unix.ETHTOOL_A_PRIVFLAGS_FLAGS, codec: bits{}},
@@ -77,7 +82,8 @@ var groups = []group{
 		{name: "hds-thresh", kind: unix.ETHTOOL_A_RINGS_HDS_THRESH, codec: number(4)},
 	}},
 	{"features", unix.ETHTOOL_MSG_FEATURES_GET, unix.ETHTOOL_MSG_FEATURES_SET, []field{
-		// What is wanted, not what is active: a driver may leave out what does not fit other features.
+		// What is wanted, not what is active: a driver may leave out what does not fit other
+		// features.
 		{kind: unix.ETHTOOL_A_FEATURES_WANTED, changeable: unix.ETHTOOL_A_FEATURES_HW, codec: bits{}},
 	}},
 	{"coalescing", unix.ETHTOOL_MSG_COALESCE_GET, unix.ETHTOOL_MSG_COALESCE_SET, []field{
@@ -105,9 +111,9 @@ var groups = []group{
 		{name: "sample-interval", kind: unix.ETHTOOL_A_COALESCE_RATE_SAMPLE_INTERVAL, codec: number(4)},
 		{name: "cqe-mode-tx", kind: unix.ETHTOOL_A_COALESCE_USE_CQE_MODE_TX, codec: number(1)},
 		{name: "cqe-mode-rx", kind: unix.ETHTOOL_A_COALESCE_USE_CQE_MODE_RX, codec: number(1)},
-		{name: "tx-aggr-max-bytes", kind: unix.ETHTOOL_A_COALESCE_USE_CQE_MODE_RX + 1, codec: number(4)},
-		{name: "tx-aggr-max-frames", kind: unix.ETHTOOL_A_COALESCE_USE_CQE_MODE_RX + 2, codec: number(4)},
-		{name: "tx-aggr-time-usecs", kind: unix.ETHTOOL_A_COALESCE_USE_CQE_MODE_RX + 3, codec: number(4)},
+		{name: "tx-aggr-max-bytes", kind: coalesceAggrBytes, codec: number(4)},
+		{name: "tx-aggr-max-frames", kind: coalesceAggrFrames, codec: number(4)},
+		{name: "tx-aggr-time-usecs", kind: coalesceAggrTime, codec: number(4)},
 	}},
 	{"pause", unix.ETHTOOL_MSG_PAUSE_GET, unix.ETHTOOL_MSG_PAUSE_SET, []field{
 		{name: "autoneg", kind: unix.ETHTOOL_A_PAUSE_AUTONEG, codec: number(1)},
@@ -138,14 +144,16 @@ func Groups() []string {
 	return names
 }
 
-// Conn speaks with the drivers of the netdevs in one network namespace. Requests of several goroutines wait for each other.
+// Conn speaks with the drivers of the netdevs in one network namespace. Requests of several
+// goroutines wait for each other.
 type Conn struct {
 	family uint16 // 0 for a kernel without ethtool netlink
 	socket *nl.SocketHandle
 }
 
-// Dial opens a Conn in a network namespace, the process's own for [netns.None]. A kernel without ethtool netlink (before
-// Linux 5.6, or without CONFIG_ETHTOOL_NETLINK) is no error: its requests fail with EOPNOTSUPP.
+// Dial opens a Conn in a network namespace, the process's own for [netns.None]. A kernel without
+// ethtool netlink (before Linux 5.6, or without CONFIG_ETHTOOL_NETLINK) is no error: its requests
+// fail with EOPNOTSUPP.
 func Dial(ns netns.NsHandle) (*Conn, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_GENERIC)
 	if err != nil {
@@ -176,8 +184,8 @@ func (c *Conn) Close() {
 	}
 }
 
-// Read returns the settings of a group by name, for the netdev with the index. The error matches EOPNOTSUPP if the driver or
-// the kernel does not have them.
+// Read returns the settings of a group by name, for the netdev with the index. The error matches
+// EOPNOTSUPP if the driver or the kernel does not have them.
 func (c *Conn) Read(index int, groupName string) (map[string]string, error) {
 	g, err := groupOf(groupName)
 	if err != nil {
@@ -221,7 +229,8 @@ func groupOf(name string) (group, error) {
 	return groups[i], nil
 }
 
-// send sends a command about a netdev and returns the attributes of the answer, nil if there is none.
+// send sends a command about a netdev and returns the attributes of the answer, nil if there is
+// none.
 func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	if c.family == 0 {
 		return nil, fmt.Errorf("the kernel has no ethtool netlink: %w", unix.EOPNOTSUPP)
@@ -231,13 +240,14 @@ func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte,
 
 	answers, err := request.Send(
 		c.socket, unix.NETLINK_GENERIC, int(c.family), unix.NLM_F_ACK,
-		&nl.Genlmsg{Command: command, Version: unix.ETHTOOL_GENL_VERSION}, append([]*nl.RtAttr{netdev}, attributes...)...,
+		&nl.Genlmsg{Command: command, Version: unix.ETHTOOL_GENL_VERSION},
+		append([]*nl.RtAttr{netdev}, attributes...)...,
 	)
 	if err != nil || len(answers) == 0 {
 		return nil, err
 	}
 	if len(answers[0]) < nl.SizeofGenlmsg {
-		return nil, fmt.Errorf("answer of %d bytes, want at least %d", len(answers[0]), nl.SizeofGenlmsg)
+		return nil, fmt.Errorf("answer of %d bytes, want %d or more", len(answers[0]), nl.SizeofGenlmsg)
 	}
 	return answers[0][nl.SizeofGenlmsg:], nil
 }

@@ -26,7 +26,8 @@ func dial(t testing.TB) (*ethtool.Conn, int) {
 	return conn, link.Attrs().Index
 }
 
-// TestChange: what is changed is read back, by one bit or number and by several at once, and nothing else differs then.
+// TestChange: what is changed is read back, by one bit or number and by several at once, and
+// nothing else differs then.
 func TestChange(t *testing.T) {
 	conn, index := dial(t)
 	for _, test := range []struct {

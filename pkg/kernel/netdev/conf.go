@@ -19,12 +19,16 @@ type Conf struct {
 	IPv6 []int32  `json:"ipv6,omitempty"` // those of conf6, in that order; empty where the netdev has no IPv6
 }
 
-// conf6 are the sysctls of IPv6 that are restored, DEVCONF_* of linux/ipv6.h by their names in procfs, in the order in which
-// they are written. disable_ipv6 is the last one, so that IPv6 starts with the others in effect.
-var conf6 = []struct {
+// sysctl6 is a sysctl of net.ipv6.conf.
+type sysctl6 struct {
 	name  string
 	index int // in IFLA_INET6_CONF; -1 for addr_gen_mode, which has an attribute of its own
-}{
+}
+
+// conf6 are the sysctls of IPv6 that are restored, DEVCONF_* of linux/ipv6.h by their names in procfs, in the order in which
+// they are written. disable_ipv6 is the last one, so that IPv6 starts with the others in effect. All others that the kernel has
+// are among the [Settings].
+var conf6 = []sysctl6{
 	{"addr_gen_mode", -1}, {"forwarding", 0}, {"hop_limit", 1}, {"accept_ra", 3}, {"accept_redirects", 4}, {"autoconf", 5},
 	{"dad_transmits", 6}, {"router_solicitations", 7}, {"use_tempaddr", 10}, {"accept_ra_defrtr", 17},
 	{"accept_ra_pinfo", 18}, {"accept_ra_rtr_pref", 19}, {"proxy_ndp", 22}, {"optimistic_dad", 23},

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
@@ -34,7 +35,10 @@ type Options struct {
 	HostNetNS string // path of the host's network namespace, "" for that of the calling process
 	// ProcRoot is where procfs is mounted, "" for "/proc". Runtimes name network namespaces by processes there. The IPv6
 	// sysctls of netdevs are restored in its sys/net, unless it cannot be written.
-	ProcRoot  string
+	ProcRoot string
+	// SysRoot is where sysfs is mounted, "" for "/sys". Settings of queues are restored there if it shows the netdevs of the
+	// host's network namespace: a mount shows those of the namespace that it was made in.
+	SysRoot   string
 	Eswitches Eswitches         // limit the rates of Functions; nil for none
 	Trace     func(step string) // called before each change, on the goroutine that called the Engine; may be nil
 }
@@ -43,6 +47,9 @@ type Options struct {
 type Engine struct {
 	host      *conn
 	procRoot  string
+	sysRoot   string
+	ethtool   *ethtool.Conn // in the host's namespace
+	settings  []settingGroup
 	eswitches Eswitches // nil for none
 	trace     func(step string)
 
@@ -62,9 +69,11 @@ func New(options Options) (*Engine, error) {
 		return nil, fmt.Errorf("the host's %w", err)
 	}
 	e := &Engine{
-		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), eswitches: options.Eswitches, trace: options.Trace,
+		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), sysRoot: cmp.Or(options.SysRoot, "/sys"),
+		eswitches: options.Eswitches, trace: options.Trace,
 		pfs: host, set: (*conn).set, busyTime: quirk.BusyPatience, settleTime: quirk.SettleTime,
 	}
+	e.settings = e.settingGroups()
 	if e.trace == nil {
 		e.trace = func(string) {}
 	}
@@ -72,6 +81,9 @@ func New(options Options) (*Engine, error) {
 		host.conf6 = unix.Access(string(e.conf6Dir("default"))+"/forwarding", unix.W_OK) == nil
 		return nil
 	})
+	if err == nil {
+		e.ethtool, err = ethtool.Dial(host.ns)
+	}
 	if err != nil {
 		_ = host.close()
 		return nil, fmt.Errorf("the host's network namespace %s: %w", path, err)
@@ -89,7 +101,10 @@ func (e *Engine) step(what string, change func() error) error {
 }
 
 // Close releases the host's namespace.
-func (e *Engine) Close() error { return e.host.close() }
+func (e *Engine) Close() error {
+	e.ethtool.Close()
+	return e.host.close()
+}
 
 // Plan looks at a netdev on the host and at the namespace that it shall move to, and changes nothing. Its error says why
 // [Engine.Attach] would fail, as far as that can be seen before.
@@ -156,6 +171,7 @@ func (e *Engine) snapshot(
 	case l.Carried.XDP != "":
 		return s, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, l.Carried.XDP)
 	}
+	l.Settings = e.readSettings(l)
 	return e.plan(ctx, l.Snapshot, device, want)
 }
 

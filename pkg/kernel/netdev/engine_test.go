@@ -26,6 +26,7 @@ import (
 // world is a host with one netdev, "ens1f0v0", whose other end is in the xPU's namespace, and a pod.
 type world struct {
 	host, xpu, pod *netns.Namespace
+	sysRoot        string // sysfs of the host
 	engine         *netdev.Engine
 }
 
@@ -33,9 +34,16 @@ const hostName = "ens1f0v0"
 
 func newWorld(t testing.TB, trace func(string)) *world {
 	t.Helper()
+	return newWorldOfQueues(t, 2, trace)
+}
+
+// newWorldOfQueues is newWorld with a netdev that has so many queues in each direction.
+func newWorldOfQueues(t testing.TB, queues int, trace func(string)) *world {
+	t.Helper()
 	w := &world{host: netns.New(t), xpu: netns.New(t), pod: netns.New(t)}
-	netns.Connect(t, w.host, hostName, w.xpu, "pf0vf0")
-	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), Trace: trace})
+	netns.ConnectQueues(t, w.host, hostName, w.xpu, "pf0vf0", queues)
+	w.sysRoot = w.host.Sysfs(t)
+	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), SysRoot: w.sysRoot, Trace: trace})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,8 +280,11 @@ func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 			}
 		})
 		must.Succeed(t, w.host.Handle().LinkAddAltName(get(t, w.host, hostName), "net1"))
+		write(t, w.sysRoot, hostName, "queues/rx-1/rps_cpus", "3")
 		before, place, _ := w.attach(t, fullInterface)
 		must.Succeed(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "net1"), hostName))
+		write(t, w.pod.Sysfs(t), "net1", "gro_flush_timeout", "7")
+		changeEthtool(t, w.pod, "net1", "channels", "rx", "1")
 		armed = true
 		crashed := func() (crashed bool) {
 			defer func() { _, crashed = recover().(crash) }()
@@ -286,7 +297,7 @@ func TestRestoreAfterEveryStepOfRestore(t *testing.T) {
 		must.Succeed(t, err)
 		w.checkRestored(t, before)
 		if !crashed {
-			if step < 4 {
+			if step < 7 {
 				t.Errorf("only %d steps were tried", step)
 			}
 			return
@@ -541,6 +552,19 @@ func BenchmarkRoundTrip(b *testing.B) {
 	}
 	b.ReportMetric(float64(attach.Microseconds())/float64(b.N), "attach-us")
 	b.ReportMetric(float64(restore.Microseconds())/float64(b.N), "restore-us")
+}
+
+// BenchmarkSnapshot is what it takes to read all properties of a netdev, by how many queues it has.
+func BenchmarkSnapshot(b *testing.B) {
+	for _, queues := range []int{1, 16, 64, 256} {
+		b.Run(fmt.Sprint(queues), func(b *testing.B) {
+			w := newWorldOfQueues(b, queues, nil)
+			for b.Loop() {
+				_, err := w.engine.Snapshot(b.Context(), device())
+				must.Succeed(b, err)
+			}
+		})
+	}
 }
 
 // TestNamespaceOfProcess: a runtime may name a namespace by a process in it, as the host numbers it. The engine finds it

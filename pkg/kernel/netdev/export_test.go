@@ -25,3 +25,9 @@ func AddRoute(netNS string, index int, route function.Route) error {
 	defer pod.close()
 	return addRoute(pod, index, route)
 }
+
+// WithoutSettings is the snapshot as an older agent took it.
+func (s Snapshot) WithoutSettings() Snapshot {
+	s.Settings = nil
+	return s
+}

@@ -31,7 +31,7 @@ type remains struct {
 }
 
 // leftovers has what each property of [Snapshot.properties] means when it stays. A property without
-// a rule leaks.
+// a rule leaks. [Settings] need none, because all of them are harmless.
 var leftovers = []struct {
 	property string // its name or, with a space at the end, how several names begin
 	means    func(remains) meaning
@@ -68,6 +68,9 @@ var leftovers = []struct {
 	// The move back gave the netdev the host's defaults, whatever the pod wrote.
 	{"sysctl ", always(harmless)},
 	{"net.ipv6.conf ", always(harmless)},
+	// Without a carrier the next owner gets nothing.
+	{"proto_down reason", always(harmless)},
+	{"proto_down", leaksIf(func(now Snapshot) bool { return now.Carried.ProtoDown.On })},
 }
 
 func always(m meaning) func(remains) meaning { return func(remains) meaning { return m } }
@@ -177,12 +180,14 @@ func (r remains) conclude(left []property, refused refusals) (notes []string, er
 		differs = append(differs, p.String())
 		switch refusal := refused[p.name]; {
 		// A netdev may refuse every MAC but the one that the PF still has for it.
-		case passes(refusal), p.name == "mac" && passes(refused["vf mac"]):
+		case p.group == "" && passes(refusal), p.name == "mac" && passes(refused["vf mac"]):
 			again = append(again, p.name)
-		case r.meaningOf(p.name) == leaks:
+		case p.group == "" && r.meaningOf(p.name) == leaks:
 			open = append(open, p.name)
 		case refusal != nil:
 			notes = append(notes, fmt.Sprintf("%s: the old value was refused: %v", p, refusal))
+		case p.now == nil:
+			notes = append(notes, p.String())
 		default:
 			const note = "%s: the driver accepted the old value and did not set it"
 			notes = append(notes, fmt.Sprintf(note, p))

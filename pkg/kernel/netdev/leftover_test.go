@@ -15,7 +15,7 @@ import (
 func fullSnapshot() Snapshot {
 	return Snapshot{
 		Name: "ens1", MAC: "02:00:00:00:00:01", VF: &VFState{MAC: "02:00:00:00:00:02"}, Rate: &function.Rate{},
-		Carried: &Carried{GSOIPv4MaxSize: 1}, Conf: &Conf{IPv4: make([]uint32, 31), IPv6: make([]int32, len(conf6))},
+		Carried: &Carried{GSOIPv4MaxSize: 1, ProtoDown: &ProtoDown{}}, Conf: &Conf{IPv4: make([]uint32, 31), IPv6: make([]int32, len(conf6))},
 	}
 }
 

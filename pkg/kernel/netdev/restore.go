@@ -137,10 +137,11 @@ func (e *Engine) reconcile(
 ) (Restored, error) {
 	const rounds = 2
 	var refused refusals
+	var last differences
 	for round := 0; ; round++ {
-		d, err := e.differences(ctx, p, device, before, index)
+		d, err := e.differences(ctx, p, device, before, index, last)
 		if err == nil && round == rounds && len(d.accepted(refused)) > 0 {
-			d, err = e.settle(ctx, p, device, before, index, refused)
+			d, err = e.settle(ctx, p, device, before, index, d, refused)
 		}
 		if err != nil {
 			return Restored{}, err
@@ -161,7 +162,7 @@ func (e *Engine) reconcile(
 			}
 			return Restored{Name: d.now.Name, Notes: append(d.notes, notes...)}, nil
 		}
-		refused = e.undo(ctx, p, index, device, d.before, d.now)
+		refused, last = e.undo(ctx, p, index, device, d.before, d.now), d
 	}
 }
 
@@ -180,19 +181,21 @@ func (d differences) words() (words []string) {
 	return words
 }
 
-// accepted are the properties that are left although nothing refused them.
+// accepted are the properties that are left although nothing refused them. Settings are not among
+// them: no release waits for what is harmless.
 func (d differences) accepted(refused refusals) (list []property) {
 	for _, p := range d.left {
-		if refused[p.name] == nil {
+		if refused[p.name] == nil && p.group == "" {
 			list = append(list, p)
 		}
 	}
 	return list
 }
 
-// differences looks at the Function, whose netdev, if any, is on the host.
+// differences looks at the Function, whose netdev, if any, is on the host. The last differences, if any, are those that
+// were to be undone since.
 func (e *Engine) differences(
-	ctx context.Context, p patience, device Device, before Snapshot, index int,
+	ctx context.Context, p patience, device Device, before Snapshot, index int, last differences,
 ) (d differences, err error) {
 	if !before.userspace() {
 		l, err := e.host.at(index)
@@ -203,6 +206,7 @@ func (e *Engine) differences(
 			return d, fmt.Errorf("%s: %w", before.Name, ErrGone)
 		}
 		d.now = l.Snapshot
+		d.now.Settings = e.settingsNow(l, before.Settings, last.now.Settings, last.left)
 	}
 	if d.now, err = e.enforced(ctx, p, d.now, device); err != nil {
 		return d, err
@@ -221,15 +225,16 @@ func (e *Engine) differences(
 	return d, nil
 }
 
-// settle looks until nothing is left that was accepted, as some drivers do a moment later what they
-// accept. What is left then is refused if the time was too short to tell.
+// settle looks until nothing of d is left that was accepted, as some drivers do a moment later what
+// they accept. What is left then is refused if the time was too short to tell.
 func (e *Engine) settle(
-	ctx context.Context, p patience, device Device, before Snapshot, index int, refused refusals,
-) (d differences, err error) {
+	ctx context.Context, p patience, device Device, before Snapshot, index int,
+	d differences, refused refusals,
+) (_ differences, err error) {
 	late := p.atMost(e.settleTime)
 	dropped := func(err error) bool { return errors.Is(err, errDropped) }
 	err = late.retry(ctx, dropped, func() error {
-		d, err = e.differences(ctx, p, device, before, index)
+		d, err = e.differences(ctx, p, device, before, index, d)
 		if err == nil && len(d.accepted(refused)) > 0 {
 			return errDropped
 		}
@@ -377,6 +382,9 @@ func (e *Engine) undoNetdev(
 		refused.add(flags("down", 0, unix.IFF_UP), "mac", "link mode")
 	}
 
+	for name, err := range e.undoSettings(now, left) {
+		refused.add(err, name)
+	}
 	for _, d := range left {
 		if ctx.Err() != nil {
 			return

@@ -39,6 +39,8 @@ type Snapshot struct {
 	// Carried and Conf are nil in a snapshot of an older agent, and of a Function without a netdev.
 	Carried *Carried `json:"carried,omitempty"`
 	Conf    *Conf    `json:"conf,omitempty"`
+	// Settings are read on the host only. They are nil in a snapshot of an older agent, and of a Function without a netdev.
+	Settings Settings `json:"settings,omitempty"`
 
 	Identity Identity `json:"identity"`
 }
@@ -66,6 +68,8 @@ type Carried struct {
 	Broadcast      function.MAC `json:"broadcast,omitempty"`
 	// XDP is the number of the XDP program, "0" for several and "" for none. A netdev that has one on the host is not taken.
 	XDP string `json:"xdp,omitempty"`
+	// ProtoDown is nil in a snapshot of an older agent.
+	ProtoDown *ProtoDown `json:"protoDown,omitempty"`
 }
 
 // Identity tells a netdev from every other one. Index and Peer are of the host's namespace.
@@ -193,7 +197,7 @@ func snapshotOf(l netlink.Link, attrs attribute.Set) Snapshot {
 		Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs, GROMaxSize: a.GROMaxSize,
 		GSOIPv4MaxSize: a.GSOIPv4MaxSize, GROIPv4MaxSize: a.GROIPv4MaxSize,
 		Multicast: a.RawFlags&unix.IFF_MULTICAST != 0, LinkMode: attrs.Uint8(unix.IFLA_LINKMODE),
-		Broadcast: macOf(attrs[unix.IFLA_BROADCAST]),
+		Broadcast: macOf(attrs[unix.IFLA_BROADCAST]), ProtoDown: protoDownOf(attrs),
 	}
 	if a.Xdp != nil && a.Xdp.Attached {
 		carried.XDP = fmt.Sprint(a.Xdp.ProgId)
@@ -225,6 +229,8 @@ type property struct {
 	attribute *nl.RtAttr
 	flag      uint32
 	conf6     string
+	// group and key say which one of the [Settings] it is; group is "" for any other property.
+	group, key string
 }
 
 // properties are those that the snapshot knows, in the order in which they are told and restored. The sizes for IPv4 come
@@ -276,7 +282,9 @@ func (s Snapshot) properties() []property {
 		add("link mode", c.LinkMode, nl.NewRtAttr(unix.IFLA_LINKMODE, []byte{c.LinkMode}))
 		add("broadcast", c.Broadcast, hardwareAddr(unix.IFLA_BROADCAST, c.Broadcast))
 		add("XDP program", cmp.Or(c.XDP, "none"), nil)
+		list = append(list, c.ProtoDown.properties()...)
 	}
+	list = append(list, s.Settings.properties()...)
 	if s.Conf != nil {
 		list = append(list, s.Conf.properties()...)
 	}
@@ -285,6 +293,9 @@ func (s Snapshot) properties() []property {
 
 // String describes a property that differs.
 func (p property) String() string {
+	if p.now == nil {
+		return fmt.Sprintf("%s is not known, was %v", p.name, p.value)
+	}
 	if p.name == "altnames" {
 		return fmt.Sprintf("altnames are %s, were %s", p.now, p.value)
 	}
@@ -302,7 +313,8 @@ func compare(before, now Snapshot) []property {
 	}
 	var list []property
 	for _, p := range before.properties() {
-		if value, known := values[p.name]; known && value != p.value {
+		value, known := values[p.name]
+		if known && value != p.value || !known && p.group != "" {
 			p.now = value
 			list = append(list, p)
 		}

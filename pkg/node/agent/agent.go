@@ -79,7 +79,9 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 		return nil, err
 	}
 	defer a.devlink.Close()
-	a.engine, err = netdev.New(netdev.Options{ProcRoot: config.ProcRoot, Eswitches: a.devlink})
+	a.engine, err = netdev.New(netdev.Options{
+		ProcRoot: config.ProcRoot, SysRoot: config.SysRoot, Eswitches: a.devlink,
+	})
 	if err != nil {
 		return nil, err
 	}

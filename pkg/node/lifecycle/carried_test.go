@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -117,10 +118,10 @@ func changeLink(pod *netns.Namespace, l netlink.Link, attribute nl.NetlinkReques
 
 // TestPodLeavesNothing: whatever one pod makes of a netdev, the next one gets it as it was on the host.
 func TestPodLeavesNothing(t *testing.T) {
-	for name, change := range inside {
+	for name, change := range everything() {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
-			before := n.Snapshot(0)
+			before, settings := n.Snapshot(0), n.settings(0)
 			pod := netns.New(t)
 			n.run(func(a *agent) {
 				must.Succeed(t, a.Lifecycle.Reserve(t.Context(), claimed(0)))
@@ -130,6 +131,9 @@ func TestPodLeavesNothing(t *testing.T) {
 				must.Succeed(t, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
 			})
 			n.WantAsBefore(0, before)
+			if diff := cmp.Diff(settings, n.settings(0)); diff != "" {
+				t.Errorf("settings (-before +after):\n%s", diff)
+			}
 			if links, err := pod.Handle().LinkList(); err != nil || len(links) != 1 {
 				t.Errorf("the pod has %d links, %v, want lo alone", len(links), err)
 			}

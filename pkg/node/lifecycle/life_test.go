@@ -104,6 +104,7 @@ func useAsPodWould(t testing.TB, ns *netns.Namespace, name string) {
 	h := ns.Handle()
 	l, err := h.LinkByName(name)
 	must.Succeed(t, err)
+	leave(t, ns, name)
 	must.Succeed(t, h.LinkSetDown(l))
 	must.Succeed(t, h.LinkSetName(l, "mine0"))
 	must.Succeed(t, h.LinkSetMTU(l, 1300))

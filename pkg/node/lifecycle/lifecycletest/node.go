@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	vnetns "github.com/vishvananda/netns"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -32,8 +34,9 @@ type Node struct {
 	// after each write to the journal.
 	Event func(what string)
 
-	t     testing.TB
-	peers map[function.ID]int
+	t       testing.TB
+	sysRoot string // shows the netdevs of Host
+	peers   map[function.ID]int
 }
 
 // New makes a node with so many Functions.
@@ -43,6 +46,7 @@ func New(t testing.TB, functions int) *Node {
 		Host: netns.New(t), XPU: netns.New(t), JournalPath: filepath.Join(t.TempDir(), "journal.db"), BootID: "boot-1",
 		t: t, peers: map[function.ID]int{},
 	}
+	n.sysRoot = n.Host.Sysfs(t)
 	for i := range functions {
 		n.Plug(i)
 	}
@@ -55,16 +59,31 @@ func ID(i int) function.ID { return function.SubfunctionID("0000:3b:00.0", uint3
 // Netdev is the name of the i-th Function's netdev on the host.
 func Netdev(i int) string { return fmt.Sprintf("ens1f0s%d", i) }
 
+// Queues is how many queues a netdev has in each direction.
+const Queues = 3
+
 // Representor is the name of the i-th Function's representor on the xPU.
 func Representor(i int) string { return fmt.Sprintf("pf0sf%d", i) }
 
 // Plug makes the i-th Function's device.
 func (n *Node) Plug(i int) {
 	n.t.Helper()
-	netns.Connect(n.t, n.Host, Netdev(i), n.XPU, Representor(i))
+	netns.ConnectQueues(n.t, n.Host, Netdev(i), n.XPU, Representor(i), Queues)
 	representor, err := n.XPU.Handle().LinkByName(Representor(i))
 	must.Succeed(n.t, err)
 	n.peers[ID(i)] = representor.Attrs().Index
+	n.poll(i)
+}
+
+// poll makes the i-th Function's netdev receive by NAPI, as every card does, and a veth only for GRO.
+func (n *Node) poll(i int) {
+	n.t.Helper()
+	link, err := n.Host.Handle().LinkByName(Netdev(i))
+	must.Succeed(n.t, err)
+	conn, err := ethtool.Dial(vnetns.NsHandle(n.Host.Fd()))
+	must.Succeed(n.t, err)
+	defer conn.Close()
+	must.Succeed(n.t, conn.Change(link.Attrs().Index, "features", map[string]string{"rx-gro": ethtool.On}))
 }
 
 // Unplug takes the i-th Function's device away, wherever its netdev is.
@@ -96,7 +115,7 @@ func (n *Node) Netdev(id function.ID) (string, error) {
 // Snapshot is the i-th Function's netdev as it is on the host.
 func (n *Node) Snapshot(i int) netdev.Snapshot {
 	n.t.Helper()
-	engine, err := netdev.New(netdev.Options{HostNetNS: n.Host.Path()})
+	engine, err := netdev.New(netdev.Options{HostNetNS: n.Host.Path(), SysRoot: n.sysRoot})
 	must.Succeed(n.t, err)
 	defer engine.Close()
 	name, err := n.Netdev(ID(i))
@@ -131,7 +150,7 @@ func (n *Node) Start(hooks func(*Agent) lifecycle.Queue) (a *Agent, stop func())
 	var err error
 	a.Journal, err = journal.Open(n.JournalPath)
 	must.Succeed(n.t, err)
-	a.Engine, err = netdev.New(netdev.Options{HostNetNS: n.Host.Path(), Trace: n.tell})
+	a.Engine, err = netdev.New(netdev.Options{HostNetNS: n.Host.Path(), SysRoot: n.sysRoot, Trace: n.tell})
 	must.Succeed(n.t, err)
 	a.Lifecycle = lifecycle.New(eventJournal{a.Journal, n.tell}, a.Engine, n, lifecycle.Options{
 		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Hooks: hooks(a),

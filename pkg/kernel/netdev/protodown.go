@@ -1,0 +1,49 @@
+package netdev
+
+import (
+	"math"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+)
+
+// ProtoDown is whether a protocol holds a netdev down, and the bits of its reasons
+// (IFLA_PROTO_DOWN). A netdev that is held down has no carrier. Only some kinds of netdevs have it,
+// such as macvlan and vxlan.
+type ProtoDown struct {
+	On     bool   `json:"on,omitempty"`
+	Reason uint32 `json:"reason,omitempty"`
+}
+
+// protoDownOf reads the attributes of an RTM_NEWLINK. It returns nil if the kernel does not say it.
+func protoDownOf(attrs attribute.Set) *ProtoDown {
+	if !attrs.Has(unix.IFLA_PROTO_DOWN) {
+		return nil
+	}
+	reason, _ := attribute.Parse(attrs[unix.IFLA_PROTO_DOWN_REASON]) // absent without a reason
+	return &ProtoDown{
+		On:     attrs.Uint8(unix.IFLA_PROTO_DOWN) != 0,
+		Reason: reason.Uint32(unix.IFLA_PROTO_DOWN_REASON_VALUE),
+	}
+}
+
+// properties are none for nil. The reason comes first, because a netdev with a reason stays down.
+func (p *ProtoDown) properties() []property {
+	if p == nil {
+		return nil
+	}
+	reason := nl.NewRtAttr(unix.IFLA_PROTO_DOWN_REASON|unix.NLA_F_NESTED, nil)
+	reason.AddRtAttr(unix.IFLA_PROTO_DOWN_REASON_MASK, nl.Uint32Attr(math.MaxUint32))
+	reason.AddRtAttr(unix.IFLA_PROTO_DOWN_REASON_VALUE, nl.Uint32Attr(p.Reason))
+
+	on := byte(0)
+	if p.On {
+		on = 1
+	}
+	return []property{
+		{name: "proto_down reason", value: p.Reason, attribute: reason},
+		{name: "proto_down", value: p.On, attribute: nl.NewRtAttr(unix.IFLA_PROTO_DOWN, []byte{on})},
+	}
+}

@@ -1,0 +1,157 @@
+package netdev
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
+)
+
+// Settings are what the kernel and the driver keep for a netdev besides what rtnetlink carries: by
+// group, then by name, as text. A group or a name that is not there is unknown: the kernel or the
+// driver does not have it, or the agent that took the snapshot did not ask. What one pod leaves
+// there makes the next one slower, or changes how the netdev behaves on the host, but lets no frame
+// through to another owner.
+type Settings map[string]map[string]string
+
+// settingGroup is where the settings of a group are read and changed on the host.
+type settingGroup struct {
+	name string
+	// read returns nil if the group is not known.
+	read   func(l *link) map[string]string
+	change func(l *link, to map[string]string) error
+}
+
+// settingGroups are in the order in which they are changed. The sysctls come first, because IPv6
+// starts when the netdev comes up. The channels of ethtool decide which queues there are.
+func (e *Engine) settingGroups() []settingGroup {
+	list := []settingGroup{
+		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins),
+		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins),
+		e.sysctlGroup("net.ipv6.conf", "sys/net/ipv6/conf", confElsewhere()),
+		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", nil),
+	}
+	for _, name := range ethtool.Groups() {
+		list = append(list, settingGroup{
+			name: "ethtool " + name,
+			read: func(l *link) map[string]string {
+				settings, _ := e.ethtool.Read(l.Identity.Index, name)
+				return settings
+			},
+			change: func(l *link, to map[string]string) error {
+				return e.ethtool.Change(l.Identity.Index, name, to)
+			},
+		})
+	}
+	return append(list,
+		settingGroup{name: "sysfs", read: e.readSysfs, change: e.changeSysfs},
+		settingGroup{name: "queues", read: e.readQueues, change: e.changeQueues},
+	)
+}
+
+// readSettings reads the groups of a netdev on the host.
+func (e *Engine) readSettings(l *link) Settings {
+	settings := Settings{}
+	for _, g := range e.settings {
+		if values := g.read(l); len(values) > 0 {
+			settings[g.name] = values
+		}
+	}
+	return settings
+}
+
+// settingsNow reads what a netdev on the host has of the settings of before. Where last has been
+// read already, and the properties that differed have been restored since, only what may be another
+// value now is read. A setting of ethtool has side effects on others and on the queues.
+func (e *Engine) settingsNow(l *link, before, last Settings, restored []property) Settings {
+	ofEthtool := func(p property) bool { return strings.HasPrefix(p.group, "ethtool ") }
+	switch {
+	case before == nil:
+		return nil
+	case last == nil || slices.ContainsFunc(restored, ofEthtool):
+		return e.readSettings(l)
+	}
+
+	settings := maps.Clone(last)
+	for _, g := range e.settings {
+		if slices.ContainsFunc(restored, func(p property) bool { return p.group == g.name }) {
+			settings[g.name] = g.read(l)
+		}
+	}
+	return settings
+}
+
+// undoSettings restores the settings among the properties that differ, by one change for each
+// group, and goes on after one that is refused. It returns the refusals by the names of the
+// properties.
+func (e *Engine) undoSettings(now Snapshot, left []property) map[string]error {
+	refused := map[string]error{}
+	for _, g := range e.settings {
+		to := map[string]string{}
+		for _, p := range left {
+			if p.group == g.name {
+				to[p.key] = string(p.value.(setting))
+			}
+		}
+		if len(to) == 0 {
+			continue
+		}
+
+		e.trace(g.name + " " + strings.Join(slices.Sorted(maps.Keys(to)), ", "))
+		for name, err := range g.restore(&link{Snapshot: now}, to) {
+			refused[g.name+" "+name] = err
+		}
+	}
+	return refused
+}
+
+// restore changes several settings at once. If they are refused together, it changes them one after
+// the other, because one that the driver does not take must not keep the others from being
+// restored. It returns the refusals by name.
+func (g settingGroup) restore(l *link, to map[string]string) map[string]error {
+	err := g.change(l, to)
+	if err == nil {
+		return nil
+	}
+
+	refused := map[string]error{}
+	for name, value := range to {
+		if len(to) > 1 {
+			err = g.change(l, map[string]string{name: value})
+		}
+		if err != nil {
+			refused[name] = fmt.Errorf("%s %s: %w", g.name, name, err)
+		}
+	}
+	return refused
+}
+
+// setting is the value of a setting in messages.
+type setting string
+
+// String shortens what is too long for a message.
+func (s setting) String() string {
+	const longest = 60
+	if len(s) > longest {
+		return string(s[:longest]) + "..."
+	}
+	if s == "" {
+		return "unset"
+	}
+	return string(s)
+}
+
+// properties lists the settings in a stable order.
+func (s Settings) properties() []property {
+	var list []property
+	for _, group := range slices.Sorted(maps.Keys(s)) {
+		for _, name := range slices.Sorted(maps.Keys(s[group])) {
+			list = append(list, property{
+				name: group + " " + name, value: setting(s[group][name]), group: group, key: name,
+			})
+		}
+	}
+	return list
+}

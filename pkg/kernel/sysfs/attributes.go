@@ -1,0 +1,53 @@
+package sysfs
+
+import (
+	"errors"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// Attributes are the texts of several files below the directory, as [Dir.Attribute] returns each of
+// them, and the errors of those that cannot be read. It opens the directory once, which makes it
+// several times as fast for many files.
+func (d Dir) Attributes(names ...string) (texts map[string]string, failed map[string]error) {
+	texts, failed = make(map[string]string, len(names)), map[string]error{}
+	dir, err := unix.Open(string(d), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		for _, name := range names {
+			failed[name] = err
+		}
+		return texts, failed
+	}
+	defer unix.Close(dir)
+
+	var buf [maxAttribute + 1]byte
+	for _, name := range names {
+		text, err := attributeAt(dir, name, buf[:])
+		if err != nil {
+			failed[name] = err
+			continue
+		}
+		texts[name] = text
+	}
+	return texts, failed
+}
+
+// attributeAt reads a file of an open directory by means of a buffer.
+func attributeAt(dir int, name string, buf []byte) (string, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+
+	n, err := unix.Read(fd, buf)
+	switch {
+	case err != nil:
+		return "", err
+	case n > maxAttribute || !utf8.Valid(buf[:n]):
+		return "", errors.New("is not an attribute")
+	}
+	return strings.Trim(string(buf[:n]), " \t\r\n\x00"), nil
+}
