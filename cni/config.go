@@ -14,6 +14,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
+// pluginName is the name of the shim's binary.
+const pluginName = "xpu-cni"
+
 const (
 	// addTimeout is how long ADD may take if the configuration does not say it: half of what the kubelet gives the runtime for a
 	// pod's sandbox with all of its networks. The rest is for undoing a network that failed.
@@ -26,28 +29,36 @@ const (
 type config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
+	Type       string `json:"type"`
 
-	IPAM          types.IPAM    `json:"ipam"` // empty for an interface without addresses
-	Socket        string        `json:"socket"`
-	SpoolDir      string        `json:"spoolDir"`
+	IPAM          types.IPAM    `json:"ipam"`    // empty for an interface without addresses
 	Timeout       time.Duration `json:"timeout"` // of ADD
 	RuntimeConfig struct {
 		DeviceInfoFile string `json:"CNIDeviceInfoFile"` // the runtime wants the device's description there; may be empty
 	} `json:"runtimeConfig"`
 }
 
+// site is what the node and the runtime say about a command, and what a network configuration must agree with.
+type site struct {
+	Paths
+	deviceInfoDir string
+	containerID   string // "" for GC and STATUS
+}
+
 // interfaceFirst says that the interface must be in the pod before the IPAM plugin runs: DHCP works over it.
 func (c config) interfaceFirst() bool { return c.IPAM.Type == "dhcp" }
 
-// parseConfig reads a network configuration. The file for the device's description must be in deviceInfoDir. The error is a
-// [types.Error] that names everything that is wrong. Fields that are missing or wrong get their defaults.
-func parseConfig(data []byte, deviceInfoDir string) (config, error) {
+// parseConfig reads a network configuration. The error is a [types.Error] that names everything that is wrong. Fields that
+// are missing or wrong get their defaults.
+func parseConfig(data []byte, here site) (config, error) {
 	c := config{Timeout: addTimeout}
 	fields := struct {
 		*config
+		Paths
 		Timeout any `json:"timeout"`
 	}{config: &c}
 	errs := []error{json.Unmarshal(data, &fields)} // which skips fields of a wrong type
+
 	if fields.Timeout != nil {
 		text, _ := fields.Timeout.(string)
 		if c.Timeout, _ = time.ParseDuration(text); c.Timeout <= 0 {
@@ -56,28 +67,55 @@ func parseConfig(data []byte, deviceInfoDir string) (config, error) {
 		}
 	}
 	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0") // what no version means in the specification
-	absolute := func(field, path, fallback string) string {
-		if path != "" && !filepath.IsAbs(path) {
-			errs = append(errs, fmt.Errorf("%s: %q must be an absolute path", field, path))
-			path = ""
-		}
-		return cmp.Or(path, fallback)
-	}
-	c.Socket = absolute("socket", c.Socket, wire.DefaultSocket)
-	c.SpoolDir = absolute("spoolDir", c.SpoolDir, wire.DefaultSpoolDir)
-	if c.IPAM.Type == wire.IPAM {
-		c.IPAM = types.IPAM{} // the agent does it
-	}
-	if strings.ContainsRune(c.IPAM.Type, filepath.Separator) {
-		errs = append(errs, fmt.Errorf("ipam.type: %q must be the name of a plugin, not a path", c.IPAM.Type))
-		c.IPAM.Type = ""
-	}
-	if file := c.RuntimeConfig.DeviceInfoFile; file != "" && file != filepath.Join(deviceInfoDir, filepath.Base(file)) {
-		errs = append(errs, fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must be a file in %s", file, deviceInfoDir))
-		c.RuntimeConfig.DeviceInfoFile = ""
-	}
+	errs = append(errs, here.same("socket", fields.Socket, here.Socket), here.same("spoolDir", fields.SpoolDir, here.SpoolDir))
+	errs = append(errs, c.checkIPAM(), c.checkDeviceInfoFile(here))
+
 	if err := errors.Join(errs...); err != nil {
 		return c, types.NewError(types.ErrInvalidNetworkConfig, strings.TrimSpace("network configuration "+c.Name), err.Error())
 	}
 	return c, nil
+}
+
+// same refuses a path of a network configuration that is not the node's.
+func (site) same(field, path, nodes string) error {
+	if path == "" || path == nodes {
+		return nil
+	}
+	return fmt.Errorf("%s: %q is not this node's, which is %q; leave %s out: the node's administrator sets it for all networks, "+
+		"in the file xpu-cni.json beside the plugin", field, path, nodes, field)
+}
+
+// checkIPAM refuses an IPAM plugin that is a path, and the shim itself, which would run itself without end. It removes both.
+func (c *config) checkIPAM() (err error) {
+	switch {
+	case c.IPAM.Type == wire.IPAM:
+		c.IPAM = types.IPAM{} // the agent does it
+	case strings.ContainsRune(c.IPAM.Type, filepath.Separator):
+		err = fmt.Errorf("ipam.type: %q must be the name of a plugin, not a path", c.IPAM.Type)
+	case c.IPAM.Type == pluginName || c.IPAM.Type != "" && c.IPAM.Type == c.Type:
+		err = fmt.Errorf("ipam.type: %q is this plugin, which gives no addresses", c.IPAM.Type)
+	}
+	if err != nil {
+		c.IPAM.Type = ""
+	}
+	return err
+}
+
+// checkDeviceInfoFile refuses, and removes, a file outside the directory for descriptions, and one that may belong to another
+// container. Multus names the file by network, container ID and interface.
+func (c *config) checkDeviceInfoFile(here site) (err error) {
+	file := c.RuntimeConfig.DeviceInfoFile
+	switch {
+	case file == "":
+		return nil
+	case file != filepath.Join(here.deviceInfoDir, filepath.Base(file)):
+		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must be a file in %s", file, here.deviceInfoDir)
+	case !strings.Contains(filepath.Base(file), here.containerID):
+		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must have the container ID %s in its name, because another "+
+			"container's file would be replaced", file, here.containerID)
+	default:
+		return nil
+	}
+	c.RuntimeConfig.DeviceInfoFile = ""
+	return err
 }

@@ -110,7 +110,7 @@ func TestExamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := parseConfig(config, DefaultDeviceInfoDir); err != nil {
+			if _, err := parseConfig(config, site{DefaultPaths(), DefaultDeviceInfoDir, "c1"}); err != nil {
 				t.Error(err)
 			}
 		})

@@ -208,7 +208,8 @@ type shim struct {
 	stdout, stderr bytes.Buffer
 	config         map[string]any
 	args           skel.CmdArgs
-	spool          string
+	socket, spool  string
+	pathsError     error
 	devices        string       // where descriptions of devices may be
 	ahead          atomic.Int64 // how far the clock is ahead of now, in ns
 }
@@ -218,10 +219,10 @@ func newShim(t testing.TB, f *fakeAgent) *shim {
 	dir := t.TempDir()
 	spool := filepath.Join(dir, "state", "spool")
 	return &shim{
-		spool:   spool,
+		socket: f.socket, spool: spool,
 		devices: filepath.Join(dir, "devinfo", "cni"),
 		config: map[string]any{
-			"cniVersion": "1.1.0", "name": "net", "type": "xpu-cni", "socket": f.socket, "spoolDir": spool,
+			"cniVersion": "1.1.0", "name": "net", "type": "xpu-cni",
 			"deviceID": "0000:3b:02.1", "vlan": 100,
 		},
 		args: skel.CmdArgs{ContainerID: "c1", Netns: "/run/netns/c1", IfName: "net1", Args: "K8S_POD_NAME=a"},
@@ -251,6 +252,7 @@ func (s *shim) run(t testing.TB, command func(skel.CNIFuncs) func(*skel.CmdArgs)
 	args.StdinData = config
 	plugin := Plugin{
 		DeviceInfoDir: s.devices, Stdout: &s.stdout, Stderr: &s.stderr, Now: func() time.Time { return now.Add(time.Duration(s.ahead.Load())) },
+		Paths: func() (Paths, error) { return Paths{s.socket, s.spool}, s.pathsError },
 	}
 	return command(plugin.Funcs())(&args)
 }

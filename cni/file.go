@@ -25,11 +25,11 @@ func (c call) spool(request wire.Request) (path string, err error) {
 	if request.Command == wire.GC {
 		name = string(request.Command) + ":" + c.config.Name[:min(len(c.config.Name), maxNetwork)]
 	}
-	data, err := json.Marshal(request)
+	data, err := wire.Encode(request)
 	if err != nil {
-		return "", fmt.Errorf("request %s: %w", request.Command, err)
+		return "", err
 	}
-	dir := c.config.SpoolDir
+	dir := c.paths.SpoolDir
 	if err := errors.Join(makeDir(dir, 0o700), checkSpool(dir)); err != nil {
 		return "", fmt.Errorf("spool directory: %w", err)
 	}
@@ -40,8 +40,7 @@ func (c call) spool(request wire.Request) (path string, err error) {
 	return path, nil
 }
 
-// checkSpool refuses a directory that is not private, as the agent's is: spoolDir comes from a network configuration, and
-// the shim may write everywhere.
+// checkSpool refuses a directory that is not private, as the agent's is.
 func checkSpool(dir string) error {
 	info, err := os.Lstat(dir)
 	switch {

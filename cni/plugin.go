@@ -28,6 +28,8 @@ type Plugin struct {
 	// DeviceInfoDir is the one directory in which files that runtimeConfig.CNIDeviceInfoFile names are written and
 	// removed: anybody who may write a NetworkAttachmentDefinition may write a path into it.
 	DeviceInfoDir string
+	// Paths says where the node's agent is. It is called once for each command.
+	Paths func() (Paths, error)
 
 	Stdout io.Writer        // takes the result of ADD
 	Stderr io.Writer        // takes messages for people: those of IPAM plugins, and that a request was spooled
@@ -48,30 +50,44 @@ func (p Plugin) Funcs() skel.CNIFuncs {
 // call is one command.
 type call struct {
 	Plugin
+	paths  Paths
 	config config
 	args   *skel.CmdArgs
+}
+
+// newCall reads what a command is about. wrong says what is wrong with the network configuration, and does not keep the
+// call from going on with the rest.
+func (p Plugin) newCall(args *skel.CmdArgs) (c call, wrong, err error) {
+	paths, err := p.Paths()
+	if err != nil {
+		return call{}, nil, types.NewError(types.ErrIOFailure, "where xpu-agent is on this node", err.Error())
+	}
+	config, wrong := parseConfig(args.StdinData, site{paths, p.DeviceInfoDir, args.ContainerID})
+	return call{p, paths, config, args}, wrong, nil
 }
 
 // strict makes a command that refuses a network configuration with a mistake.
 func (p Plugin) strict(command func(call) error) func(*skel.CmdArgs) error {
 	return func(args *skel.CmdArgs) error {
-		config, err := parseConfig(args.StdinData, p.DeviceInfoDir)
-		if err != nil {
+		c, wrong, err := p.newCall(args)
+		if err := cmp.Or(err, wrong); err != nil {
 			return err
 		}
-		return command(call{p, config, args})
+		return command(c)
 	}
 }
 
 // del gives an interface and its addresses back. It uses what it understands of the configuration: ADD has failed with the
 // same configuration, and the runtime would repeat for ever a DEL that refuses it too.
 func (p Plugin) del(args *skel.CmdArgs) error {
-	config, err := parseConfig(args.StdinData, p.DeviceInfoDir)
+	c, wrong, err := p.newCall(args)
 	if err != nil {
-		_, _ = fmt.Fprintf(p.Stderr, "xpu-cni: DEL goes on without what is wrong: %v\n", err)
+		return err
 	}
-	c := call{p, config, args}
-	if config.interfaceFirst() {
+	if wrong != nil {
+		_, _ = fmt.Fprintf(p.Stderr, "xpu-cni: DEL goes on without what is wrong: %v\n", wrong)
+	}
+	if c.config.interfaceFirst() {
 		return all(c.tellIPAM("DEL"), c.tellAgent(wire.Del), c.removeDeviceInfo)
 	}
 	return all(c.tellAgent(wire.Del), c.tellIPAM("DEL"), c.removeDeviceInfo)
@@ -82,6 +98,11 @@ func (c call) add() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.config.Timeout)
 	defer cancel()
 	attach := c.addressAndAttach
+	if !c.config.IPAM.IsEmpty() {
+		if _, err := c.findIPAM(); err != nil { // before anything is attached
+			return err
+		}
+	}
 	if c.config.interfaceFirst() {
 		attach = c.attachAndAddress
 	}
@@ -185,16 +206,48 @@ func (c call) request(command wire.Command, addresses json.RawMessage) wire.Requ
 	request := wire.Request{
 		Version: wire.Version, Command: command, Config: c.args.StdinData, IPAM: addresses, At: c.Now(),
 	}
-	if command != wire.GC && command != wire.Status {
-		request.ContainerID, request.NetNS = c.args.ContainerID, c.args.Netns
-		request.IfName, request.Args = c.args.IfName, c.args.Args
+	switch command {
+	case wire.GC:
+		request.Config = gcConfig(c.args.StdinData)
+		return request
+	case wire.Status:
+		request.Config = nil
+		return request
+	case wire.Del:
+		request.Config = nil // whatever is in it, the interface is given back
+	}
+	request.ContainerID, request.NetNS = c.args.ContainerID, c.args.Netns
+	request.IfName, request.Args = c.args.IfName, c.args.Args
+	if command == wire.Del && len(request.Args) > maxDelArgs {
+		request.Args = ""
 	}
 	return request
 }
 
+// maxDelArgs is how many bytes of CNI_ARGS a DEL may have. The agent only logs the pod's name of it.
+const maxDelArgs = 64 << 10
+
+// gcConfig is what the agent needs of a network configuration for GC, so that nothing else makes the request too large. Data
+// that is no configuration stays as it is, for the agent's error.
+func gcConfig(data []byte) json.RawMessage {
+	var needed struct {
+		CNIVersion string          `json:"cniVersion,omitempty"`
+		Name       string          `json:"name"`
+		Valid      json.RawMessage `json:"cni.dev/valid-attachments,omitempty"`
+	}
+	if json.Unmarshal(data, &needed) != nil {
+		return data
+	}
+	text, err := json.Marshal(needed)
+	if err != nil {
+		return data
+	}
+	return text
+}
+
 // ask sends the agent a request. The error is what the agent said, as a [types.Error], or that of [wire.Call].
 func (c call) ask(ctx context.Context, request wire.Request) (wire.Reply, error) {
-	reply, err := wire.Call(ctx, c.config.Socket, request)
+	reply, err := wire.Call(ctx, c.paths.Socket, request)
 	if err != nil {
 		return wire.Reply{}, err
 	}

@@ -378,7 +378,7 @@ func TestAddWithDHCPFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := startAgent(t, test.answer)
 			s := newShim(t, f).withIPAM("dhcp", ipamPlugin(t, "dhcp", f.diary, test.ipam))
-			file := filepath.Join(s.devices, "device.json")
+			file := filepath.Join(s.devices, "net-c1_net1")
 			s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
 			checkCode(t, s.add(t), test.code, "")
 			checkDiary(t, f.diary, test.diary...)
@@ -392,7 +392,7 @@ func TestAddWithDHCPFails(t *testing.T) {
 func TestDeviceInfo(t *testing.T) {
 	f := startAgent(t, attached)
 	s := newShim(t, f)
-	file := filepath.Join(s.devices, "device.json")
+	file := filepath.Join(s.devices, "net-c1_net1")
 	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
 	for range 2 { // an ADD that is repeated finds a file
 		if err := s.add(t); err != nil {
@@ -420,7 +420,7 @@ func TestDeviceInfoThatCannotBeWritten(t *testing.T) {
 	}
 	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, gives(oneAddress)))
 	s.devices = occupied
-	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": occupied + "/device.json"})
+	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": occupied + "/net-c1_net1"})
 	checkCode(t, s.add(t), types.ErrIOFailure, "device information")
 	checkDiary(t, f.diary, "ipam ADD", "agent ADD", "agent DEL", "ipam DEL")
 }
@@ -517,13 +517,9 @@ func TestDelWhileTheAgentIsAway(t *testing.T) {
 			}
 			checkDiary(t, diary{f.diary.path + "-ipam"}, "ipam DEL", "ipam DEL")
 
-			config, err := json.Marshal(s.config)
-			if err != nil {
-				t.Fatal(err)
-			}
 			want := map[string]wire.Request{"DEL:c1:net1.json": {
 				Version: wire.Version, Command: wire.Del, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
-				Args: "K8S_POD_NAME=a", Config: config, At: now,
+				Args: "K8S_POD_NAME=a", Config: json.RawMessage("null"), At: now,
 			}}
 			if diff := cmp.Diff(want, s.spooled(t)); diff != "" {
 				t.Errorf("spool (-want +got):\n%s", diff)
@@ -560,7 +556,8 @@ func TestDelWithoutAgentAndSpool(t *testing.T) {
 	}
 	for name, dir := range map[string]string{"is a file": occupied, "is below a file": occupied + "/spool"} {
 		t.Run(name, func(t *testing.T) {
-			err := s.set("spoolDir", dir).del(t)
+			s.spool = dir
+			err := s.del(t)
 			checkCode(t, err, types.ErrIOFailure, "spool")
 			checkCode(t, err, types.ErrIOFailure, "xpu-agent is away")
 		})
@@ -579,7 +576,8 @@ func TestGC(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkDiary(t, f.diary, "agent GC", "ipam GC", string(config))
-	want := wire.Request{Version: wire.Version, Command: wire.GC, Config: config, At: now}
+	needed := json.RawMessage(`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"}]}`)
+	want := wire.Request{Version: wire.Version, Command: wire.GC, Config: needed, At: now}
 	if diff := cmp.Diff(want, f.asked(wire.GC)[0]); diff != "" {
 		t.Errorf("the agent got (-want +got):\n%s", diff)
 	}
@@ -654,36 +652,144 @@ func TestStatusFails(t *testing.T) {
 	checkCode(t, s.status(t), 100, "why not")
 }
 
+// TestHugeConfiguration: what is given back needs nothing of the configuration, and GC only the list of what is valid.
 func TestHugeConfiguration(t *testing.T) {
+	for name, f := range map[string]*fakeAgent{"agent": startAgent(t, attached), "spool": newAgent(t)} {
+		t.Run(name, func(t *testing.T) {
+			s := newShim(t, f).set("args", strings.Repeat("x", wire.MaxMessage))
+			s.args.Args = "K8S_POD_NAME=a;X=" + strings.Repeat("x", wire.MaxMessage)
+			s.set("cni.dev/valid-attachments", []any{})
+			if name == "agent" {
+				checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "the network configuration has")
+				checkCode(t, s.check(t), types.ErrInvalidNetworkConfig, "CNI_ARGS")
+			}
+			if err := errors.Join(s.del(t), s.gc(t)); err != nil {
+				t.Error(err)
+			}
+			s.set("cni.dev/valid-attachments", strings.Repeat("x", wire.MaxMessage))
+			checkCode(t, s.gc(t), types.ErrInvalidNetworkConfig, "bytes")
+		})
+	}
+}
+
+// TestPathsAreTheNodes: a tenant's configuration names directories and sockets, and nothing is made or opened there.
+func TestPathsAreTheNodes(t *testing.T) {
+	for _, field := range []string{"socket", "spoolDir", "SpoolDir"} {
+		t.Run(field, func(t *testing.T) {
+			elsewhere := filepath.Join(t.TempDir(), "nologin")
+			s := newShim(t, newAgent(t)).set(field, elsewhere)
+			for command, err := range map[string]error{"ADD": s.add(t), "CHECK": s.check(t), "GC": s.gc(t), "STATUS": s.status(t)} {
+				t.Log(command)
+				checkCode(t, err, types.ErrInvalidNetworkConfig, "is not this node's")
+			}
+			if err := s.del(t); err != nil || len(s.spooled(t)) != 1 {
+				t.Errorf("DEL: error %v, spooled %v", err, s.spooled(t))
+			}
+			if _, err := os.Lstat(elsewhere); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s was made", elsewhere)
+			}
+		})
+	}
 	f := startAgent(t, attached)
-	s := newShim(t, f).set("args", strings.Repeat("x", wire.MaxMessage))
-	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "bytes")
-	checkCode(t, s.del(t), types.ErrInvalidNetworkConfig, "bytes")
+	s := newShim(t, f)
+	if err := s.set("socket", s.socket).set("spoolDir", s.spool).add(t); err != nil {
+		t.Errorf("the node's own paths: %v", err)
+	}
+	s.pathsError = errors.New("xpu-cni.json: is broken")
+	checkCode(t, s.add(t), types.ErrIOFailure, "is broken")
+	checkCode(t, s.del(t), types.ErrIOFailure, "is broken")
+}
+
+func TestReadPaths(t *testing.T) {
+	for name, test := range map[string]struct {
+		text string
+		mode fs.FileMode
+		want Paths
+		err  string
+	}{
+		"both":         {`{"socket":"/run/a","spoolDir":"/var/b"}`, 0o644, Paths{"/run/a", "/var/b"}, ""},
+		"one":          {`{"socket":"/run/a"}`, 0o600, Paths{"/run/a", wire.DefaultSpoolDir}, ""},
+		"relative":     {`{"spoolDir":"spool"}`, 0o644, Paths{}, `spoolDir: "spool" must be an absolute path`},
+		"unknown":      {`{"sockets":"/run/a"}`, 0o644, Paths{}, "sockets"},
+		"no JSON":      {`socket=/run/a`, 0o644, Paths{}, "invalid"},
+		"large":        {`{"socket":"/` + strings.Repeat("x", maxPathsFile) + `"}`, 0o644, Paths{}, "bytes"},
+		"for everyone": {`{}`, 0o666, Paths{}, "must belong to root"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := PathsFile(filepath.Join(t.TempDir(), "xpu-cni"))
+			if err := errors.Join(os.WriteFile(file, []byte(test.text), test.mode), os.Chmod(file, test.mode)); err != nil {
+				t.Fatal(err)
+			}
+			got, err := ReadPaths(file)
+			if got != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%v, %v; want %v, %q", got, err, test.want, test.err)
+			}
+		})
+	}
+	if got, err := ReadPaths(filepath.Join(t.TempDir(), "none")); err != nil || got != DefaultPaths() {
+		t.Errorf("without a file: %v, %v", got, err)
+	}
+	if _, err := ReadPaths(t.TempDir()); err == nil {
+		t.Error("a directory was read")
+	}
+}
+
+// TestDeviceInfoOfAnotherPod: the file of another pod's interface is neither replaced nor removed.
+func TestDeviceInfoOfAnotherPod(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f)
+	file := filepath.Join(s.devices, "default-net-c2_net1")
+	if err := errors.Join(os.MkdirAll(s.devices, 0o755), os.WriteFile(file, []byte("c2's"), 0o444)); err != nil {
+		t.Fatal(err)
+	}
+	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
+	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "must have the container ID c1 in its name")
+	if err := s.del(t); err != nil {
+		t.Error(err)
+	}
+	if text, err := os.ReadFile(file); string(text) != "c2's" {
+		t.Errorf("the file has %q (%v)", text, err)
+	}
+	if asked := f.asked(wire.Add); len(asked) > 0 {
+		t.Errorf("the agent was asked: %v", asked)
+	}
+}
+
+// TestDHCPPluginThatIsNotThere: what can be refused is refused before the interface is attached.
+func TestDHCPPluginThatIsNotThere(t *testing.T) {
+	f := startAgent(t, attached)
+	s := newShim(t, f).withIPAM("dhcp", t.TempDir())
+	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "ipam.type: there is no such file")
+	if asked := f.asked(wire.Add); len(asked) > 0 {
+		t.Errorf("the agent was asked: %v", asked)
+	}
 }
 
 func TestConfiguration(t *testing.T) {
+	here := site{DefaultPaths(), "/devinfo", "c1"}
 	for name, test := range map[string]struct{ config, text string }{
 		"ipam":           {`{"name":"n","ipam":"host-local"}`, "ipam"},
 		"ipam.type":      {`{"name":"n","ipam":{"type":"../host-local"}}`, "ipam.type"},
-		"socket":         {`{"name":"n","socket":"cni.sock"}`, "socket: \"cni.sock\" must be an absolute path"},
-		"spoolDir":       {`{"name":"n","spoolDir":"spool"}`, "spoolDir"},
+		"itself":         {`{"name":"n","ipam":{"type":"xpu-cni"}}`, "ipam.type: \"xpu-cni\" is this plugin"},
+		"itself, copied": {`{"name":"n","type":"copy","ipam":{"type":"copy"}}`, "ipam.type"},
+		"socket":         {`{"name":"n","socket":"cni.sock"}`, "socket: \"cni.sock\" is not this node's"},
+		"spoolDir":       {`{"name":"n","spoolDir":"/etc/nologin"}`, "spoolDir"},
 		"timeout 0":      {`{"name":"n","timeout":"0s"}`, "timeout"},
 		"timeout number": {`{"name":"n","timeout":90}`, `timeout: 90 is not a duration; write it like "90s"`},
 		"timeout words":  {`{"name":"n","timeout":"soon"}`, "timeout"},
 		"no JSON":        {`{`, "network configuration"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := parseConfig([]byte(test.config), "/devinfo")
+			_, err := parseConfig([]byte(test.config), here)
 			checkCode(t, err, types.ErrInvalidNetworkConfig, test.text)
 		})
 	}
-	got, err := parseConfig([]byte(`{"name":"n","ipam":null,"runtimeConfig":null,"timeout":null}`), "/devinfo")
+	got, err := parseConfig([]byte(`{"name":"n","ipam":null,"runtimeConfig":null,"timeout":null}`), here)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := config{
-		CNIVersion: "0.1.0", Name: "n", Socket: wire.DefaultSocket, SpoolDir: wire.DefaultSpoolDir,
-		Timeout: addTimeout,
+		CNIVersion: "0.1.0", Name: "n", Timeout: addTimeout,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("defaults (-want +got):\n%s", diff)
@@ -695,12 +801,25 @@ func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(`{"cniVersion":"1.1.0","name":"n","ipam":{"type":"static"},"timeout":"90s","socket":"/run/s"}`))
 	f.Add([]byte(`{"ipam":null,"timeout":null,"runtimeConfig":{"CNIDeviceInfoFile":"/run/d"}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := parseConfig(data, "/run")
+		c, err := parseConfig(data, site{DefaultPaths(), "/run", "c1"})
 		if said := (*types.Error)(nil); err != nil && !errors.As(err, &said) {
 			t.Fatalf("error of no kind: %v", err)
 		}
-		if c.Timeout <= 0 || !filepath.IsAbs(c.Socket) || !filepath.IsAbs(c.SpoolDir) || strings.Contains(c.IPAM.Type, "/") {
+		file := c.RuntimeConfig.DeviceInfoFile
+		if c.Timeout <= 0 || strings.Contains(c.IPAM.Type, "/") || c.IPAM.Type == pluginName ||
+			file != "" && (filepath.Dir(file) != "/run" || !strings.Contains(file, "c1")) {
 			t.Fatalf("taken: %+v", c)
+		}
+	})
+}
+
+func FuzzParsePaths(f *testing.F) {
+	for _, seed := range []string{"", "{}", "null", `{"socket":"/run/a","spoolDir":"b"}`, `{"socket":1}`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if p, err := parsePaths(data); err == nil && (!filepath.IsAbs(p.Socket) || !filepath.IsAbs(p.SpoolDir)) {
+			t.Fatalf("taken: %+v", p)
 		}
 	})
 }

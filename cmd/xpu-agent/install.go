@@ -1,17 +1,22 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+
+	"github.com/opiproject/xpu-device-plugin/cni"
 )
 
 // installCommand copies the CNI plugin to where the container runtime looks for it. The image has no shell to do that.
 func installCommand() *cobra.Command {
 	var from, to string
+	paths := cni.DefaultPaths()
 	cmd := &cobra.Command{
 		Use:   "install-cni",
 		Short: "Copy the CNI plugin xpu-cni to a directory of the host",
@@ -19,7 +24,11 @@ func installCommand() *cobra.Command {
   xpu-agent install-cni --to=/host/opt/cni/bin`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			if err := install(from, to); err != nil {
+			err := installPaths(paths, cni.PathsFile(filepath.Join(to, filepath.Base(from))))
+			if err == nil {
+				err = install(from, to)
+			}
+			if err != nil {
 				return fmt.Errorf("install %s in %s: %w", from, to, err)
 			}
 			return nil
@@ -27,7 +36,33 @@ func installCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&from, "from", "/xpu-cni", "the plugin's binary")
 	cmd.Flags().StringVar(&to, "to", "/opt/cni/bin", "directory in which the container runtime looks for CNI plugins")
+	cmd.Flags().StringVar(&paths.Socket, "cni-socket", paths.Socket,
+		"--cni-socket of the agent; another one than the default is written to xpu-cni.json beside the plugin")
+	cmd.Flags().StringVar(&paths.SpoolDir, "spool-dir", paths.SpoolDir,
+		"--spool-dir of the agent; another one than the default is written to xpu-cni.json beside the plugin")
 	return cmd
+}
+
+// installPaths writes the file from which the plugin learns where the agent is, and removes it for an agent with the default
+// paths.
+func installPaths(paths cni.Paths, file string) error {
+	for flag, path := range map[string]string{"--cni-socket": paths.Socket, "--spool-dir": paths.SpoolDir} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("%s: %q must be an absolute path", flag, path)
+		}
+	}
+	if paths == cni.DefaultPaths() {
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+
+	text, err := json.Marshal(paths)
+	if err != nil {
+		return err
+	}
+	return replace(file, text, 0o644)
 }
 
 // install replaces a binary atomically.
@@ -36,15 +71,21 @@ func install(from, dir string) error {
 	if err != nil {
 		return err
 	}
+	return replace(filepath.Join(dir, filepath.Base(from)), binary, 0o755)
+}
+
+// replace writes a file in one step.
+func replace(path string, content []byte, mode fs.FileMode) error {
 	// The runtime does not take a name with a dot for a plugin.
-	target, err := os.CreateTemp(dir, ".xpu-cni-*")
+	target, err := os.CreateTemp(filepath.Dir(path), ".xpu-cni-*")
 	if err != nil {
 		return err
 	}
 	defer os.Remove(target.Name()) // in vain once it is renamed
-	_, err = target.Write(binary)
-	if err = errors.Join(err, target.Chmod(0o755), target.Sync(), target.Close()); err != nil {
+
+	_, err = target.Write(content)
+	if err = errors.Join(err, target.Chmod(mode), target.Sync(), target.Close()); err != nil {
 		return err
 	}
-	return os.Rename(target.Name(), filepath.Join(dir, filepath.Base(from)))
+	return os.Rename(target.Name(), path)
 }

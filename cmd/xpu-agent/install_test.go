@@ -1,9 +1,13 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/opiproject/xpu-device-plugin/cni"
 )
 
 func TestInstall(t *testing.T) {
@@ -38,5 +42,29 @@ func TestInstall(t *testing.T) {
 	entries, err := os.ReadDir(to)
 	if err != nil || len(entries) != 2 {
 		t.Errorf("%v, %v are in the directory; want the binary and what was in the way, and no temporary file", entries, err)
+	}
+}
+
+// TestInstallPaths: the plugin reads where the agent is from a file of the node, since network configurations come from tenants.
+func TestInstallPaths(t *testing.T) {
+	file := cni.PathsFile(filepath.Join(t.TempDir(), "xpu-cni"))
+	want := cni.Paths{Socket: "/run/other/cni.sock", SpoolDir: "/var/lib/other"}
+	if err := installPaths(want, file); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := cni.ReadPaths(file); err != nil || got != want {
+		t.Errorf("the plugin reads %v, %v; want %v", got, err, want)
+	}
+
+	for range 2 {
+		if err := installPaths(cni.DefaultPaths(), file); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("with the defaults the file stays: %v", err)
+		}
+	}
+	if err := installPaths(cni.Paths{Socket: "cni.sock", SpoolDir: "/var/lib/other"}, file); err == nil {
+		t.Error("a relative path: no error")
 	}
 }

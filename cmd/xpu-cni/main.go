@@ -15,8 +15,17 @@ import (
 
 func main() {
 	plugin := cni.Plugin{
-		DeviceInfoDir: cni.DefaultDeviceInfoDir, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now,
+		DeviceInfoDir: cni.DefaultDeviceInfoDir, Paths: paths, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now,
 	}
 	// Without CNI_COMMAND, whatever the arguments, it says what it is.
 	skel.PluginMainFuncs(plugin.Funcs(), cniversion.All, "xpu-cni "+version.String())
+}
+
+// paths are those in the file beside this binary.
+func paths() (cni.Paths, error) {
+	binary, err := os.Executable()
+	if err != nil {
+		return cni.Paths{}, err
+	}
+	return cni.ReadPaths(cni.PathsFile(binary))
 }

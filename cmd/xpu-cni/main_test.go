@@ -20,6 +20,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
+	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -232,10 +233,30 @@ func (n *node) attachments() int {
 	return len(n.attached)
 }
 
+// shim is the binary as it is installed on the node, with the file beside it that says where the agent is.
+func (n *node) shim() string {
+	binary := filepath.Join(n.dir, "xpu-cni")
+	if _, err := os.Stat(binary); err == nil {
+		return binary
+	}
+	n.t.Cleanup(func() { os.Remove(binary) })
+	text, err := json.Marshal(cni.Paths{Socket: n.socket(), SpoolDir: n.spool()})
+	if err == nil {
+		err = os.WriteFile(cni.PathsFile(binary), text, 0o644)
+	}
+	if err == nil {
+		err = os.Link(filepath.Join(built, "xpu-cni"), binary)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return binary
+}
+
 // cni is the shim as a runtime starts it.
 func (n *node) cni(command, container string) *exec.Cmd {
 	config := map[string]any{
-		"cniVersion": n.version, "name": "net", "type": "xpu-cni", "socket": n.socket(), "spoolDir": n.spool(),
+		"cniVersion": n.version, "name": "net", "type": "xpu-cni",
 		"deviceID": "0000:3b:02.1", "ipam": n.ipam,
 	}
 	if command == "GC" {
@@ -245,7 +266,7 @@ func (n *node) cni(command, container string) *exec.Cmd {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	cmd := exec.Command(filepath.Join(built, "xpu-cni"))
+	cmd := exec.Command(n.shim())
 	cmd.Env = []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + container, "CNI_IFNAME=net1",
 		"CNI_NETNS=" + filepath.Join(n.dir, "netns-"+container), "CNI_PATH=" + built,

@@ -23,12 +23,9 @@ var (
 // The deadline of ctx is that of the whole call; when ctx ends, the connection is closed, which tells the agent.
 func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	request.Version = Version
-	message, err := json.Marshal(request)
+	message, err := Encode(request)
 	if err != nil {
-		return Reply{}, fmt.Errorf("request %s: %w", request.Command, err)
-	}
-	if len(message) > MaxMessage {
-		return Reply{}, fmt.Errorf("request %s has %d bytes, at most %d are allowed", request.Command, len(message), MaxMessage)
+		return Reply{}, err
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -52,6 +49,20 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	}
 	return DecodeReply(reply)
+}
+
+// Encode is a request as it is sent. A request that is larger than [MaxMessage] is an error that says which part is large.
+func Encode(request Request) ([]byte, error) {
+	message, err := json.Marshal(request)
+	if err != nil {
+		return nil, fmt.Errorf("request %s: %w", request.Command, err)
+	}
+	if len(message) > MaxMessage {
+		return nil, fmt.Errorf("request %s has %d bytes, at most %d are allowed: the network configuration has %d, with what the "+
+			"plugins before put into prevResult, the IPAM plugin's result %d, CNI_ARGS %d",
+			request.Command, len(message), MaxMessage, len(request.Config), len(request.IPAM), len(request.Args))
+	}
+	return message, nil
 }
 
 // DecodeReply decodes what the agent sent. The error is [ErrVersion] or [ErrNoReply].

@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/opiproject/xpu-device-plugin/cni"
 	api "github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
@@ -59,6 +60,13 @@ func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 		return p, err
 	}
 	if p.host, err = b.newHost(ctx, max(n, pfs)); err != nil {
+		return p, err
+	}
+	paths, err := json.Marshal(cni.Paths{Socket: p.cniSocket(), SpoolDir: p.spoolDir()})
+	if err == nil {
+		err = os.WriteFile(cni.PathsFile(p.shim), paths, 0o644)
+	}
+	if err != nil {
 		return p, err
 	}
 	for _, f := range p.functions {
@@ -136,7 +144,7 @@ type invocation struct {
 func (p *pods) invoke(number int, network string) (invocation, error) {
 	p.lastName++
 	config, err := json.Marshal(map[string]any{
-		"cniVersion": "1.1.0", "name": "bench", "type": shim, "socket": p.cniSocket(), "spoolDir": p.spoolDir(),
+		"cniVersion": "1.1.0", "name": "bench", "type": shim,
 		"deviceID": p.id(number), "network": network, "mtu": 1400,
 		"runtimeConfig": map[string]any{
 			"mac": fmt.Sprintf("02:00:00:00:01:%02x", number), "ips": []string{fmt.Sprintf("10.10.0.%d/24", number+1)},

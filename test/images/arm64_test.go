@@ -16,6 +16,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -88,8 +89,11 @@ func TestArm64CNI(t *testing.T) {
 		asked <- request
 	}()
 	cmd := e.command("xpu-agent", "xpu-cni")
+	paths := cni.PathsFile(cmd.Args[1])
+	must.Succeed(t, os.WriteFile(paths, fmt.Appendf(nil, `{"socket":%q}`, socket), 0o644))
+	defer os.Remove(paths)
 	cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID=c1", "CNI_NETNS="+netns.New(t).Path(), "CNI_IFNAME=net1", "CNI_PATH=/nonexistent")
-	cmd.Stdin = strings.NewReader(fmt.Sprintf(`{"cniVersion":"1.0.0","name":"n","type":"xpu-cni","deviceID":"0000:3b:02.1","socket":%q}`, socket))
+	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0","name":"n","type":"xpu-cni","deviceID":"0000:3b:02.1"}`)
 	out, err := cmd.Output()
 	if err != nil || !strings.Contains(string(out), `"net1"`) {
 		t.Fatalf("%v: %s", err, out)

@@ -441,15 +441,20 @@ func (l *life) del(ctx context.Context, s sandbox) error {
 }
 
 func (l *life) shim() skel.CNIFuncs {
-	return cni.Plugin{DeviceInfoDir: l.path("devinfo/cni"), Stdout: io.Discard, Stderr: io.Discard, Now: time.Now}.Funcs()
+	paths := func() (cni.Paths, error) {
+		return cni.Paths{Socket: l.path("run/cni.sock"), SpoolDir: l.path("spool")}, nil
+	}
+	return cni.Plugin{
+		DeviceInfoDir: l.path("devinfo/cni"), Paths: paths, Stdout: io.Discard, Stderr: io.Discard, Now: time.Now,
+	}.Funcs()
 }
 
 func (l *life) arguments(s sandbox) *skel.CmdArgs {
 	config, err := json.Marshal(map[string]any{
 		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": l.function.String(),
-		"socket": l.path("run/cni.sock"), "spoolDir": l.path("spool"), "timeout": "20s",
+		"timeout": "20s",
 		"runtimeConfig": map[string]any{
-			"ips": []string{l.address.String()}, "CNIDeviceInfoFile": l.path("devinfo/cni/" + l.name),
+			"ips": []string{l.address.String()}, "CNIDeviceInfoFile": l.path("devinfo/cni/" + s.id),
 		},
 	})
 	if err != nil {

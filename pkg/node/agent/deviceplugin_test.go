@@ -54,7 +54,7 @@ func TestExtendedResource(t *testing.T) {
 		if err := s.shim(io.Discard).Check(previous); err != nil {
 			t.Errorf("CHECK: %v", err)
 		}
-		if _, err := os.Stat(s.path("devinfo/cni/" + first.name)); err != nil {
+		if _, err := os.Stat(s.path("devinfo/cni/" + first.sandbox)); err != nil {
 			t.Errorf("device-info of the interface: %v", err)
 		}
 		s.wantHealthy(vf, other)

@@ -268,9 +268,8 @@ func (s *site) request(p pod, f function.ID, more map[string]any) *skel.CmdArgs 
 	s.t.Helper()
 	config := map[string]any{
 		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": f.String(),
-		"ipam":   map[string]any{"type": "fixed"},
-		"socket": s.config.CNISocket, "spoolDir": s.config.SpoolDir,
-		"runtimeConfig": map[string]any{"CNIDeviceInfoFile": s.path("devinfo/cni/" + p.name)},
+		"ipam":          map[string]any{"type": "fixed"},
+		"runtimeConfig": map[string]any{"CNIDeviceInfoFile": s.path("devinfo/cni/" + p.sandbox)},
 	}
 	maps.Copy(config, more)
 	text, err := json.Marshal(config)
@@ -284,7 +283,12 @@ func (s *site) request(p pod, f function.ID, more map[string]any) *skel.CmdArgs 
 }
 
 func (s *site) shim(out io.Writer) skel.CNIFuncs {
-	return cni.Plugin{DeviceInfoDir: s.path("devinfo/cni"), Stdout: out, Stderr: io.Discard, Now: time.Now}.Funcs()
+	paths := func() (cni.Paths, error) {
+		return cni.Paths{Socket: s.config.CNISocket, SpoolDir: s.config.SpoolDir}, nil
+	}
+	return cni.Plugin{
+		DeviceInfoDir: s.path("devinfo/cni"), Paths: paths, Stdout: out, Stderr: io.Discard, Now: time.Now,
+	}.Funcs()
 }
 
 // add is ADD, with the result as it was printed.

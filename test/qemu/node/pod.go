@@ -19,6 +19,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
+	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -52,12 +53,18 @@ type NetConf map[string]any
 func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, error) {
 	config := map[string]any{
 		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": f.String(),
-		"socket": p.node.path("cni.sock"), "spoolDir": p.node.path("spool"),
 		"runtimeConfig": map[string]any{"ips": []string{p.IP.String() + "/24"}},
 	}
 	maps.Copy(config, conf)
 	text, err := json.Marshal(config)
 	if err != nil {
+		return nil, err
+	}
+	// The node's paths are in a file beside the plugin; a test has one node at a time.
+	if text, err = json.Marshal(cni.Paths{Socket: p.node.path("cni.sock"), SpoolDir: p.node.path("spool")}); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(cni.PathsFile(shimProgram), text, 0o644); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
