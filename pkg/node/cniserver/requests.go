@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -15,6 +14,8 @@ import (
 	"go4.org/netipx"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
@@ -68,18 +69,19 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	return nil
 }
 
-// check compares the interface with the journal, and the journal with what the runtime was told.
+// check compares the interface with the journal, but MAC, addresses and routes with what the runtime kept: the result of the
+// last plugin of the chain, which may have changed them (CNI specification, section CHECK).
 func (s *Server) check(ctx context.Context, a cniRequest) error {
-	have, err := s.attachedFor(a)
-	if err != nil {
+	if _, err := s.attachedFor(a); err != nil {
 		return err
 	}
-	differences, err := s.Lifecycle.Check(ctx, a.device)
+	var expect func(*netdev.Attached)
+	if a.prev != nil {
+		expect = func(is *netdev.Attached) { expectPrevious(is, a.prev) }
+	}
+	differences, err := s.Lifecycle.Check(ctx, a.device, expect)
 	if err != nil {
 		return fail(types.ErrIOFailure, "%w", err)
-	}
-	if a.prev != nil {
-		differences = append(differences, comparePrevious(a.prev, have)...)
 	}
 	if len(differences) > 0 {
 		return fail(CodeCheck, "interface %s (Function %s) is not as it was attached: %s",
@@ -88,28 +90,36 @@ func (s *Server) check(ctx context.Context, a cniRequest) error {
 	return nil
 }
 
-// comparePrevious describes how the result that the runtime kept differs from the journal.
-func comparePrevious(prev *types100.Result, have journal.Attachment) []string {
+// expectPrevious makes the result that the runtime kept what is expected of the interface. Addresses and routes that are not in
+// it, although the interface had them, were taken away by a later plugin. An interface that is not in it belongs to
+// another one by now, such as a bond.
+func expectPrevious(is *netdev.Attached, prev *types100.Result) {
+	had := is.Expected.Addresses
+	is.Expected = netdev.Expected{}
+	is.Want.Routes = slices.DeleteFunc(slices.Clone(is.Want.Routes), func(route function.Route) bool {
+		return !slices.ContainsFunc(prev.Routes, func(r *types.Route) bool {
+			to, ok := netipx.FromStdIPNet(&r.Dst)
+			return ok && to.Masked() == route.To
+		})
+	})
 	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
-		return i.Name == have.CNI.IfName && i.Sandbox == have.Place.NetNS
+		return i.Name == is.Want.Name && i.Sandbox == is.Place.NetNS
 	})
 	if index < 0 {
-		return []string{fmt.Sprintf("prevResult has no interface %s in %s", have.CNI.IfName, have.Place.NetNS)}
+		is.Want.Routes = nil
+		return
 	}
-	var differences []string
-	if mac := prev.Interfaces[index].Mac; mac != "" && !strings.EqualFold(mac, string(have.Observed.MAC)) {
-		differences = append(differences, fmt.Sprintf("prevResult has mac %s, was attached with %s", mac, have.Observed.MAC))
+
+	if mac, err := function.ParseMAC(prev.Interfaces[index].Mac); err == nil {
+		is.Expected.MAC = mac
 	}
 	for _, ip := range prev.IPs {
-		if ip.Interface == nil || *ip.Interface != index || have.Interface.Userspace {
-			continue
-		}
-		if address, ok := netipx.FromStdIPNet(&ip.Address); !ok || !slices.Contains(have.Interface.Addresses, address) {
-			differences = append(differences,
-				fmt.Sprintf("prevResult has address %s, was not attached with it", ip.Address.String()))
+		address, ok := netipx.FromStdIPNet(&ip.Address)
+		ours := ip.Interface == nil || *ip.Interface == index
+		if ok && ours && slices.Contains(had, address) {
+			is.Expected.Addresses = append(is.Expected.Addresses, address)
 		}
 	}
-	return differences
 }
 
 // address gives an interface that ADD attached the addresses of an IPAM plugin that needed the interface first.

@@ -22,7 +22,7 @@ import (
 // Reserve waits until the owner is admitted (see [Manager.Admit]), records that the Function is the owner's and what its
 // interface shall be, and sets the Function up. Reserving again for the same owner replaces the interface until the
 // Function is being attached, and continues a setup that failed. A reservation without a claim and a CNI request is for the
-// next pod that comes: reserving again releases the Function and makes a new one.
+// next pod that comes: reserving again releases the Function and makes a new one, unless it is [Untouched].
 func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) error {
 	_, err := m.ReserveAs(ctx, want, func(journal.Attachment) (journal.Attachment, error) { return want, nil })
 	return err
@@ -61,6 +61,9 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 	want = want.BackToReserved()
 	want.CNI, want.Interface = cni, wanted
 	want.Ended, want.ReservedAt = have.Ended, cmp.Or(have.ReservedAt, time.Now().UTC())
+	if triggerOf(want).event == Allocate { // a sweep must not take it for the reservation of a pod that is gone
+		want.ReservedAt = time.Now().UTC()
+	}
 	want.Port = cmp.Or(want.Port, have.Port) // the xPU may serve it already; only a release takes it away
 	if have.Setup != nil {
 		want.Setup = have.Setup // only a release undoes it
@@ -288,8 +291,11 @@ type Addresses struct {
 	Result    json.RawMessage // what the plugin printed
 }
 
-// Check describes how an attached Function differs from what was attached; nothing means that it does not.
-func (m *Manager) Check(ctx context.Context, id function.ID) (differences []string, err error) {
+// Check describes how an attached Function differs from what was attached; nothing means that it does not. expect, where
+// set, changes what is expected of the interface to what plugins after this one left of it.
+func (m *Manager) Check(
+	ctx context.Context, id function.ID, expect func(*netdev.Attached),
+) (differences []string, err error) {
 	err = m.withLock(ctx, id, func(record journal.Attachment) (err error) {
 		defer wrap(&err, id)
 		if record.State != journal.Attached {
@@ -297,7 +303,11 @@ func (m *Manager) Check(ctx context.Context, id function.ID) (differences []stri
 			return nil
 		}
 		device, _ := Device(m.netdevs, record) // the netdev is in the pod; the PF is what matters
-		differences, err = m.engine.Check(ctx, device, attached(record))
+		is := attached(record)
+		if expect != nil {
+			expect(&is)
+		}
+		differences, err = m.engine.Check(ctx, device, is)
 		return err
 	})
 	return differences, err
@@ -344,6 +354,6 @@ func union[T comparable](have, more []T) []T {
 func attached(record journal.Attachment) netdev.Attached {
 	return netdev.Attached{
 		Before: *record.Before, Place: record.Place, Want: record.Interface, Observed: *record.Observed,
-		Expected: netdev.Expected{MAC: record.Observed.MAC, Addresses: record.Interface.Addresses},
+		Expected: netdev.Expected{Addresses: record.Interface.Addresses},
 	}
 }

@@ -159,7 +159,7 @@ func TestAddress(t *testing.T) {
 	if err := address(mine); err == nil {
 		t.Error("addresses for a Function that is free")
 	}
-	if differences, err := a.Check(t.Context(), vf); err != nil || len(differences) != 1 {
+	if differences, err := a.Check(t.Context(), vf, nil); err != nil || len(differences) != 1 {
 		t.Errorf("check of a Function that is free: %q, %v", differences, err)
 	}
 	if err := a.Reserve(t.Context(), requested("s1")); err != nil {
@@ -182,14 +182,14 @@ func TestAddress(t *testing.T) {
 		t.Errorf("record %+v", record)
 	}
 	engine.differences = []string{"mtu is 1400, was 1500"}
-	if differences, err := a.Check(t.Context(), vf); err != nil || !cmp.Equal(differences, engine.differences) {
+	if differences, err := a.Check(t.Context(), vf, nil); err != nil || !cmp.Equal(differences, engine.differences) {
 		t.Errorf("check: %q, %v", differences, err)
 	}
 	engine.fail = errors.New("refused")
 	if err := address(mine); !errors.Is(err, engine.fail) || !strings.HasPrefix(err.Error(), "Function "+vf.String()) {
 		t.Errorf("error %v", err)
 	}
-	if _, err := a.Check(t.Context(), vf); !errors.Is(err, engine.fail) {
+	if _, err := a.Check(t.Context(), vf, nil); !errors.Is(err, engine.fail) {
 		t.Errorf("error %v", err)
 	}
 }

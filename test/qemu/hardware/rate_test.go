@@ -134,7 +134,7 @@ func TestRate(t *testing.T) {
 		if got := l.rate(t, devlink.PCIVF, 1); got != limit {
 			t.Errorf("attached: %+v", got)
 		}
-		if differences, err := l.lifecycle.Check(t.Context(), vf); err != nil || len(differences) > 0 {
+		if differences, err := l.lifecycle.Check(t.Context(), vf, nil); err != nil || len(differences) > 0 {
 			t.Errorf("check: %q, %v", differences, err)
 		}
 		l.release(t, vf)

@@ -263,7 +263,7 @@ func TestVFIO(t *testing.T) {
 		if info.Vlan != 100 || info.Qos != 3 || info.Mac.String() != "02:00:00:00:00:88" {
 			t.Errorf("the PF has %+v", info)
 		}
-		if differences, err := c.lifecycle.Check(t.Context(), function.ID{Address: vf}); err != nil || len(differences) > 0 {
+		if differences, err := c.lifecycle.Check(t.Context(), function.ID{Address: vf}, nil); err != nil || len(differences) > 0 {
 			t.Errorf("check: %q, %v", differences, err)
 		}
 	})
