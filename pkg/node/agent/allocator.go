@@ -30,12 +30,13 @@ type podAllocator struct {
 }
 
 // Reserve records that the Function belongs to the next pod that asks for it, and sets it up as its pool says. It first
-// releases the Function from its last pod. The name of the interface is not known before the CNI plugin is called.
+// releases the Function from its last pod. The kubelet allocates the Function of an init container once more for a container
+// of the same pod, without saying so, and then nothing happens. The name of the interface is not known before the CNI plugin is called.
 func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
 	mac := provisioning.MAC(a.node, f.ID)
 	reservation := journal.Attachment{
 		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
-		Setup: setup.Wanted(p.Spec, f.ID, "", mac),
+		Setup: setup.Wanted(p.Spec, f.ID, "", mac), Nodes: givesNodes(f, p),
 	}
 	if deviceplugin.ProvisionsAtAllocate(p) {
 		reservation.Port = a.port(f, p)
@@ -53,6 +54,12 @@ func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.
 		return f, errors.New("is gone from this node")
 	}
 	return now, nil
+}
+
+// givesNodes says whether containers get device nodes of the pool's Function, by which they use it without its netdev.
+func givesNodes(f function.Function, p pool.Pool) bool {
+	options := p.Options(f)
+	return f.Userspace() || p.Spec.Driver != "" || options.RDMA || options.VDPA != ""
 }
 
 // Ready has the xPU serve the Function.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
@@ -21,8 +22,9 @@ import (
 
 // workshop sets up Functions, and is the inventory that then has them.
 type workshop struct {
-	makes map[function.ID]*journal.Setup
-	err   error
+	makes   map[function.ID]*journal.Setup
+	deleted int
+	err     error
 }
 
 func (w *workshop) Plan(_ context.Context, want journal.Attachment) (*journal.Setup, error) {
@@ -36,6 +38,7 @@ func (w *workshop) SetUp(_ context.Context, a journal.Attachment) error {
 
 func (w *workshop) TearDown(_ context.Context, a journal.Attachment) error {
 	delete(w.makes, a.Function)
+	w.deleted++
 	return nil
 }
 
@@ -146,6 +149,71 @@ func TestAllocateReleasesTheLastTenant(t *testing.T) {
 	}
 	if have, _ := records.Get(f.ID); have.State != journal.Reserved || have.Port == nil || have.Port.Network != "blue" {
 		t.Errorf("record %+v, want the next pod's reservation", have)
+	}
+}
+
+// TestAllocateForTheSamePod: the kubelet allocates the Function of an init container again for a container of the same pod. Then
+// nothing happens; but a Function that a pod may have used, or one that was allocated long ago, is released first.
+func TestAllocateForTheSamePod(t *testing.T) {
+	provisioned := v1alpha1.DevicePoolSpec{
+		Publish: v1alpha1.PublishDevicePlugin, Network: "blue",
+		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAllocate},
+	}
+	vf := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Netdev: "ens3f0v0"}
+	vfio := vf
+	vfio.Netdev, vfio.Driver = "", "vfio-pci"
+	for name, test := range map[string]struct {
+		function function.Function
+		change   func(*journal.Attachment) // of the record between the Allocates
+		hooks    int
+	}{
+		"netdev":           {vf, func(*journal.Attachment) {}, 0},
+		"device nodes":     {vfio, func(*journal.Attachment) {}, 1},
+		"long ago":         {vf, func(a *journal.Attachment) { a.ReservedAt = a.ReservedAt.Add(-time.Minute) }, 1},
+		"clock set back":   {vf, func(a *journal.Attachment) { a.ReservedAt = a.ReservedAt.Add(time.Hour) }, 1},
+		"a pod had it":     {vf, func(a *journal.Attachment) { a.Ended = &journal.Ended{Sandbox: "s1"} }, 1},
+		"another network":  {vf, func(a *journal.Attachment) { a.Port = &journal.Port{Network: "red"} }, 1},
+		"another resource": {vf, func(a *journal.Attachment) { a.Resource = "example.com/slow" }, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, records, _, p := newAllocations(t)
+			p.Spec = provisioned
+			queue := &oneHook{journal: records}
+			a.lifecycle = lifecycle.New(records, nil, nil, lifecycle.Options{Hooks: queue}, testr.New(t))
+			if _, err := a.Reserve(t.Context(), test.function, p); err != nil {
+				t.Fatal(err)
+			}
+			record, _ := records.Get(test.function.ID)
+			test.change(&record)
+			put(t, records, record)
+
+			if _, err := a.Reserve(t.Context(), test.function, p); err != nil {
+				t.Fatal(err)
+			}
+			if len(queue.ran) != test.hooks {
+				t.Errorf("%d hooks ran, want %d", len(queue.ran), test.hooks)
+			}
+			now, _ := records.Get(test.function.ID)
+			if now.State != journal.Reserved || now.Port == nil || now.Port.Network != "blue" || now.ReservedAt.Before(record.ReservedAt) && name != "clock set back" {
+				t.Errorf("record %+v, before %+v", now, record)
+			}
+		})
+	}
+}
+
+// TestAllocateKeepsSF: the SF that was made for an init container is the one that a container of the pod gets.
+func TestAllocateKeepsSF(t *testing.T) {
+	a, records, w, p := newAllocations(t)
+	f := p.Functions[0]
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Fatal(err)
+	}
+	made := w.makes[f.ID]
+	if _, err := a.Reserve(t.Context(), f, p); err != nil {
+		t.Fatal(err)
+	}
+	if record, _ := records.Get(f.ID); w.deleted > 0 || !cmp.Equal(made, w.makes[f.ID]) || record.State != journal.Reserved {
+		t.Errorf("deleted %d times, made %+v, record %+v", w.deleted, w.makes[f.ID], record)
 	}
 }
 

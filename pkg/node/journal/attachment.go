@@ -38,6 +38,9 @@ type Attachment struct {
 	// Resource is the extended resource by which the Function was handed out, such as "xpu.opiproject.org/fast"; empty
 	// for a claim.
 	Resource string `json:"resource,omitempty"`
+	// Nodes says that a container was given device nodes of the Function when it was allocated, so that a pod may have used it
+	// without an attachment.
+	Nodes bool `json:"nodes,omitempty"`
 	// Port is the Port that this agent asks the xPU for; nil if there is none, or if the controller makes it.
 	Port *Port `json:"port,omitempty"`
 	// CNI is the request that wants, or has, the Function attached; nil for NRI.
@@ -179,7 +182,7 @@ func (a Attachment) LastUse() (use Ended, ok bool) {
 func (a Attachment) BackToReserved() Attachment {
 	reserved := Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
-		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Port: a.Port, CNI: a.CNI, Setup: a.Setup,
+		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Nodes: a.Nodes, Port: a.Port, CNI: a.CNI, Setup: a.Setup,
 		Interface: a.Interface, AnyName: a.AnyName,
 		State: Reserved, ReservedAt: a.ReservedAt,
 	}

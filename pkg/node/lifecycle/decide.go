@@ -22,6 +22,7 @@ type trigger struct {
 	pod      journal.Pod
 	claim    types.UID                     // of Prepare, Unprepare, and an Add for a claim's Function
 	resource string                        // of Allocate and GiveUp
+	want     journal.Attachment            // of Allocate
 	sandbox  string                        // the ID of the sandbox container of Add, Del, SandboxStarts and SandboxStops
 	ifName   string                        // of Add and Del
 	netNS    string                        // the path of the network namespace of SandboxStarts
@@ -38,7 +39,7 @@ func triggerOf(want journal.Attachment) trigger {
 	case want.Claim.UID != "":
 		return trigger{event: Prepare, pod: want.Pod, claim: want.Claim.UID}
 	}
-	return trigger{event: Allocate, resource: want.Resource}
+	return trigger{event: Allocate, resource: want.Resource, want: want}
 }
 
 // owns says whether the record belongs to what the event is about.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"reflect"
 	"slices"
 	"time"
 
@@ -18,12 +19,17 @@ const (
 	askTimeout   = time.Second      // for the kubelet to say what pods have, while a pod waits
 	sweepTimeout = 10 * time.Second // for kubelet and API server, while nobody waits
 	serveTimeout = 30 * time.Second // for the Port of a netdev that is back, before the log says what is missing
+
+	// admission is how long the kubelet may take from one Allocate of a pod to the next. Other device plugins may have theirs in
+	// between, which take seconds at most.
+	admission = 10 * time.Second
 )
 
 // gather says for each kind of evidence whether it is there for the decision.
 var gather = map[Evidence]func(*Manager, context.Context, trigger, *decision) (bool, error){
 	NoOtherPod:     (*Manager).noOtherPod,
 	Unneeded:       (*Manager).unneeded,
+	Untouched:      (*Manager).untouched,
 	NamespaceGone:  (*Manager).namespaceGone,
 	ReservedForPod: (*Manager).reservedForPod,
 	NetdevGone:     (*Manager).netdevGone,
@@ -94,6 +100,26 @@ func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, e
 	}
 	pods, allocated, err := m.options.Claims.Consumers(ctx, a.Claim)
 	return err == nil && (!allocated || len(pods) == 0), nil
+}
+
+func (m *Manager) untouched(_ context.Context, t trigger, d *decision) (bool, error) {
+	have, want := d.record, t.want
+	bound := have.Setup != nil && have.Setup.Driver != "" // to a driver for programs, which use device nodes
+	if have.Nodes || want.Nodes || bound || have.Ended != nil || have.Resource != want.Resource {
+		return false, nil
+	}
+	if age := time.Since(have.ReservedAt); age < 0 || age > admission {
+		return false, nil
+	}
+	return reflect.DeepEqual(have.Port, want.Port) && sameSetup(have.Setup, want.Setup), nil
+}
+
+// sameSetup says whether what is done to a Function, which keeps its driver, is what is wanted.
+func sameSetup(have, want *journal.Setup) bool {
+	if have == nil || want == nil {
+		return have == want
+	}
+	return have.SF == want.SF && want.Driver == ""
 }
 
 // reservedForPod says whether a claim that was prepared for another pod is reserved for this one too, or instead.

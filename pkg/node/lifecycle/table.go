@@ -12,7 +12,7 @@ type Event string
 const (
 	Prepare       Event = "Prepare"        // the kubelet prepares a claim that the Function is allocated to
 	Unprepare     Event = "Unprepare"      // the kubelet takes a claim's Functions back
-	Allocate      Event = "Allocate"       // the kubelet gives a container the Function, which no pod has as far as the kubelet knows
+	Allocate      Event = "Allocate"       // the kubelet gives a container the Function, which no other pod has as far as the kubelet knows
 	GiveUp        Event = "GiveUp"         // an Allocate failed, and with it the pod
 	Add           Event = "ADD"            // a CNI ADD asks for the Function
 	Del           Event = "DEL"            // a CNI DEL or GC ends a container's interface
@@ -70,6 +70,12 @@ const (
 	// Unneeded: the kubelet, in a complete answer and in its checkpoint, knows no pod that has the Function; a claim is,
 	// by the API server, not allocated to it any more or reserved for no pod; and the reservation is not young.
 	Unneeded Evidence = "kubelet and API server know nobody who needs it"
+	// Untouched: the Function was allocated a moment ago, in the same way, and no pod can have used it since. That is so when
+	// the kubelet allocates the Function of an init container to a container of the same pod: it does so before any container
+	// of the pod is made, and does not name the pod. If containers get device nodes of the Function, it is not shown, because a
+	// container may have used it: to release a Function that no container has yet costs time, and to give the next pod
+	// what the last one left may harm.
+	Untouched Evidence = "it was allocated a moment ago, and no pod can have used it"
 	// NetdevGone: the sandbox's network namespace lives without the netdev, and the device is gone or has another netdev on
 	// the host. A Function without a netdev: its device is gone, or has lost the driver it had for the pod.
 	NetdevGone Evidence = "the netdev is gone from the sandbox, which lives"
@@ -154,8 +160,8 @@ var Table = map[Event]map[Whose]Row{
 	},
 	Allocate: {
 		Nobodys: {Free: always(Take)},
-		// The pod that it was allocated to never came for it by CNI, and is gone for the kubelet.
-		NextPods: held(always(Release), always(Release)),
+		// The pod that it was allocated to never came for it by CNI, and is gone for the kubelet; or it is the same pod.
+		NextPods: held(given(Untouched, Take, Release), always(Release)),
 		// The DEL of what a pod still has is on its way.
 		AnotherRequests: held(always(Release), always(Wait)),
 		AnotherClaims:   held(given(Unneeded, Release, Refuse), always(Refuse)),
