@@ -43,9 +43,13 @@ func NewRegistry(program string) *prometheus.Registry {
 	return registry
 }
 
+// maxScrapes is how many scrapes are answered at once. A few servers scrape, and whoever reaches the port may ask; others get
+// 503.
+const maxScrapes = 16
+
 // Handler answers with the metrics of the registry.
 func Handler(registry *prometheus.Registry) http.Handler {
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
 
 // Serve answers requests until ctx ends. It closes the listener. Clients that do not speak as they should are logged.

@@ -19,15 +19,21 @@ type Counters struct {
 	RxBroadcast, RxMulticast uint64
 }
 
-// VFCounters asks a PF for the counters of all of its VFs, by index, in one request. Drivers that have none are left out, and
-// so are all VFs of a PF with some 200, whose answer would not fit in an attribute's 64 KiB.
-func (e *Engine) VFCounters(pf string) (map[int]Counters, error) {
+// VFCounters asks a PF for the counters of all of its VFs, by index, in one request. The PF's netdev is asked by its name, and
+// must belong to the device with the PCI address: names move from one netdev to another. Drivers that have none are left
+// out, and so are all VFs of a PF with some 200, whose answer would not fit in an attribute's 64 KiB.
+func (e *Engine) VFCounters(pf, address string) (map[int]Counters, error) {
 	message, err := e.host.ask(0, text(unix.IFLA_IFNAME, pf), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF))
 	if errors.Is(err, unix.EMSGSIZE) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("PF %s: %w", pf, err)
+	}
+
+	attrs, _ := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	if parent := attrs.Text(unix.IFLA_PARENT_DEV_NAME); parent != address {
+		return nil, fmt.Errorf("PF %s (%s): the netdev of this name belongs to device %q", address, pf, parent)
 	}
 	return parseVFCounters(message[unix.SizeofIfInfomsg:]), nil
 }

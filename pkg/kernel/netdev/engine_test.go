@@ -193,7 +193,10 @@ func TestCounters(t *testing.T) {
 	if counters, exists, err := w.engine.Counters(place); exists || err != nil {
 		t.Errorf("counters %+v, %t, %v of an interface that is gone", counters, exists, err)
 	}
-	if counters, err := w.engine.VFCounters(hostName); err != nil || len(counters) > 0 {
+	if counters, err := w.engine.VFCounters(hostName, "0000:3b:00.0"); err == nil {
+		t.Errorf("the counters of another device's netdev are %v", counters)
+	}
+	if counters, err := w.engine.VFCounters(hostName, ""); err != nil || len(counters) > 0 {
 		t.Errorf("a netdev without VFs has counters %v, %v", counters, err)
 	}
 }

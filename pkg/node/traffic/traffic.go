@@ -4,24 +4,33 @@ package traffic
 
 import (
 	"strconv"
+	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
+// fresh is how long what was read is told again. Whoever may scrape the agent's metrics, which everybody on the node may, does
+// not have the PFs' firmware asked more often.
+const fresh = time.Second
+
 // Kernel reads counters. It is [netdev.Engine].
 type Kernel interface {
-	VFCounters(pf string) (map[int]netdev.Counters, error)
+	// VFCounters are those of the PF with this netdev and PCI address. A netdev of another device is an error.
+	VFCounters(netdev, address string) (map[int]netdev.Counters, error)
 	Counters(netdev.Place) (counters netdev.Counters, exists bool, err error)
 }
 
-// Collector reads the counters when it is scraped, by one request for each PF with VFs and one for each Function in a pod. It
-// implements [prometheus.Collector].
+// Collector reads the counters when it is scraped, but not more often than once a second, by one request for each PF with VFs
+// and one for each Function in a pod. Scrapes that come meanwhile wait, and get the same. It implements
+// [prometheus.Collector], and may be used by several goroutines at once.
 type Collector struct {
 	Functions   func() []function.Function // of the node
 	Attachments func() []journal.Attachment
@@ -29,6 +38,11 @@ type Collector struct {
 	PoolOf func(function.ID) string
 	Kernel Kernel
 	Log    logr.Logger
+	Now    func() time.Time // with its monotonic clock; nil for [time.Now]
+
+	mutex sync.Mutex // held while the counters are read
+	last  []prometheus.Metric
+	read  time.Time // when last was read, zero before
 }
 
 // A counter is one of [netdev.Counters] under its names.
@@ -99,30 +113,57 @@ func (c *Collector) Describe(descs chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect reads the counters.
+// Collect tells the counters, and reads them if the last reading is not fresh.
 func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
-	byPF := map[string][]function.Function{}
-	for _, f := range c.Functions() {
-		if f.Kind == function.VF && f.PFName != "" {
-			byPF[f.PFName] = append(byPF[f.PFName], f)
-		}
-	}
-	for pf, vfs := range byPF {
-		c.collectPF(pf, vfs, metrics)
-	}
-	for _, a := range c.Attachments() {
-		if a.State == journal.Attached {
-			c.collectPod(a, metrics)
-		}
+	for _, metric := range c.current() {
+		metrics <- metric
 	}
 }
 
-func (c *Collector) collectPF(pf string, vfs []function.Function, metrics chan<- prometheus.Metric) {
-	all, err := c.Kernel.VFCounters(pf)
-	if err != nil {
-		c.Log.V(1).Info("PF does not tell what its VFs count", "pf", pf, "error", err.Error())
-		return
+// current is the last reading, or a new one.
+func (c *Collector) current() []prometheus.Metric {
+	now := c.Now
+	if now == nil {
+		now = time.Now
 	}
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if !c.read.IsZero() && now().Sub(c.read) < fresh {
+		return c.last
+	}
+	c.last = c.readAll()
+	c.read = now()
+	return c.last
+}
+
+// readAll asks the kernel. A PF is known by its address: its name may be another one's by now.
+func (c *Collector) readAll() (metrics []prometheus.Metric) {
+	byPF := map[pci.Address][]function.Function{}
+	for _, f := range c.Functions() {
+		if f.Kind == function.VF && f.PFName != "" {
+			byPF[f.PF] = append(byPF[f.PF], f)
+		}
+	}
+	for pf, vfs := range byPF {
+		metrics = append(metrics, c.ofPF(pf, vfs)...)
+	}
+	for _, a := range c.Attachments() {
+		if a.State == journal.Attached {
+			metrics = append(metrics, c.ofPod(a)...)
+		}
+	}
+	return metrics
+}
+
+// ofPF are the counters of a PF's VFs. There are none where the PF does not tell.
+func (c *Collector) ofPF(pf pci.Address, vfs []function.Function) (metrics []prometheus.Metric) {
+	name := vfs[0].PFName
+	all, err := c.Kernel.VFCounters(name, string(pf))
+	if err != nil {
+		c.Log.V(1).Info("PF does not tell what its VFs count", "pf", name, "address", string(pf), "error", err.Error())
+		return nil
+	}
+
 	for _, f := range vfs {
 		counted, told := all[f.Index]
 		if !told {
@@ -133,26 +174,29 @@ func (c *Collector) collectPF(pf string, vfs []function.Function, metrics chan<-
 			numa = strconv.Itoa(f.NUMANode)
 		}
 		for _, counter := range counters {
-			metrics <- prometheus.MustNewConstMetric(counter.vf, prometheus.CounterValue, float64(counter.of(counted)),
-				pf, strconv.Itoa(f.Index), string(f.ID.Address), numa)
+			metrics = append(metrics, prometheus.MustNewConstMetric(counter.vf, prometheus.CounterValue,
+				float64(counter.of(counted)), name, strconv.Itoa(f.Index), string(f.ID.Address), numa))
 		}
 	}
+	return metrics
 }
 
-func (c *Collector) collectPod(a journal.Attachment, metrics chan<- prometheus.Metric) {
+// ofPod are the counters of a Function in a pod.
+func (c *Collector) ofPod(a journal.Attachment) (metrics []prometheus.Metric) {
 	pool := c.PoolOf(a.Function)
 	resource := a.Resource
 	if resource == "" {
 		resource = v1alpha1.GroupName + "/" + pool
 	}
-	metrics <- prometheus.MustNewConstMetric(podDevice, prometheus.GaugeValue, 1,
-		a.Function.String(), resource, a.Pod.Name, a.Pod.Namespace, "")
+	metrics = append(metrics, prometheus.MustNewConstMetric(podDevice, prometheus.GaugeValue, 1,
+		a.Function.String(), resource, a.Pod.Name, a.Pod.Namespace, ""))
 	if a.Interface.Userspace || a.Observed == nil {
-		return // there is no netdev that could count
+		return metrics // there is no netdev that could count
 	}
+
 	counted, exists, err := c.Kernel.Counters(a.Place)
 	if err != nil || !exists {
-		return // the pod ends
+		return metrics // the pod ends
 	}
 	network := ""
 	if a.Port != nil {
@@ -160,8 +204,9 @@ func (c *Collector) collectPod(a journal.Attachment, metrics chan<- prometheus.M
 	}
 	for _, counter := range counters {
 		if counter.pod != nil {
-			metrics <- prometheus.MustNewConstMetric(counter.pod, prometheus.CounterValue, float64(counter.of(counted)),
-				a.Pod.Namespace, a.Pod.Name, a.Observed.Name, a.Function.String(), pool, network)
+			metrics = append(metrics, prometheus.MustNewConstMetric(counter.pod, prometheus.CounterValue,
+				float64(counter.of(counted)), a.Pod.Namespace, a.Pod.Name, a.Observed.Name, a.Function.String(), pool, network))
 		}
 	}
+	return metrics
 }

@@ -2,8 +2,11 @@ package traffic
 
 import (
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr/testr"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -15,10 +18,16 @@ import (
 )
 
 // kernel is one whose PFs tell what their VFs count, but for eth1.
-type kernel struct{ asked []string }
+type kernel struct {
+	mutex sync.Mutex
+	asked []string
+	pods  int
+}
 
-func (k *kernel) VFCounters(pf string) (map[int]netdev.Counters, error) {
-	k.asked = append(k.asked, pf)
+func (k *kernel) VFCounters(pf, address string) (map[int]netdev.Counters, error) {
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	k.asked = append(k.asked, pf+" "+address)
 	if pf == "eth1" {
 		return nil, errors.New("no such device")
 	}
@@ -26,6 +35,9 @@ func (k *kernel) VFCounters(pf string) (map[int]netdev.Counters, error) {
 }
 
 func (k *kernel) Counters(place netdev.Place) (netdev.Counters, bool, error) {
+	k.mutex.Lock()
+	defer k.mutex.Unlock()
+	k.pods++
 	return netdev.Counters{RxPackets: 7, TxBytes: 900}, place.Index == 5, nil
 }
 
@@ -70,7 +82,7 @@ xpu_pod_transmit_bytes_total{function="` + vfs[1].ID.String() + `",interface="ne
 	if err != nil {
 		t.Error(err)
 	}
-	if len(k.asked) != 2 {
+	if slices.Sort(k.asked); !slices.Equal(k.asked, []string{"eth0 " + string(vfs[0].PF), "eth1 " + string(vfs[3].PF)}) {
 		t.Errorf("the kernel was asked about PFs %v, want each once", k.asked)
 	}
 	if problems, err := testutil.CollectAndLint(c); err != nil {
@@ -81,5 +93,55 @@ xpu_pod_transmit_bytes_total{function="` + vfs[1].ID.String() + `",interface="ne
 				t.Errorf("%s: %s", p.Metric, p.Text)
 			}
 		}
+	}
+}
+
+// TestManyScrapesAtOnce: PFs and pods are asked once, and again after a second.
+func TestManyScrapesAtOnce(t *testing.T) {
+	vfs := pooltest.VFs(0x3b, 3)
+	for i := range vfs {
+		vfs[i].PFName = "eth0"
+	}
+	attachment := journal.Attachment{
+		Function: vfs[1].ID, State: journal.Attached, Place: netdev.Place{Index: 5}, Observed: &netdev.Observed{Name: "net1"},
+	}
+	k, now := &kernel{}, time.Unix(1, 0)
+	c := &Collector{
+		Functions:   func() []function.Function { return vfs },
+		Attachments: func() []journal.Attachment { return []journal.Attachment{attachment} },
+		PoolOf:      func(function.ID) string { return "fast" }, Kernel: k, Log: testr.New(t),
+		Now: func() time.Time { return now },
+	}
+	for round := 1; round <= 2; round++ {
+		var scrapes sync.WaitGroup
+		for range 100 {
+			scrapes.Go(func() {
+				if n := testutil.CollectAndCount(c); n == 0 {
+					t.Error("a scrape has no metric")
+				}
+			})
+		}
+		scrapes.Wait()
+		if len(k.asked) != round || k.pods != round {
+			t.Errorf("round %d: the PF was asked %d times, the pod %d times", round, len(k.asked), k.pods)
+		}
+		now = now.Add(fresh)
+	}
+}
+
+// TestPFsThatSwapNames: a PF is asked as itself, whatever name it has, and one of that name is not taken for it.
+func TestPFsThatSwapNames(t *testing.T) {
+	vfs := append(pooltest.VFs(0x3b, 1), pooltest.VFs(0x5e, 1)...)
+	vfs[0].PFName, vfs[1].PFName = "eth0", "eth0" // the inventory has not seen all of the swap yet
+	k := &kernel{}
+	c := &Collector{
+		Functions:   func() []function.Function { return vfs },
+		Attachments: func() []journal.Attachment { return nil },
+		PoolOf:      func(function.ID) string { return "" }, Kernel: k, Log: testr.New(t),
+	}
+	testutil.CollectAndCount(c)
+	want := []string{"eth0 " + string(vfs[0].PF), "eth0 " + string(vfs[1].PF)}
+	if slices.Sort(k.asked); !slices.Equal(k.asked, want) {
+		t.Errorf("asked for %q, want %q", k.asked, want)
 	}
 }
