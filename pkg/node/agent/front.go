@@ -32,6 +32,7 @@ type front struct {
 	gate       *dra.Gate
 	helper     *kubeletplugin.Helper
 	registered chan struct{} // closed when the kubelet knows the driver
+	registers  sync.Once     // closes registered
 	closing    sync.Once
 }
 
@@ -91,11 +92,7 @@ func driverDir(config Config) string {
 func (f *front) intercept(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	response, err := handle(ctx, request)
 	if status, ok := request.(*registerapi.RegistrationStatus); ok && status.PluginRegistered {
-		select {
-		case <-f.registered:
-		default:
-			close(f.registered) // the kubelet calls one after the other
-		}
+		f.registers.Do(func() { close(f.registered) }) // two kubelets may tell it at once, as one replaces the other
 	}
 	return response, err
 }
