@@ -21,6 +21,8 @@ const (
 	// addTimeout is how long ADD may take if the configuration does not say it: half of what the kubelet gives the runtime for a
 	// pod's sandbox with all of its networks. The rest is for undoing a network that failed.
 	addTimeout = 2 * time.Minute
+	// maxTimeout is the longest that a configuration may say, more than any runtime waits.
+	maxTimeout = 10 * time.Minute
 	// askTimeout is how long the agent may take for any other command, and how long the IPAM plugin may.
 	askTimeout = 30 * time.Second
 )
@@ -61,12 +63,14 @@ func parseConfig(data []byte, here site) (config, error) {
 
 	if fields.Timeout != nil {
 		text, _ := fields.Timeout.(string)
-		if c.Timeout, _ = time.ParseDuration(text); c.Timeout <= 0 {
-			errs = append(errs, fmt.Errorf(`timeout: %v is not a duration; write it like "90s", more than 0`, fields.Timeout))
+		if c.Timeout, _ = time.ParseDuration(text); c.Timeout <= 0 || c.Timeout > maxTimeout {
+			errs = append(errs, fmt.Errorf(`timeout: %.64v is not a duration; write it like "90s", more than 0 and at most %s`,
+				fields.Timeout, maxTimeout))
 			c.Timeout = addTimeout
 		}
 	}
-	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0") // what no version means in the specification
+	c.Name = c.Name[:min(len(c.Name), maxNetwork)] // for errors and files
+	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0")   // what no version means in the specification
 	errs = append(errs, here.same("socket", fields.Socket, here.Socket), here.same("spoolDir", fields.SpoolDir, here.SpoolDir))
 	errs = append(errs, c.checkIPAM(), c.checkDeviceInfoFile(here))
 

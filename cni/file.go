@@ -23,7 +23,7 @@ const maxNetwork = 200
 func (c call) spool(request wire.Request) (path string, err error) {
 	name := string(request.Command) + ":" + request.ContainerID + ":" + request.IfName
 	if request.Command == wire.GC {
-		name = string(request.Command) + ":" + c.config.Name[:min(len(c.config.Name), maxNetwork)]
+		name = string(request.Command) + ":" + c.config.Name
 	}
 	data, err := wire.Encode(request)
 	if err != nil {

@@ -776,6 +776,7 @@ func TestConfiguration(t *testing.T) {
 		"spoolDir":       {`{"name":"n","spoolDir":"/etc/nologin"}`, "spoolDir"},
 		"timeout 0":      {`{"name":"n","timeout":"0s"}`, "timeout"},
 		"timeout number": {`{"name":"n","timeout":90}`, `timeout: 90 is not a duration; write it like "90s"`},
+		"timeout long":   {`{"name":"n","timeout":"9999h"}`, "at most 10m"},
 		"timeout words":  {`{"name":"n","timeout":"soon"}`, "timeout"},
 		"no JSON":        {`{`, "network configuration"},
 	} {

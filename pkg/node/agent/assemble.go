@@ -238,7 +238,8 @@ func (a *agent) allocate(context.Context) (err error) {
 	}
 	a.cni = &cniserver.Server{
 		Path: a.config.CNISocket, SpoolDir: a.config.SpoolDir, Inherited: inherited, Succeeded: a.succeeded.Load,
-		Function: a.tracker.Get, Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
+		Function: a.tracker.Get, Auxiliary: a.inventory.Auxiliary,
+		Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.provisioner,
 		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
 		Ready:       func() error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },

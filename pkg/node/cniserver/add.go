@@ -99,6 +99,9 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 		if refused == nil {
 			refused = s.mayAsk(a, reservation)
 		}
+		if refused == nil {
+			refused = a.checkResult(reservation)
+		}
 		return reservation, refused
 	})
 	switch {
@@ -138,6 +141,9 @@ func (s *Server) provision(ctx context.Context, a cniRequest, reservation journa
 	before := reservation.Interface
 	if reservation.Port.AssignAddresses {
 		if reservation, err = a.addressed(reservation, done.Addresses); err != nil {
+			return err
+		}
+		if err := a.checkResult(reservation); err != nil {
 			return err
 		}
 	}

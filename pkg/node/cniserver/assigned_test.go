@@ -109,7 +109,7 @@ func TestDeviceOfClaim(t *testing.T) {
 		"0f0e0d0c-0b0a-0908-0706-050403020100-":             false,
 	} {
 		var m fieldErrors
-		id := m.device(text)
+		id := m.device(text, nil)
 		if good != (len(m) == 0) || good && id != vf {
 			t.Errorf("%s: %s, %v", text, id, m)
 		}

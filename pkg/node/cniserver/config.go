@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -48,8 +49,13 @@ type netConf struct {
 		IPs            []string `json:"ips"`
 		DeviceID       string   `json:"deviceID"`
 		DeviceInfoFile string   `json:"CNIDeviceInfoFile"`
+		DNS            struct {
+			Servers  []string `json:"servers"`
+			Searches []string `json:"searches"`
+			Options  []string `json:"options"`
+		} `json:"dns"`
 	} `json:"runtimeConfig"`
-	DNS        types.DNS        `json:"dns"`
+	DNS        types.DNS        `json:"dns"` // that of the runtime, if it gives one
 	PrevResult *json.RawMessage `json:"prevResult"`
 	// ValidAttachments is nil where the runtime says nothing, and empty where no attachment is valid.
 	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
@@ -57,7 +63,7 @@ type netConf struct {
 
 // invalid is the error for a configuration in which something is wrong.
 func (n netConf) invalid(format string, args ...any) error {
-	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", n.Name, fmt.Errorf(format, args...))
+	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", short(n.Name), fmt.Errorf(format, args...))
 }
 
 // cniRequest is a request about an interface, read and checked.
@@ -77,12 +83,13 @@ type cniRequest struct {
 // ownKeys are the keys of a network configuration that this project defines, for the agent and for the shim.
 var ownKeys = []string{
 	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust",
-	"link_state", "socket", "spoolDir", "timeout",
+	"link_state", "timeout",
 }
 
-// otherKeys are allowed too: those that CNI defines for every plugin (SPEC.md, section 1), those that Multus adds, and
-// those of sriov-cni that have no effect here.
+// otherKeys are allowed too: those that CNI defines for every plugin (SPEC.md, section 1), those that Multus adds, those of
+// sriov-cni that have no effect here, and the node's paths, which the shim compares with its own.
 var otherKeys = []string{
+	"socket", "spoolDir",
 	"cniVersion", "cniVersions", "name", "type", "ipam", "dns", "ipMasq", "args", "prevResult", "capabilities", "runtimeConfig",
 	"disableCheck", "disableGC", "loadOnlyInlinedPlugins", "pciBusID", "resourceName", "logLevel", "logFile", "master",
 }
@@ -111,44 +118,43 @@ func decode(config json.RawMessage) (netConf, error) {
 		return n, fail(types.ErrDecodingFailure, "network configuration: %w", err)
 	}
 	n.CNIVersion = cmp.Or(n.CNIVersion, "0.1.0") // what no version means in the specification
+	if dns := n.Runtime.DNS; len(dns.Servers)+len(dns.Searches)+len(dns.Options) > 0 {
+		n.DNS = types.DNS{Nameservers: dns.Servers, Search: dns.Searches, Options: dns.Options}
+	}
 	return n, nil
 }
 
 // jsonKinds are the JSON names of Go kinds that JSON names differently.
 var jsonKinds = map[string]string{"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list"}
 
+// parser is what the node adds to a request.
+type parser struct {
+	allowed []string // unknown keys that network configurations may have
+	// auxiliary finds the SF with an auxiliary device of this name, such as "mlx5_core.sf.4". It may be nil.
+	auxiliary func(name string) (id function.ID, exists bool)
+}
+
 // parse reads a request about an interface. The error names everything that is wrong with the configuration.
-func parse(r wire.Request, allowed []string) (cniRequest, error) {
+func (p parser) parse(r wire.Request) (cniRequest, error) {
 	n, err := decode(r.Config)
 	if err != nil {
 		return cniRequest{}, err
 	}
 	pod, argsMAC, err := parseArgs(r.Args)
+	if err == nil {
+		err = checkPod(pod)
+	}
 	if err != nil {
 		return cniRequest{}, err
 	}
+
 	w := cniRequest{Request: r, conf: n, pod: pod}
-	var errs fieldErrors
-	for _, key := range unknownKeys(r.Config, allowed) {
-		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)", key, strings.Join(ownKeys, ", "))
-	}
-	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID))
-	w.mac = cmp.Or( // all three are checked
-		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC), errs.mac("mac", n.MAC),
-	)
-	w.vf = errs.vf(n)
+	errs := p.configuration(&w, argsMAC)
 	ips := errs.ips(n.Runtime.IPs)
-	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
-		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
-	}
-	if n.PrevResult != nil {
-		if w.prev, err = cni.DecodeResult(*n.PrevResult, n.CNIVersion); err != nil {
-			errs.add("prevResult: %w", err)
-		}
-	}
 	if err := errors.Join(errs...); err != nil {
 		return cniRequest{}, n.invalid("%w", err)
 	}
+
 	if w.assigned() {
 		w.ipam.addresses = ips
 		_, err := w.printed(nil)
@@ -161,13 +167,50 @@ func parse(r wire.Request, allowed []string) (cniRequest, error) {
 	return w, err
 }
 
+// configuration reads the fields of the network configuration but the addresses.
+func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) {
+	n := w.conf
+	for i, key := range unknownKeys(w.Config, p.allowed) {
+		if i == maxUnknown {
+			break
+		}
+		errs.add("%s: is unknown; known are %s (xpu-agent's --cni-allow-keys lets others stand there)",
+			short(key), strings.Join(ownKeys, ", "))
+	}
+	errs.version(n.CNIVersion)
+	errs.limits(n, n.IPAM.Routes, w.IPAM)
+	if w.Command == wire.Add {
+		errs.capabilities(w.Config, n.IPAM.Type, p.allowed)
+	}
+
+	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID), p.auxiliary)
+	w.mac = cmp.Or( // all three are checked
+		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC), errs.mac("mac", n.MAC),
+	)
+	w.vf = errs.vf(n)
+	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
+		errs.add("mtu %d: must be 68 or more, or 0 for that of the network", n.MTU)
+	}
+	if n.PrevResult != nil {
+		var err error
+		if w.prev, err = cni.DecodeResult(*n.PrevResult, n.CNIVersion); err != nil {
+			errs.add("prevResult: %w", err)
+		}
+	}
+	return errs
+}
+
 // fieldErrors collects errors that name the field.
 type fieldErrors []error
 
 func (m *fieldErrors) add(format string, args ...any) { *m = append(*m, fmt.Errorf(format, args...)) }
 
-// device reads the name that the device plugin or the DRA driver has for the Function.
-func (m *fieldErrors) device(text string) function.ID {
+// auxiliaryName is the name that the kernel gives the auxiliary device of an SF: the module that made it, "sf" and a number
+// (Documentation/driver-api/auxiliary_bus.rst).
+var auxiliaryName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}\.sf\.[0-9]{1,10}$`)
+
+// device reads the name that the device plugin or the DRA driver has for the Function, or the kernel for an SF.
+func (m *fieldErrors) device(text string, auxiliary func(string) (function.ID, bool)) function.ID {
 	if text == "" {
 		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's resource in its annotation " +
 			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for that resource")
@@ -179,7 +222,14 @@ func (m *fieldErrors) device(text string) function.ID {
 	if _, id, ok := claim.SplitCDIDeviceName(text); ok {
 		return id
 	}
-	id, err := function.ParseID(text)
+	if auxiliaryName.MatchString(text) && auxiliary != nil {
+		id, exists := auxiliary(text)
+		if !exists {
+			m.add("deviceID: no SF of this node has the auxiliary device %s: compare it with ls /sys/bus/auxiliary/devices", text)
+		}
+		return id
+	}
+	id, err := function.ParseID(short(text))
 	if err != nil {
 		m.add("deviceID: %w", err)
 	}
@@ -192,17 +242,17 @@ func (m *fieldErrors) mac(field, text string) function.MAC {
 	}
 	mac, err := function.ParseMAC(text)
 	if err != nil || (function.Interface{Name: "any", MAC: mac}).Validate() != nil {
-		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field, text)
+		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field, short(text))
 	}
 	return mac
 }
 
 func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	var ips []netip.Prefix
-	for i, text := range texts {
+	for i, text := range texts[:min(len(texts), maxAddresses)] {
 		ip, err := netip.ParsePrefix(text)
 		if err != nil {
-			m.add("runtimeConfig.ips[%d] %q: must be an address with prefix length such as 10.1.0.5/24", i, text)
+			m.add("runtimeConfig.ips[%d] %q: must be an address with prefix length such as 10.1.0.5/24", i, short(text))
 			continue
 		}
 		ips = append(ips, ip)
@@ -261,7 +311,7 @@ func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok {
-			return pod, mac, fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q: must be KEY=value", pair)
+			return pod, mac, fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q: must be KEY=value", short(pair))
 		}
 		if field := fields[key]; field != nil {
 			*field = value

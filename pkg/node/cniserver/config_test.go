@@ -57,7 +57,7 @@ func TestParse(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := parse(wire.Request{Config: json.RawMessage(test.config), Args: test.args}, nil)
+			got, err := parser{}.parse(wire.Request{Config: json.RawMessage(test.config), Args: test.args})
 			must.Succeed(t, err)
 			want := minimal
 			test.want(&want)
@@ -107,14 +107,14 @@ func TestParseRefuses(t *testing.T) {
 			if strings.HasSuffix(name, " device") {
 				device = ""
 			}
-			_, err := parse(wire.Request{Config: json.RawMessage("{" + device + test.config + "}")}, nil)
+			_, err := parser{}.parse(wire.Request{Config: json.RawMessage("{" + device + test.config + "}")})
 			coded, ok := errors.AsType[*types.Error](err)
 			if !ok || coded.Code != types.ErrInvalidNetworkConfig || !strings.Contains(coded.Msg, test.want) {
 				t.Errorf("error %v, want code %d and %q", err, types.ErrInvalidNetworkConfig, test.want)
 			}
 		})
 	}
-	_, err := parse(wire.Request{Config: json.RawMessage(`{"vlan":5000,"trust":"maybe","deviceID":"x"}`)}, nil)
+	_, err := parser{}.parse(wire.Request{Config: json.RawMessage(`{"vlan":5000,"trust":"maybe","deviceID":"x"}`)})
 	for _, field := range []string{"vlan 5000", "trust", "deviceID"} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("error %v does not tell about %s", err, field)
@@ -171,7 +171,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"deviceID":"0000:3b:02.1","cniVersion":"1.0.0","prevResult":{"interfaces":[{"name":"x"}],"ips":[{"address":"10.0.0.1/8"}]}}`), "")
 	f.Add([]byte(`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`), ";=;")
 	f.Fuzz(func(t *testing.T, config []byte, args string) {
-		w, err := parse(wire.Request{Config: config, Args: args}, nil)
+		w, err := parser{}.parse(wire.Request{Config: config, Args: args})
 		if err != nil {
 			if _, ok := errors.AsType[*types.Error](err); !ok {
 				t.Errorf("error without a code: %v", err)
@@ -245,7 +245,7 @@ func TestUnknownKeys(t *testing.T) {
 			t.Errorf("%s: %q, want %q", config, got, want)
 		}
 	}
-	_, err := parse(wire.Request{Config: json.RawMessage(`{"deviceID":"0000:3b:02.1","vlna":100}`)}, nil)
+	_, err := parser{}.parse(wire.Request{Config: json.RawMessage(`{"deviceID":"0000:3b:02.1","vlna":100}`)})
 	if err == nil || !strings.Contains(err.Error(), "vlna: is unknown; known are") {
 		t.Errorf("error %v, want one that names the key", err)
 	}

@@ -27,11 +27,12 @@ func fail(code uint, format string, args ...any) error {
 	return &types.Error{Code: code, Msg: fmt.Errorf(format, args...).Error()}
 }
 
-// failed makes the reply for an error, with the code for an error that has none.
+// failed makes the reply for an error, with the code for an error that has none. Its text may have what a tenant wrote, and is
+// cut where it is long.
 func failed(code uint, err error) wire.Reply {
 	coded, ok := errors.AsType[*types.Error](err)
 	if !ok {
 		coded = &types.Error{Code: code, Msg: err.Error()}
 	}
-	return wire.Reply{Error: coded}
+	return wire.Reply{Error: &types.Error{Code: coded.Code, Msg: bounded(coded.Msg), Details: bounded(coded.Details)}}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -14,6 +15,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -37,6 +39,9 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	}()
 	if a.result, err = cni.DecodeResult(raw, "0.1.0"); err != nil {
 		return a, err
+	}
+	if ips, routes := len(a.result.IPs), len(a.result.Routes); ips > maxAddresses || routes > maxRoutes {
+		return a, fmt.Errorf("has %d addresses and %d routes, at most %d and %d are allowed", ips, routes, maxAddresses, maxRoutes)
 	}
 	gateways := map[bool]netip.Addr{} // the first of each family, by whether that is IPv4
 	for i, ip := range a.result.IPs {
@@ -122,7 +127,11 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 		return nil, err
 	}
 	given := cmp.Or(ipam.result, withoutIPAM(a.Interface))
-	result := cmp.Or(r.prev, new(types100.Result))
+	result := new(types100.Result)
+	if r.prev != nil {
+		*result = *r.prev
+	}
+	result.Interfaces, result.IPs, result.Routes = slices.Clone(result.Interfaces), slices.Clone(result.IPs), slices.Clone(result.Routes)
 	index := len(result.Interfaces)
 	attached := &types100.Interface{
 		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU, Sandbox: a.Place.NetNS,
@@ -146,6 +155,30 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 		return nil, fail(types.ErrIncompatibleCNIVersion, "result in CNI version %s: %w", r.conf.CNIVersion, err)
 	}
 	return json.Marshal(versioned)
+}
+
+// checkResult refuses a request whose result could not be told after the Function is attached as the record wants it. Addresses
+// that the network's address book gives later are not known yet.
+func (r cniRequest) checkResult(want journal.Attachment) error {
+	addresses := len(want.Interface.Addresses) > 0 || r.ipam.result != nil || len(r.ipam.addresses) > 0
+	if r.conf.CNIVersion < "0.3" && !addresses {
+		if r.assigned() {
+			return nil
+		}
+		return r.conf.invalid("cniVersion: %s, which a configuration without cniVersion has too, knows no result without an address; "+
+			"write 0.3.1 or later, or an ipam that gives an address to ADD", r.conf.CNIVersion)
+	}
+
+	want.Place.NetNS = r.NetNS
+	want.Observed = &netdev.Observed{Name: r.IfName, MAC: want.Interface.MAC, MTU: want.Interface.MTU}
+	result, err := r.encode(want)
+	if err != nil {
+		return err
+	}
+	if most := wire.MaxMessage - answerSpace; len(result) > most {
+		return r.conf.invalid("prevResult and ipam: make a result of %d bytes, at most %d are allowed", len(result), most)
+	}
+	return nil
 }
 
 // withoutIPAM are the addresses and routes of an interface for which no IPAM plugin was asked.

@@ -39,12 +39,14 @@ type Pools interface {
 	Considered(function.ID) bool
 }
 
-// Server serves the CNI plugin. Requests about different Functions run at the same time. All fields but the times must be set.
+// Server serves the CNI plugin. Requests about different Functions run at the same time. All fields but Auxiliary and the times must be set.
 type Server struct {
 	Path     string // of the socket where the shim connects; its directory is made where it is missing, and closed to other users
 	SpoolDir string // where the shim leaves DELs and GCs while the agent is away; made where it is missing
 
-	Function    func(function.ID) (f function.Function, exists bool) // of this node, as it is now
+	Function func(function.ID) (f function.Function, exists bool) // of this node, as it is now
+	// Auxiliary finds the SF that has an auxiliary device of this name now. It may be nil.
+	Auxiliary   func(name string) (id function.ID, exists bool)
 	Pools       Pools
 	Journal     *journal.Journal
 	Lifecycle   *lifecycle.Manager             // decides who has a Function, and takes it there and back
@@ -74,14 +76,14 @@ type Server struct {
 // answer does a request. A DEL leaves alone the attachments for which except, where set, is true.
 func (s *Server) answer(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) wire.Reply {
 	begin := time.Now()
-	log := s.Log.WithValues("command", r.Command, "container", r.ContainerID, "interface", r.IfName)
-	if pod, _, err := parseArgs(r.Args); err == nil && pod.Name != "" {
+	log := s.Log.WithValues("command", short(string(r.Command)), "container", short(r.ContainerID), "interface", short(r.IfName))
+	if pod, _, err := parseArgs(r.Args); err == nil && pod.Name != "" && checkPod(pod) == nil {
 		log = log.WithValues("pod", klog.KRef(pod.Namespace, pod.Name))
 	}
 	reply, err := s.do(logr.NewContext(ctx, log), r, except)
 	if err != nil {
 		reply = failed(types.ErrInternal, err) // without a code it is a mistake of the agent
-		log.Error(err, "CNI request failed", "code", reply.Error.Code, "took", time.Since(begin).String())
+		log.Error(reply.Error, "CNI request failed", "code", reply.Error.Code, "took", time.Since(begin).String())
 	} else {
 		log.V(1).Info("CNI request done", "took", time.Since(begin).String())
 	}
@@ -94,7 +96,7 @@ func (s *Server) do(ctx context.Context, r wire.Request, except func(journal.Att
 		return wire.Reply{}, fail(CodeVersion, "this agent speaks version %d of the contract, not %d: "+
 			"the CNI plugin is of another release", wire.Version, r.Version)
 	}
-	if err := checkEnvironment(r); err != nil {
+	if err := cmp.Or(checkLengths(r), checkEnvironment(r)); err != nil {
 		return wire.Reply{}, err
 	}
 	timeout := shortTimeout
@@ -113,12 +115,12 @@ func (s *Server) do(ctx context.Context, r wire.Request, except func(journal.Att
 	case wire.Status:
 		return wire.Reply{}, s.status()
 	}
-	return wire.Reply{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q: is unknown", r.Command)
+	return wire.Reply{}, fail(types.ErrInvalidEnvironmentVariables, "CNI_COMMAND %q: is unknown", short(string(r.Command)))
 }
 
 // doInterface does a request about the interface that its configuration describes.
 func (s *Server) doInterface(ctx context.Context, r wire.Request) (wire.Reply, error) {
-	a, err := parse(r, s.AllowKeys)
+	a, err := parser{s.AllowKeys, s.Auxiliary}.parse(r)
 	if err != nil {
 		return wire.Reply{}, err
 	}

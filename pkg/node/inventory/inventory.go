@@ -86,6 +86,16 @@ func (i *Inventory) Get(id function.ID) (function.Function, bool) {
 	return f, ok
 }
 
+// Auxiliary finds the SF whose auxiliary device has the name now, such as "mlx5_core.sf.4".
+func (i *Inventory) Auxiliary(name string) (id function.ID, exists bool) {
+	for _, f := range i.Snapshot() {
+		if f.Kind == function.SF && f.AuxDevice == name && name != "" {
+			return f.ID, true
+		}
+	}
+	return function.ID{}, false
+}
+
 // ErrNoNetdev is returned for a Function that has no netdev in any network namespace: it has no driver, or one that
 // makes none.
 var ErrNoNetdev = errors.New("has no netdev in any network namespace")
