@@ -36,7 +36,8 @@ All programs serve Prometheus metrics at ` + "`/metrics`" + `: xpu-agent on port
 		`), xpu-controller on port 8080
 (` + "`--metrics-bind-address`" + `), opi-bridge only where ` + "`--metrics-listen`" + ` says. What to watch is in
 [debug.md](../how-to/debug.md#metrics-to-watch). A histogram has the usual ` + "`_bucket`, `_sum` and `_count`" + `, and is a native
-histogram too for servers that scrape these. [Monitor](../how-to/monitor.md) has alerts and a dashboard.
+histogram too for servers that scrape these. [Monitor](../how-to/monitor.md) has alerts and a dashboard. The counters of
+Functions are read at most once a second, and 16 scrapes are answered at a time; a program answers others with 503.
 `)
 	for _, p := range programs {
 		var found []metric

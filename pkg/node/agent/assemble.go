@@ -138,6 +138,7 @@ func (a *agent) discover(context.Context) error {
 	a.inventory = inventory.New(inventory.Options{
 		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry, Log: a.log.WithName("inventory"),
 	})
+	a.kubelet.Auxiliary = a.inventory.Auxiliary
 	a.cards = card.New(card.Options{
 		Functions: a.inventory.Snapshot, SysRoot: a.config.SysRoot, Changed: a.outputs.Notify, Log: a.log.WithName("cards"),
 	})

@@ -170,8 +170,14 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"deviceID":"0000:3b:02.1","vlan":1,"vlanQoS":1,"vlanProto":"802.1ad","trust":"on","mac":"02:00:00:00:00:01"}`), "K8S_POD_UID=1;MAC=02:00:00:00:00:01")
 	f.Add([]byte(`{"deviceID":"0000:3b:02.1","cniVersion":"1.0.0","prevResult":{"interfaces":[{"name":"x"}],"ips":[{"address":"10.0.0.1/8"}]}}`), "")
 	f.Add([]byte(`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"b"}]}`), ";=;")
+	f.Add([]byte(`{"deviceID":"mlx5_core.sf.4","cniVersion":"0.2.0","runtimeConfig":{"bandwidth":{"egressRate":1},"dns":{"servers":["x"]}}}`), "")
+	f.Add([]byte(`{"deviceID":"0000:3b:02.1","network":"..","runtimeConfig":{"ips":["10.0.0.1/8"],"infinibandGUID":[0]},"vlna":null}`), "K8S_POD_NAME=")
+	sf := func(string) (function.ID, bool) { return function.SubfunctionID("0000:3b:00.0", 4), true }
 	f.Fuzz(func(t *testing.T, config []byte, args string) {
-		w, err := parser{}.parse(wire.Request{Config: config, Args: args})
+		w, err := parser{auxiliary: sf}.parse(wire.Request{Command: wire.Add, Config: config, Args: args})
+		if reply := failed(types.ErrInternal, either(err)); len(reply.Error.Error()) > maxError+100 {
+			t.Errorf("an error of %d bytes", len(reply.Error.Error()))
+		}
 		if err != nil {
 			if _, ok := errors.AsType[*types.Error](err); !ok {
 				t.Errorf("error without a code: %v", err)
@@ -191,6 +197,9 @@ func FuzzParse(f *testing.F) {
 		raw, err := w.encode(a)
 		if err == nil && !json.Valid(raw) {
 			t.Errorf("result %q", raw)
+		}
+		if refused := w.checkResult(a); refused == nil && err != nil && !w.assigned() {
+			t.Errorf("was not refused, and has no result: %v", err)
 		}
 	})
 }
@@ -249,4 +258,12 @@ func TestUnknownKeys(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "vlna: is unknown; known are") {
 		t.Errorf("error %v, want one that names the key", err)
 	}
+}
+
+// either is the error, or one if there is none.
+func either(err error) error {
+	if err == nil {
+		return errRefused
+	}
+	return err
 }

@@ -20,7 +20,7 @@ const maxCheckpoint = 64 << 20
 
 // readCheckpoint returns the Functions of containers, including init containers, by [function.ID.String]. A kubelet that never
 // allocated a device has no checkpoint.
-func readCheckpoint(path string) (map[string]Assignment, error) {
+func readCheckpoint(path string, parse func(string) (function.ID, error)) (map[string]Assignment, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string]Assignment{}, nil
@@ -36,10 +36,10 @@ func readCheckpoint(path string) (map[string]Assignment, error) {
 	if len(text) > maxCheckpoint {
 		return nil, fmt.Errorf("has more than %d bytes", maxCheckpoint)
 	}
-	return parseCheckpoint(text)
+	return parseCheckpoint(text, parse)
 }
 
-func parseCheckpoint(text []byte) (map[string]Assignment, error) {
+func parseCheckpoint(text []byte, parse func(string) (function.ID, error)) (map[string]Assignment, error) {
 	// The rest of the file is not needed; see pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go.
 	var checkpoint struct {
 		Data struct {
@@ -57,7 +57,7 @@ func parseCheckpoint(text []byte) (map[string]Assignment, error) {
 	for _, entry := range checkpoint.Data.PodDeviceEntries {
 		for _, ids := range entry.DeviceIDs {
 			for _, text := range ids {
-				if id, err := function.ParseID(text); err == nil {
+				if id, err := parse(text); err == nil {
 					assigned[id.String()] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
 				}
 			}

@@ -7,7 +7,9 @@ import (
 
 	"github.com/go-logr/logr/testr"
 	"github.com/google/go-cmp/cmp"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -20,18 +22,18 @@ const checkpointVF = "0000:3b:00.2"
 
 func TestParseCheckpoint(t *testing.T) {
 	want := map[string]Assignment{checkpointVF: {Resource: "xpu.opiproject.org/fast", Container: "setup"}}
-	got, err := parseCheckpoint([]byte(kept))
+	got, err := parseCheckpoint([]byte(kept), function.ParseID)
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("error %v, -want +got\n%s", err, diff)
 	}
-	if _, err := parseCheckpoint([]byte(`{"Data":`)); err == nil {
+	if _, err := parseCheckpoint([]byte(`{"Data":`), function.ParseID); err == nil {
 		t.Error("half a checkpoint is taken for one")
 	}
 }
 
 func FuzzParseCheckpoint(f *testing.F) {
 	f.Add([]byte(kept))
-	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = parseCheckpoint(text) })
+	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = parseCheckpoint(text, function.ParseID) })
 }
 
 // TestIncompleteAnswer: a kubelet that was started again without an API server lists static pods only. That is no
@@ -71,5 +73,22 @@ func TestIncompleteAnswer(t *testing.T) {
 	}
 	if assigned, err := client.Assigned(t.Context()); err == nil {
 		t.Errorf("Assigned = %v with half a checkpoint, want an error", assigned)
+	}
+}
+
+// TestAuxiliaryDevice: another device plugin calls an SF by its auxiliary device, and a pod has it all the same.
+func TestAuxiliaryDevice(t *testing.T) {
+	sf := function.SubfunctionID("0000:3b:00.0", 88)
+	c := &Client{Auxiliary: func(name string) (function.ID, bool) { return sf, name == "mlx5_core.sf.4" }}
+	text := `{"Data":{"PodDeviceEntries":[{"ContainerName":"a","ResourceName":"nvidia.com/sf","DeviceIDs":{"0":["mlx5_core.sf.4","mlx5_core.sf.5"]}}]}}`
+	kept, err := parseCheckpoint([]byte(text), c.parse)
+	if err != nil || len(kept) != 1 || kept[sf.String()].Resource != "nvidia.com/sf" {
+		t.Errorf("checkpoint: %v, %v", kept, err)
+	}
+	listed := functions([]*podresourcesapi.PodResources{{Namespace: "default", Name: "p", Containers: []*podresourcesapi.ContainerResources{{
+		Name: "a", Devices: []*podresourcesapi.ContainerDevices{{ResourceName: "nvidia.com/sf", DeviceIds: []string{"mlx5_core.sf.4"}}},
+	}}}}, nil, c.parse)
+	if len(listed[sf]) != 1 || listed[sf][0].Pod != "p" {
+		t.Errorf("list: %v", listed)
 	}
 }

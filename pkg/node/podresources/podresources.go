@@ -57,6 +57,10 @@ type Self struct{ Namespace, Name string }
 // Client asks the kubelet, and keeps its last list for callers that cannot wait. Its methods may be called by several
 // goroutines at once.
 type Client struct {
+	// Auxiliary finds the SF that has an auxiliary device of this name now, by which other device plugins call it
+	// ("mlx5_core.sf.4"). It may be nil, and must not be changed once a method was called.
+	Auxiliary func(name string) (id function.ID, exists bool)
+
 	self               Self
 	sees               Sees
 	socket, checkpoint string                          // paths
@@ -112,7 +116,7 @@ func (c *Client) Assigned(ctx context.Context) (map[string]Assignment, error) {
 	if err != nil {
 		return nil, err
 	}
-	assigned, err := readCheckpoint(c.checkpoint)
+	assigned, err := readCheckpoint(c.checkpoint, c.parse)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet's checkpoint %s: %w", c.checkpoint, err)
 	}
@@ -208,12 +212,24 @@ func (c *Client) list(ctx context.Context) (map[function.ID][]Assignment, error)
 		return nil, fmt.Errorf("kubelet at %s: list of pods' devices: lacks this agent's own pod %s/%s: "+
 			"the kubelet has not heard yet which pods there are", c.socket, c.self.Namespace, c.self.Name)
 	}
-	return functions(response.PodResources, c.sees), nil
+	return functions(response.PodResources, c.sees, c.parse), nil
 }
 
-// functions finds the Functions among the devices of pods, with one assignment for each pod and resource: containers of a
+// parse reads the ID by which a device plugin calls a Function.
+func (c *Client) parse(text string) (function.ID, error) {
+	if c.Auxiliary != nil && strings.Contains(text, ".sf.") {
+		if id, exists := c.Auxiliary(text); exists {
+			return id, nil
+		}
+	}
+	return function.ParseID(text)
+}
+
+// functions finds the Functions among the devices of pods, whose IDs parse reads, with one assignment for each pod and resource: containers of a
 // pod may share a Function.
-func functions(pods []*podresourcesapi.PodResources, sees Sees) map[function.ID][]Assignment {
+func functions(
+	pods []*podresourcesapi.PodResources, sees Sees, parse func(string) (function.ID, error),
+) map[function.ID][]Assignment {
 	found := map[function.ID][]Assignment{}
 	for _, pod := range pods {
 		for _, container := range pod.Containers {
@@ -228,7 +244,7 @@ func functions(pods []*podresourcesapi.PodResources, sees Sees) map[function.ID]
 			}
 			for _, devices := range container.Devices {
 				for _, text := range devices.DeviceIds {
-					id, err := function.ParseID(text)
+					id, err := parse(text)
 					add(id, err, devices.ResourceName)
 				}
 			}
