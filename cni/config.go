@@ -23,6 +23,8 @@ const (
 	addTimeout = 2 * time.Minute
 	// maxTimeout is the longest that a configuration may say, more than any runtime waits.
 	maxTimeout = 10 * time.Minute
+	// maxDetails bounds an error about a network configuration, in bytes: it has what a tenant wrote, and becomes a pod's event.
+	maxDetails = 4096
 	// askTimeout is how long the agent may take for any other command, and how long the IPAM plugin may.
 	askTimeout = 30 * time.Second
 )
@@ -75,7 +77,9 @@ func parseConfig(data []byte, here site) (config, error) {
 	errs = append(errs, c.checkIPAM(), c.checkDeviceInfoFile(here))
 
 	if err := errors.Join(errs...); err != nil {
-		return c, types.NewError(types.ErrInvalidNetworkConfig, strings.TrimSpace("network configuration "+c.Name), err.Error())
+		details := err.Error()
+		details = strings.ToValidUTF8(details[:min(len(details), maxDetails)], "")
+		return c, types.NewError(types.ErrInvalidNetworkConfig, strings.TrimSpace("network configuration "+c.Name), details)
 	}
 	return c, nil
 }

@@ -779,10 +779,14 @@ func TestConfiguration(t *testing.T) {
 		"timeout long":   {`{"name":"n","timeout":"9999h"}`, "at most 10m"},
 		"timeout words":  {`{"name":"n","timeout":"soon"}`, "timeout"},
 		"no JSON":        {`{`, "network configuration"},
+		"huge":           {`{"name":"` + strings.Repeat("n", 1<<20) + `","socket":"` + strings.Repeat("é", 1<<20) + `"}`, "socket"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parseConfig([]byte(test.config), here)
 			checkCode(t, err, types.ErrInvalidNetworkConfig, test.text)
+			if n := len(err.Error()); n > maxDetails+2*maxNetwork {
+				t.Errorf("the error has %d bytes", n)
+			}
 		})
 	}
 	got, err := parseConfig([]byte(`{"name":"n","ipam":null,"runtimeConfig":null,"timeout":null}`), here)
