@@ -18,6 +18,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 )
 
 // DefaultDeviceInfoDir is where runtimes look for descriptions of devices (device-info-spec of k8snetworkplumbingwg).
@@ -34,6 +35,8 @@ type Plugin struct {
 	Stdout io.Writer        // takes the result of ADD
 	Stderr io.Writer        // takes messages for people: those of IPAM plugins, and that a request was spooled
 	Now    func() time.Time // dates the requests to the agent
+	// Asked dates them by the time since the boot; nil for not at all.
+	Asked func() uptime.Moment
 }
 
 // Funcs are the commands. DEL and GC do not need the agent to be there.
@@ -205,6 +208,9 @@ func (c call) tellAgent(command wire.Command) step {
 func (c call) request(command wire.Command, addresses json.RawMessage) wire.Request {
 	request := wire.Request{
 		Version: wire.Version, Command: command, Config: c.args.StdinData, IPAM: addresses, At: c.Now(),
+	}
+	if c.Asked != nil {
+		request.Asked = c.Asked()
 	}
 	switch command {
 	case wire.GC:

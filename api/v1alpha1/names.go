@@ -62,6 +62,10 @@ const (
 	// taken back yet (effect NoSchedule).
 	TaintReleasePending = GroupName + "/release-pending"
 
+	// TaintQuarantined is on a device that did not come back from its last pod as it was, so that something of that pod
+	// might reach the next one. The device is tried again now and then, and "xpuctl release" frees it (effect NoSchedule).
+	TaintQuarantined = GroupName + "/quarantined"
+
 	// TaintXPUAway is on devices whose xPU's OPI agent cannot be reached (effect NoSchedule).
 	TaintXPUAway = GroupName + "/xpu-away"
 

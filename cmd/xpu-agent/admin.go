@@ -68,20 +68,24 @@ func releaseCommand() *cobra.Command {
 	var client nodestate.Client
 	var wanted nodestate.Release
 	cmd := &cobra.Command{
-		Use:   "release FUNCTION --hook=NAME",
-		Short: "Give up the post-delete hook that a Function of this machine waits for",
-		Long: `Has the agent that runs on this machine give up the post-delete hook that keeps a Function from being free. The hook becomes a
-dead letter, and the hooks after it run. "xpuctl release" does the same from afar.`,
-		Example: `  xpu-agent release 0000:3b:02.1 --hook=10-notify`,
-		Args:    cobra.ExactArgs(1),
+		Use:   "release FUNCTION [--hook=NAME | --as-it-is]",
+		Short: "Free a Function of this machine that is quarantined or waits for a post-delete hook",
+		Long: `Has the agent that runs on this machine try a quarantined Function again, or let it go as it is with --as-it-is. With --hook, the
+post-delete hook that keeps a Function from being free is given up: it becomes a dead letter, and the hooks after it run.
+"xpuctl release" does the same from afar.`,
+		Example: `  xpu-agent release 0000:3b:02.1
+  xpu-agent release 0000:3b:02.1 --as-it-is
+  xpu-agent release 0000:3b:02.1 --hook=10-notify`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if wanted.Function, err = function.ParseID(args[0]); err != nil {
 				return err
 			}
-			if err := client.Release(cmd.Context(), wanted); err != nil {
+			outcome, err := client.Release(cmd.Context(), wanted)
+			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "hook %s of Function %s is given up\n", wanted.Hook, wanted.Function)
+			fmt.Fprintln(cmd.OutOrStdout(), outcome)
 			return nil
 		},
 	}
@@ -89,6 +93,8 @@ dead letter, and the hooks after it run. "xpuctl release" does the same from afa
 	cmd.Flags().StringVar(&wanted.Hook, "hook", "", "name of the hook, which must be the one that the Function waits for")
 	cmd.Flags().BoolVar(&wanted.PortGone, "port-gone", false,
 		"affirm that the xPU serves no Port of the Function any more, so that the hook "+nodestate.PortHook+" may be given up")
-	_ = cmd.MarkFlagRequired("hook")
+	cmd.Flags().BoolVar(&wanted.AsItIs, "as-it-is", false,
+		"let the quarantined Function go without another try: its next owner gets it as it is")
+	cmd.MarkFlagsMutuallyExclusive("hook", "as-it-is")
 	return cmd
 }

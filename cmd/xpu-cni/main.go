@@ -10,12 +10,14 @@ import (
 	cniversion "github.com/containernetworking/cni/pkg/version"
 
 	"github.com/opiproject/xpu-device-plugin/cni"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
 func main() {
 	plugin := cni.Plugin{
-		DeviceInfoDir: cni.DefaultDeviceInfoDir, Paths: paths, Stdout: os.Stdout, Stderr: os.Stderr, Now: time.Now,
+		DeviceInfoDir: cni.DefaultDeviceInfoDir, Paths: paths, Stdout: os.Stdout, Stderr: os.Stderr,
+		Now: time.Now, Asked: asked,
 	}
 	// Without CNI_COMMAND, whatever the arguments, it says what it is.
 	skel.PluginMainFuncs(plugin.Funcs(), cniversion.All, "xpu-cni "+version.String())
@@ -28,4 +30,13 @@ func paths() (cni.Paths, error) {
 		return cni.Paths{}, err
 	}
 	return cni.ReadPaths(cni.PathsFile(binary))
+}
+
+// asked is the present moment; the zero value where the boot cannot be told, so that the clock decides.
+func asked() uptime.Moment {
+	id, err := uptime.BootID("/proc")
+	if err != nil {
+		return uptime.Moment{}
+	}
+	return uptime.Of(id)
 }

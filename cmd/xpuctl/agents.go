@@ -34,10 +34,11 @@ func deadLettersCommand() *cobra.Command {
 	var namespace, node string
 	c := &cobra.Command{
 		Use:   "dead-letters [--node NAME]",
-		Short: "Show post-delete hooks that were given up, and Functions that wait for one",
-		Long: `Asks the agents, by a program in their pods, for the Functions that are not free because a post-delete hook fails, and for the
-hooks that were given up: what they should have told to somebody they have not, and a person has to. An agent keeps its
-last 100. Functions that wait can be freed by "xpuctl release".
+		Short: "Show Functions that do not get free: quarantined ones, and those whose post-delete hook fails",
+		Long: `Asks the agents, by a program in their pods, for the Functions that are quarantined, since they did not come back from their pods
+as they were; for those that are not free because a post-delete hook fails; and for the hooks that were given up: what they
+should have told to somebody they have not, and a person has to. An agent keeps its last 100. Functions that are quarantined
+or wait can be freed by "xpuctl release".
 
 Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be asked.`,
 		Example: `  xpuctl dead-letters
@@ -52,11 +53,17 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
 			if err != nil {
 				return err
 			}
-			waiting, letters := waitingTable(states), lettersTable(states)
-			if err := errors.Join(waiting.Write(c.OutOrStdout(), false), blank(c), letters.Write(c.OutOrStdout(), false)); err != nil {
-				return err
+			rows := 0
+			for i, table := range []inspect.Table{quarantineTable(states), waitingTable(states), lettersTable(states)} {
+				if i > 0 {
+					err = blank(c)
+				}
+				if err = errors.Join(err, table.Write(c.OutOrStdout(), false)); err != nil {
+					return err
+				}
+				rows += len(table.Rows)
 			}
-			if len(waiting.Rows)+len(letters.Rows) > 0 {
+			if rows > 0 {
 				return no(c)
 			}
 			return nil
@@ -97,6 +104,28 @@ func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.
 	return states, group.Wait()
 }
 
+func quarantineTable(states []*nodestate.State) inspect.Table {
+	table := inspect.Table{
+		Header: []string{"NODE", "FUNCTION", "POOL", "QUARANTINED", "TRIED AGAIN", "SINCE"}, Empty: "No Function is quarantined.",
+	}
+	for _, state := range states {
+		for _, f := range state.Functions {
+			if f.Attachment == nil || f.Attachment.Quarantine == nil {
+				continue
+			}
+			q := f.Attachment.Quarantine
+			table.Rows = append(table.Rows, inspect.Row{
+				Cells: []string{
+					state.Node, f.ID.String(), f.Pool, q.Reason, fmt.Sprintf("%d times", q.Attempts),
+					duration.HumanDuration(state.Time.Sub(q.Since)),
+				},
+				Notes: []string{q.Message},
+			})
+		}
+	}
+	return table
+}
+
 func waitingTable(states []*nodestate.State) inspect.Table {
 	table := inspect.Table{
 		Header: []string{"NODE", "FUNCTION", "POOL", "WAITS FOR HOOK", "FAILED", "SINCE"}, Empty: "No Function waits for a post-delete hook.",
@@ -109,7 +138,7 @@ func waitingTable(states []*nodestate.State) inspect.Table {
 			hook := f.Attachment.Hook
 			row := inspect.Row{Cells: []string{
 				state.Node, f.ID.String(), f.Pool, hook.Name, fmt.Sprintf("%d times", hook.Attempts),
-				duration.HumanDuration(state.Time.Sub(f.Attachment.RestoredAt)),
+				duration.HumanDuration(state.Time.Sub(waitsSince(f.Attachment))),
 			}}
 			if hook.Error != "" {
 				row.Notes = []string{hook.Error}
@@ -118,6 +147,14 @@ func waitingTable(states []*nodestate.State) inspect.Table {
 		}
 	}
 	return table
+}
+
+// waitsSince is when the Function was back; or, for a quarantined one, whose Port goes before, when its way back began.
+func waitsSince(a *nodestate.Attachment) time.Time {
+	if a.RestoredAt.IsZero() {
+		return a.StoppedAt
+	}
+	return a.RestoredAt
 }
 
 func lettersTable(states []*nodestate.State) inspect.Table {
@@ -149,19 +186,23 @@ func ownerOf(letter nodestate.DeadLetter) string {
 
 // releaseOptions are those of xpuctl release.
 type releaseOptions struct {
-	cluster         *genericclioptions.ConfigFlags
-	namespace, hook string
-	portGone        bool
+	cluster          *genericclioptions.ConfigFlags
+	namespace, hook  string
+	portGone, asItIs bool
 }
 
 func releaseCommand() *cobra.Command {
 	o := &releaseOptions{cluster: clusterFlags()}
 	c := &cobra.Command{
-		Use:   "release NODE FUNCTION --hook=NAME | release xpu/NAME",
-		Short: "Free Functions whose post-delete hook or card is dead",
+		Use:   "release NODE FUNCTION [--as-it-is | --hook=NAME] | release xpu/NAME",
+		Short: "Free Functions that are quarantined, or whose post-delete hook or card is dead",
 		Long: `Frees what does not get free by itself, when the administrator knows more than the programs.
 
-With a node and a Function, the post-delete hook that the Function waits for is given up: it becomes a dead letter, and the
+With a node and a Function that is quarantined, since it did not come back from its pod as it was, the agent tries it again at
+once and says what came of it. With --as-it-is the Function is let go without that: its next pod gets it with whatever the last
+one left, which the output names. Say so only once you have looked at the device.
+
+With --hook, the post-delete hook that the Function waits for is given up: it becomes a dead letter, and the
 hooks after it run. The hook "port", which has the xPU let go of the Function's Port, is only given up with --port-gone: if the
 xPU still serves the Port, the next pod shares it. The agent is asked by a program in its pod.
 
@@ -170,6 +211,12 @@ for it. The Functions stay tainted until the agent is back and has let go of the
 says that the card is gone.`,
 		Example: `  # Which Functions wait, and for what?
   xpuctl dead-letters
+
+  # The cause is mended, say the VF's own driver is bound again:
+  xpuctl release node1 0000:3b:02.1
+
+  # The device was looked at, and what it has harms no other pod:
+  xpuctl release node1 0000:3b:02.1 --as-it-is
 
   # The administrator's hook 10-notify does not succeed any more:
   xpuctl release node1 0000:3b:02.1 --hook=10-notify
@@ -183,6 +230,9 @@ says that the card is gone.`,
 	addAgentsFlag(c.Flags(), &o.namespace)
 	c.Flags().StringVar(&o.hook, "hook", "", "name of the hook to give up, which must be the one that the Function waits for")
 	c.Flags().BoolVar(&o.portGone, "port-gone", false, "affirm that the xPU serves no Port of the Function any more")
+	c.Flags().BoolVar(&o.asItIs, "as-it-is", false, "let a quarantined Function go without another try: its next pod gets it as it is")
+	c.MarkFlagsMutuallyExclusive("hook", "as-it-is")
+	c.MarkFlagsMutuallyExclusive("port-gone", "as-it-is")
 	return c
 }
 
@@ -193,8 +243,8 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 		return o.abandon(c, xpu)
 	case len(args) < 2:
 		return fmt.Errorf("%q: must be xpu/NAME, or a node, with a Function after it", args[0])
-	case o.hook == "":
-		return errors.New("--hook: must name the hook to give up; \"xpuctl dead-letters\" tells which a Function waits for")
+	case o.portGone && o.hook == "":
+		return errors.New("--port-gone: needs --hook=port; \"xpuctl dead-letters\" tells which hook a Function waits for")
 	}
 	id, err := function.ParseID(args[1])
 	if err != nil {
@@ -204,10 +254,12 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := agents.Release(c.Context(), args[0], nodestate.Release{Function: id, Hook: o.hook, PortGone: o.portGone}); err != nil {
+	wanted := nodestate.Release{Function: id, Hook: o.hook, PortGone: o.portGone, AsItIs: o.asItIs}
+	outcome, err := agents.Release(c.Context(), args[0], wanted)
+	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.OutOrStdout(), "hook %s of Function %s of node %s is given up\n", o.hook, id, args[0])
+	_, err = fmt.Fprintf(c.OutOrStdout(), "node %s: %s\n", args[0], outcome)
 	return err
 }
 

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 )
 
 const (
@@ -62,6 +64,8 @@ type Request struct {
 	IPAM        json.RawMessage `json:"ipam,omitempty"`        // result of the IPAM plugin, in the version of Config
 	// At is when the runtime asked. A request that was spooled does not touch what was attached later.
 	At time.Time `json:"at"`
+	// Asked is the same by the time since the boot, which no change of the clock moves. Older shims leave it out.
+	Asked uptime.Moment `json:"asked,omitzero"`
 }
 
 // Reply is the answer to a [Request].

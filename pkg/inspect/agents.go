@@ -64,14 +64,20 @@ func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error
 	return &state, nil
 }
 
-// Release has the agent of a node give up a hook.
-func (a Agents) Release(ctx context.Context, node string, r nodestate.Release) error {
-	args := []string{"release", r.Function.String(), "--hook=" + r.Hook}
+// Release has the agent of a node give up a hook or end a quarantine, and returns in one line what came of it.
+func (a Agents) Release(ctx context.Context, node string, r nodestate.Release) (outcome string, err error) {
+	args := []string{"release", r.Function.String()}
+	if r.Hook != "" {
+		args = append(args, "--hook="+r.Hook)
+	}
 	if r.PortGone {
 		args = append(args, "--port-gone")
 	}
-	_, err := a.execute(ctx, node, args...)
-	return err
+	if r.AsItIs {
+		args = append(args, "--as-it-is")
+	}
+	out, err := a.execute(ctx, node, args...)
+	return strings.TrimSpace(string(out)), err
 }
 
 // pods are those of agents that run.

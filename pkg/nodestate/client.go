@@ -50,14 +50,15 @@ func (c Client) Ready(ctx context.Context) error {
 	return err
 }
 
-// Release gives a hook up. It returns before the next hook has run.
-func (c Client) Release(ctx context.Context, r Release) error {
+// Release gives a hook up, or ends a quarantine, and returns in one line what came of it. It returns before the next hook has
+// run.
+func (c Client) Release(ctx context.Context, r Release) (outcome string, err error) {
 	body, err := json.Marshal(r)
 	if err != nil {
-		return err
+		return "", err
 	}
-	_, err = c.do(ctx, http.MethodPost, ReleasePath, body)
-	return err
+	answer, err := c.do(ctx, http.MethodPost, ReleasePath, body)
+	return strings.TrimSpace(string(answer)), err
 }
 
 func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {

@@ -82,8 +82,20 @@ type Attachment struct {
 	LostAt     time.Time `json:"lostAt,omitzero"`
 	StoppedAt  time.Time `json:"stoppedAt,omitzero"`  // when its way back began
 	RestoredAt time.Time `json:"restoredAt,omitzero"` // when it was back, and post-delete hooks began to run
-	// Hook is the post-delete hook that keeps the Function from being free; nil before RestoredAt.
+	// Hook is the post-delete hook that keeps the Function from being free; nil before RestoredAt, except that the Port of a
+	// quarantined Function goes before.
 	Hook *Hook `json:"hook,omitempty"`
+	// Quarantine is why the Function is kept from every pod although its own is gone; nil unless it is.
+	Quarantine *Quarantine `json:"quarantine,omitempty"`
+}
+
+// Quarantine is why a Function did not come back from its last pod as it was.
+type Quarantine struct {
+	Reason   string    `json:"reason"`  // MayLeak, WrongDriver, NotTornDown or NotRestored
+	Message  string    `json:"message"` // what the last try said
+	Since    time.Time `json:"since"`
+	Attempts int       `json:"attempts,omitempty"` // how often the Function was tried again since then
+	RetryAt  time.Time `json:"retryAt,omitzero"`
 }
 
 // Interface is a Function's netdev in a pod.
@@ -134,10 +146,13 @@ type DeadLetter struct {
 	Time     time.Time   `json:"time"`  // when it was given up
 }
 
-// Release asks to give up a post-delete hook that keeps a Function from being free.
+// Release asks to free a Function: by giving up the post-delete hook that it waits for, or, without a Hook, by ending its
+// quarantine.
 type Release struct {
 	Function function.ID `json:"function"`
-	Hook     string      `json:"hook"` // must be the one that the Function waits for
+	Hook     string      `json:"hook,omitempty"` // must be the one that the Function waits for
+	// AsItIs lets a quarantined Function go as it is. Without, it is tried again at once, and stays quarantined if that fails.
+	AsItIs bool `json:"asItIs,omitempty"`
 	// PortGone affirms that the xPU serves no Port of the Function any more. Without, [PortHook] is not given up.
 	PortGone bool `json:"portGone,omitempty"`
 }

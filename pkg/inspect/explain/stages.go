@@ -120,6 +120,9 @@ func (f *facts) attached(a *nodestate.Attachment, told *resourceapi.AllocatedDev
 			s.Text = ready.Message
 		}
 		return s
+	case a != nil && a.Quarantine != nil:
+		s.Status, s.Time, s.Text = Failed, a.Quarantine.Since, "quarantined: "+a.Quarantine.Message
+		return s
 	case a != nil && a.State != "Reserved":
 		s.Text = "it is " + a.State
 	case a == nil && ready != nil:
@@ -143,6 +146,9 @@ func (f *facts) ending(a *nodestate.Attachment) []Stage {
 			s.Status, s.Text = Done, "the Function is free"
 		case a == nil:
 			s.Status, s.Text = Unknown, ""
+		case a.Quarantine != nil:
+			s.Status, s.Time = Done, a.Quarantine.Since
+			s.Text = "the pod may go, and the Function is quarantined: " + a.Quarantine.Message
 		case a.Hook != nil && a.Hook.Attempts > 0:
 			s.Status, s.Time = Failed, a.RestoredAt
 			s.Text = fmt.Sprintf("post-delete hook %s failed %d times: %s", a.Hook.Name, a.Hook.Attempts, a.Hook.Error)

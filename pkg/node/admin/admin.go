@@ -1,5 +1,5 @@
 // Package admin answers the administrators of a node, over a unix socket that only root and the agent's own user may use: what is on the node,
-// and which hooks are to be given up.
+// which hooks are to be given up, and which Functions are to be freed that are quarantined.
 package admin
 
 import (
@@ -23,6 +23,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
+// releaseTimeout is how long a quarantined Function may take to come back while an administrator waits.
+const releaseTimeout = 30 * time.Second
+
 // Records are the methods of a [journal.Journal] that tell who has which Function.
 type Records interface {
 	All() []journal.Attachment
@@ -41,7 +44,9 @@ type Server struct {
 	Journal   Records
 	// GiveUp gives up the hook that a Function waits for.
 	GiveUp func(ctx context.Context, id function.ID, hook string) error
-	Log    logr.Logger
+	// Release tries a quarantined Function again, or lets it go as it is, and says in words what became of it.
+	Release func(ctx context.Context, id function.ID, asItIs bool) (outcome string, err error)
+	Log     logr.Logger
 }
 
 // Run answers until ctx ends. It returns an error only if it cannot answer at all.
@@ -105,6 +110,10 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "request: "+err.Error(), http.StatusBadRequest)
 		return
 	}
+	if wanted.Hook == "" {
+		s.releaseQuarantined(w, r, wanted)
+		return
+	}
 	if wanted.Hook == nodestate.PortHook && !wanted.PortGone {
 		http.Error(w, fmt.Sprintf("Function %s: the xPU may still serve its Port, and its next owner would share it: make sure that it does "+
 			"not, and say so by --port-gone", wanted.Function), http.StatusConflict)
@@ -115,4 +124,19 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.Log.Info("An administrator gave a post-delete hook up", "function", wanted.Function.String(), "hook", wanted.Hook)
+	fmt.Fprintf(w, "Function %s: hook %s is given up\n", wanted.Function, wanted.Hook)
+}
+
+// releaseQuarantined ends a quarantine.
+func (s *Server) releaseQuarantined(w http.ResponseWriter, r *http.Request, wanted nodestate.Release) {
+	ctx, cancel := context.WithTimeout(r.Context(), releaseTimeout)
+	defer cancel()
+	outcome, err := s.Release(ctx, wanted.Function, wanted.AsItIs)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+
+	s.Log.Info("An administrator had a quarantined Function released", "function", wanted.Function.String(), "outcome", outcome)
+	fmt.Fprintf(w, "Function %s: %s\n", wanted.Function, outcome)
 }

@@ -90,8 +90,13 @@ func attachment(a journal.Attachment) *nodestate.Attachment {
 	if a.Port != nil {
 		out.Network = a.Port.Network
 	}
-	if a.Hooks != nil {
+	if a.Hooks != nil && a.Hooks.Next != "" { // the Port of a quarantined Function is gone, and other hooks do not run yet
 		out.Hook = &nodestate.Hook{Name: a.Hooks.Next, Attempts: a.Hooks.Attempts, Error: a.Hooks.Error, RetryAt: a.Hooks.RetryAt}
+	}
+	if q := a.Quarantine; q != nil {
+		out.Quarantine = &nodestate.Quarantine{
+			Reason: string(q.Reason), Message: q.Message, Since: q.Since, Attempts: q.Attempts, RetryAt: q.RetryAt,
+		}
 	}
 	return out
 }

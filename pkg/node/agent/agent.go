@@ -15,9 +15,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/handover"
@@ -267,4 +269,31 @@ func (a *agent) reportLoss(attachment journal.Attachment) {
 	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 	a.recorder.Eventf(about, nil, kind, reason, "Attach", "Function %s on node %s: %s",
 		attachment.Function, a.config.NodeName, message)
+}
+
+// reportQuarantine is Quarantined of [lifecycle.Options]. The pod may be gone soon, so that the node has the event too.
+func (a *agent) reportQuarantine(attachment journal.Attachment) {
+	q := attachment.Quarantine
+	if pod := attachment.Pod; pod.Name != "" {
+		about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+		a.event(about, corev1.EventTypeWarning, "FunctionQuarantined", attachment.Function, "is kept from other pods: "+q.Message)
+	}
+	a.event(a.nodeReference(), corev1.EventTypeWarning, "FunctionQuarantined", attachment.Function,
+		"did not come back from its pod as it was, and is kept from others: "+q.Message)
+}
+
+// reportRelease is Unquarantined of [lifecycle.Options].
+func (a *agent) reportRelease(attachment journal.Attachment, outcome string) {
+	a.event(a.nodeReference(), corev1.EventTypeNormal, "FunctionReleased", attachment.Function, "was quarantined, and "+outcome)
+}
+
+func (a *agent) nodeReference() *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)}
+}
+
+// event records an event about a Function, if there is an API server.
+func (a *agent) event(about *corev1.ObjectReference, kind, reason string, id function.ID, message string) {
+	if a.recorder != nil {
+		a.recorder.Eventf(about, nil, kind, reason, "Release", "Function %s on node %s: %s", id, a.config.NodeName, message)
+	}
 }

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 
 	"github.com/go-logr/logr"
@@ -21,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/admin"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/card"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
@@ -130,11 +129,11 @@ func (a *agent) assemble(ctx context.Context) error {
 // discover makes the parts that know the node's Functions, set them up, assign them to pools, and create the VFs that pools
 // ask for.
 func (a *agent) discover(context.Context) error {
-	bootID, err := os.ReadFile(filepath.Join(a.config.ProcRoot, "sys/kernel/random/boot_id"))
+	bootID, err := uptime.BootID(a.config.ProcRoot)
 	if err != nil {
-		return fmt.Errorf("boot id: %w", err)
+		return err
 	}
-	a.bootID = strings.TrimSpace(string(bootID))
+	a.bootID = bootID
 	a.inventory = inventory.New(inventory.Options{
 		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry, Log: a.log.WithName("inventory"),
 	})
@@ -198,12 +197,12 @@ func (a *agent) release(context.Context) (err error) {
 	a.conflicts = &conflicts{tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times}
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
 		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Expose: a.expose,
-		Announce: a.engine.Announce, Seen: a.inventory.Get, Serve: a.servePort, Tracer: a.tracer,
-		Report: a.reportLoss, Changed: a.outputs.Notify, Taken: a.conflicts.taken,
+		Announce: a.engine.Announce, Seen: a.inventory.Get, Driver: a.inventory.Driver, Serve: a.servePort, Tracer: a.tracer,
+		Quarantined: a.reportQuarantine, Unquarantined: a.reportRelease, Report: a.reportLoss, Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
 	a.conflicts.lifecycle = a.lifecycle
-	return nil
+	return a.registry.Register(a.lifecycle)
 }
 
 // allocate makes the parts that allocate and attach Functions: the device plugin, the CNI server and the DRA driver.
@@ -238,7 +237,8 @@ func (a *agent) allocate(context.Context) (err error) {
 		return err
 	}
 	a.cni = &cniserver.Server{
-		Path: a.config.CNISocket, SpoolDir: a.config.SpoolDir, Inherited: inherited, Succeeded: a.succeeded.Load,
+		BootID: a.bootID, Path: a.config.CNISocket, SpoolDir: a.config.SpoolDir,
+		Inherited: inherited, Succeeded: a.succeeded.Load,
 		Function: a.tracker.Get, Auxiliary: a.inventory.Auxiliary,
 		Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.provisioner,
@@ -258,7 +258,7 @@ func (a *agent) allocate(context.Context) (err error) {
 	a.admin = &admin.Server{
 		Socket: filepath.Join(a.config.StateDir, filepath.Base(nodestate.DefaultSocket)), Node: a.config.NodeName,
 		Functions: a.inventory.Snapshot, Pools: a.tracker.Pools, Problems: a.problems, Card: a.cards.Of, Journal: a.journal,
-		GiveUp: a.hooks.GiveUp, Log: a.log.WithName("admin"),
+		GiveUp: a.hooks.GiveUp, Release: a.lifecycle.Release, Log: a.log.WithName("admin"),
 	}
 	return nil
 }
@@ -279,6 +279,7 @@ func (a *agent) health(releasePending health.Source) *health.Checker {
 		XPUAway:         a.provisioner.Away,
 		ProvisionFailed: a.provisionFailed,
 		ReleasePending:  releasePending,
+		Quarantined:     a.lifecycle.Quarantined,
 		Lost:            a.lifecycle.Lost,
 		InUse:           a.conflicts.elsewhere,
 	}

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -35,9 +34,16 @@ func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.At
 	return nil
 }
 
-// since is true for attachments that were made after a time: a request of that time cannot mean them.
-func since(at time.Time) func(journal.Attachment) bool {
-	return func(a journal.Attachment) bool { return cmp.Or(a.AttachedAt, a.ReservedAt).After(at) }
+// since is true for attachments that were made after the runtime asked: the request cannot mean them. The time since the boot
+// decides, as the clock may be set in between; and the clock does for a request of an older shim and a record of an older
+// agent, which do not have that time.
+func (s *Server) since(r wire.Request) func(journal.Attachment) bool {
+	return func(a journal.Attachment) bool {
+		if after, known := a.Made.After(r.Asked, s.BootID); known {
+			return after
+		}
+		return cmp.Or(a.AttachedAt, a.ReservedAt).After(r.At)
+	}
 }
 
 // gc releases the attachments of the network configuration that were made before the request and are not in its list.
@@ -54,7 +60,7 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	}
 	valid := func(a journal.Attachment) bool {
 		attachment := types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}
-		return a.CNI.Network != n.Name || since(r.At)(a) || slices.Contains(n.ValidAttachments, attachment) ||
+		return a.CNI.Network != n.Name || s.since(r)(a) || slices.Contains(n.ValidAttachments, attachment) ||
 			s.adds.Held(attachment) // an ADD that came after the list was made
 	}
 	var errs []error

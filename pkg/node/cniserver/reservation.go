@@ -17,6 +17,14 @@ import (
 // sameAsBefore refuses a second ADD that asks for something else than the first. It ignores the addresses, because an IPAM
 // plugin may give other addresses each time.
 func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
+	there, err := s.Lifecycle.IsIn(have, a.NetNS)
+	if err != nil {
+		return fail(types.ErrIOFailure, "Function %s: CNI_NETNS: %w", a.device, err)
+	}
+	if !there {
+		return fail(CodeTaken, "Function %s is attached as %s of this container in network namespace %s, and CNI_NETNS %s is "+
+			"another one; DEL must come before an ADD that changes it", a.device, a.IfName, have.Place.NetNS, a.NetNS)
+	}
 	reservation, err := s.reservation(a, have)
 	if err != nil {
 		return err

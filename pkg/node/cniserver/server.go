@@ -41,6 +41,7 @@ type Pools interface {
 
 // Server serves the CNI plugin. Requests about different Functions run at the same time. All fields but Auxiliary and the times must be set.
 type Server struct {
+	BootID   string // of the present boot
 	Path     string // of the socket where the shim connects; its directory is made where it is missing, and closed to other users
 	SpoolDir string // where the shim leaves DELs and GCs while the agent is away; made where it is missing
 

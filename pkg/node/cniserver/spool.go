@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +67,22 @@ type spooled struct {
 	request wire.Request
 }
 
-// drainSpool does the requests in the spool in the order of their dates, and says whether none is left.
+// order compares when the runtime made two requests: first those of earlier boots and of older shims, by the clock, and then
+// those of this boot by the time since then, which no change of the clock moves.
+func (s *Server) order(a, b wire.Request) int {
+	aNow, bNow := a.Asked.BootID == s.BootID && a.Asked.Known(), b.Asked.BootID == s.BootID && b.Asked.Known()
+	switch {
+	case aNow && bNow:
+		return cmp.Compare(a.Asked.Since, b.Asked.Since)
+	case aNow:
+		return 1
+	case bNow:
+		return -1
+	}
+	return a.At.Compare(b.At)
+}
+
+// drainSpool does the requests in the spool in their order, and says whether none is left.
 func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty bool) {
 	var entries []fs.DirEntry
 	err := s.watchSpool(changes)
@@ -91,7 +107,7 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 			files = append(files, file)
 		}
 	}
-	slices.SortStableFunc(files, func(a, b spooled) int { return a.request.At.Compare(b.request.At) })
+	slices.SortStableFunc(files, func(a, b spooled) int { return s.order(a.request, b.request) })
 	s.Metrics.spool.Set(float64(len(files)))
 	var group errgroup.Group
 	group.SetLimit(spoolParallel)
@@ -148,7 +164,7 @@ func (s *Server) putAside(path string, reason error) {
 func (s *Server) doSpooled(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()
-	if reply := s.answer(ctx, file.request, since(file.request.At)); reply.Error != nil {
+	if reply := s.answer(ctx, file.request, s.since(file.request)); reply.Error != nil {
 		return reply.Error
 	}
 	now, err := os.Lstat(file.path)

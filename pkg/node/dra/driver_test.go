@@ -272,7 +272,7 @@ func TestPrepare(t *testing.T) {
 		AnyName: true,
 		State:   journal.Reserved,
 	}
-	options := gocmp.Options{cmpopts.IgnoreFields(journal.Attachment{}, "ReservedAt"), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
+	options := gocmp.Options{cmpopts.IgnoreFields(journal.Attachment{}, "ReservedAt", "Made"), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
 	if diff := gocmp.Diff(wantRecord, record, options); diff != "" {
 		t.Errorf("journal: -want +got\n%s", diff)
 	}

@@ -20,6 +20,7 @@ type Checker struct {
 
 	ProvisionFailed Source // the xPU refused the Function's Port
 	ReleasePending  Source // the last Attachment is not released yet
+	Quarantined     Source // the Function did not come back from the last Attachment as it was
 	Lost            Source // a pod has lost the Function because its device went, and does not have it back
 	InUse           Source // a pod has the Function by another way of publishing than the one that asks
 }
@@ -48,6 +49,7 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 	}
 	noteFrom(v1alpha1.TaintProvisionFailed, c.ProvisionFailed)
 	noteFrom(v1alpha1.TaintReleasePending, c.ReleasePending)
+	noteFrom(v1alpha1.TaintQuarantined, c.Quarantined)
 	noteFrom(v1alpha1.TaintLost, c.Lost)
 	noteFrom(v1alpha1.TaintInUse, c.InUse)
 	return problems

@@ -111,23 +111,30 @@ func newQueue(options Options, e executables, registry prometheus.Registerer) *Q
 		Name: "xpu_hook_queue_length",
 		Help: "Functions that are back from their pods and not free yet: " +
 			"their post-delete hooks run or wait to be run again.",
-	}, func() float64 { return float64(len(q.waiting())) })
+	}, func() float64 { return float64(len(q.waiting(journal.Attachment.Restored))) })
 	return q
 }
 
-// waiting are the attachments whose hooks run or wait to be run again.
-func (q *Queue) waiting() []journal.Attachment {
-	return slices.DeleteFunc(q.Journal.All(), func(a journal.Attachment) bool { return !a.Restored() })
+// waiting are the attachments of a kind whose hooks run or wait to be run again.
+func (q *Queue) waiting(is func(journal.Attachment) bool) []journal.Attachment {
+	return slices.DeleteFunc(q.Journal.All(), func(a journal.Attachment) bool { return !is(a) })
 }
 
-// Add has the hooks of a Function run. Those of a Function that is not [journal.Attachment.Restored] are not.
+// due says whether hooks of a Function may run: all of one that is [journal.Attachment.Restored]; and of one that is
+// quarantined, whose reservation is over, [portHook] alone. Its pod is gone, so nobody needs the Port. The administrator's
+// hooks count on a Function that is as it was, and run when the quarantine is over.
+func due(a journal.Attachment) bool {
+	return a.Restored() || a.State == journal.Releasing && a.Quarantined()
+}
+
+// Add has the hooks of a Function run, as far as they are due.
 func (q *Queue) Add(id function.ID) { q.work.Add(id) }
 
 // Run runs hooks until ctx ends, those that an earlier run of the agent left first.
 func (q *Queue) Run(ctx context.Context) error {
 	defer q.work.ShutDown()
 	defer context.AfterFunc(ctx, q.work.ShutDown)()
-	for _, a := range q.waiting() {
+	for _, a := range q.waiting(due) {
 		q.Add(a.Function)
 	}
 	var running sync.WaitGroup
@@ -148,15 +155,18 @@ func (q *Queue) Run(ctx context.Context) error {
 func (q *Queue) process(ctx context.Context, id function.ID) {
 	for ctx.Err() == nil {
 		a, exists := q.Journal.Get(id)
-		if !exists || !a.Restored() {
+		if !exists || !due(a) {
 			return
 		}
 		var err error
 		hook := q.First(a)
+		if hook == "" && a.Quarantined() {
+			return
+		}
 		pause := time.Until(progress(a, hook).RetryAt)
 		switch {
 		case hook == "":
-			if err = q.write(ctx, a, func() error { return q.Journal.Delete(id) }); err == nil {
+			if err = q.write(ctx, a, func(journal.Attachment) error { return q.Journal.Delete(id) }); err == nil {
 				q.Log.Info("Function released", "function", id.String(), "claim", a.Claim.Name, "hooksTook", time.Since(a.RestoredAt))
 			}
 		case pause > 0 && pause <= 2*slowest(hook): // no pause is longer, unless the clock was set meanwhile
@@ -183,11 +193,14 @@ func progress(a journal.Attachment, hook string) journal.Hooks {
 	return hooks
 }
 
-// First is the name of the first hook of a released attachment that is not done, "" if all are.
+// First is the name of the first hook of a released attachment that is due and not done, "" if there is none.
 func (q *Queue) First(a journal.Attachment) (hook string) {
 	done := progress(a, "").Done
 	if a.Port != nil && !slices.Contains(done, portHook) {
 		return portHook
+	}
+	if a.Quarantined() {
+		return ""
 	}
 	names, err := q.executables.list()
 	if err != nil {
@@ -244,7 +257,7 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	if failure == nil {
 		log.Info("Post-delete hook done", "took", took)
 		q.ran(hook, "done", took)
-		return q.write(ctx, a, func() error { return q.Journal.Put(q.after(a, hook)) })
+		return q.write(ctx, a, func(now journal.Attachment) error { return q.Journal.Put(q.after(now, hook)) })
 	}
 	failed := progress(a, hook)
 	failed.Attempts++
@@ -259,9 +272,10 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	}
 	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", failed.Attempts, "at", failed.RetryAt)
 	q.ran(hook, "retry", took)
-	next := a
-	next.Hooks = &failed
-	return q.write(ctx, a, func() error { return q.Journal.Put(next) })
+	return q.write(ctx, a, func(now journal.Attachment) error {
+		now.Hooks = &failed
+		return q.Journal.Put(now)
+	})
 }
 
 func (q *Queue) ran(hook, result string, took time.Duration) {
@@ -281,7 +295,8 @@ func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal
 	letter := journal.DeadLetter{
 		Hook: failed.Next, Attachment: a, Attempts: failed.Attempts, Error: failed.Error, At: time.Now().UTC(),
 	}
-	if err := q.write(ctx, a, func() error { return q.Journal.GiveUp(letter, q.after(a, failed.Next)) }); err != nil {
+	err := q.write(ctx, a, func(now journal.Attachment) error { return q.Journal.GiveUp(letter, q.after(now, failed.Next)) })
+	if err != nil {
 		return err
 	}
 	q.deadLetters.WithLabelValues(failed.Next).Inc()
@@ -308,7 +323,7 @@ func (q *Queue) event(letter journal.DeadLetter) {
 // others run then.
 func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
 	a, exists := q.Journal.Get(id)
-	if !exists || !a.Restored() {
+	if !exists || !due(a) {
 		return fmt.Errorf("Function %s: waits for no post-delete hook", id)
 	}
 	if first := q.First(a); first != hook {
@@ -327,20 +342,21 @@ func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
 	return nil
 }
 
-// write changes the journal while nobody else works on the Function. The record is the queue's own from RestoredAt on;
-// should it have changed since a was read, as an administrator can give up the hook that runs, nothing is written, and the error is
-// errChanged.
-func (q *Queue) write(ctx context.Context, a journal.Attachment, change func() error) error {
+// write changes the journal while nobody else works on the Function. The hooks of the record are the queue's own from
+// RestoredAt on, and those of a quarantined Function; should they have changed since a was read, as an administrator can
+// give up the hook that runs, or should the quarantine be over, nothing is written, and the error is errChanged. change gets
+// the record as it is now: a quarantined Function may have been tried again meanwhile.
+func (q *Queue) write(ctx context.Context, a journal.Attachment, change func(now journal.Attachment) error) error {
 	unlock, err := q.Journal.Lock(ctx, a.Function)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	now, exists := q.Journal.Get(a.Function)
-	if !exists || !now.Restored() || !now.RestoredAt.Equal(a.RestoredAt) || !reflect.DeepEqual(now.Hooks, a.Hooks) {
+	if !exists || !due(now) || !now.RestoredAt.Equal(a.RestoredAt) || !reflect.DeepEqual(now.Hooks, a.Hooks) {
 		return errChanged
 	}
-	return change()
+	return change(now)
 }
 
 // slowest is the longest pause before a hook is run again.

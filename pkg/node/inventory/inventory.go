@@ -119,6 +119,23 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 	return ownNetdev(dir, names), nil
 }
 
+// Driver looks into sysfs for the kernel driver that the Function has at this moment, "" for none. The error is an
+// [fs.ErrNotExist] where the Function is gone.
+func (i *Inventory) Driver(id function.ID) (string, error) {
+	device, err := find(sysfs.Root(i.options.SysRoot), id)
+	driver := ""
+	if err == nil {
+		driver, err = device.Link("driver")
+	}
+	if err == nil && driver == "" && !device.Exists() { // it went meanwhile
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return "", fmt.Errorf("Function %s: driver: %w", id, err)
+	}
+	return driver, nil
+}
+
 // Synced waits until the Functions are known. It returns false if ctx ended before.
 func (i *Inventory) Synced(ctx context.Context) bool {
 	return loop.Wait(ctx, i.synced, 0)

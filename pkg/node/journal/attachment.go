@@ -11,6 +11,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 )
 
 // State is how far an attachment is. It is written before the Function is touched.
@@ -52,8 +53,14 @@ type Attachment struct {
 	Interface function.Interface `json:"interface"`
 	AnyName   bool               `json:"anyName,omitempty"`
 
-	State      State     `json:"state"`
-	ReservedAt time.Time `json:"reservedAt"`
+	// Driver is the kernel driver that the Function had when it was reserved, before any Setup; "" where that is not known.
+	Driver string `json:"driver,omitempty"`
+
+	// Times of the wall clock are for people, as the clock may be set. Made orders the record among requests: it is when the
+	// reservation was made and, once the Function was attached, when that was. A record of an older agent has none.
+	State      State         `json:"state"`
+	ReservedAt time.Time     `json:"reservedAt"`
+	Made       uptime.Moment `json:"made,omitzero"`
 	// Ended is the last sandbox that had the Function and has it no more; nil if there was none.
 	Ended *Ended `json:"ended,omitempty"`
 
@@ -73,12 +80,40 @@ type Attachment struct {
 	LostAt    time.Time `json:"lostAt,omitzero"`
 	StoppedAt time.Time `json:"stoppedAt,omitzero"` // when the way back began
 
+	// Quarantine is why the Function is kept from every owner although its pod is gone; nil unless it is. It is set in the
+	// states Detaching and Releasing only, and ends before RestoredAt is set.
+	Quarantine *Quarantine `json:"quarantine,omitempty"`
+
 	// RestoredAt is when the netdev was verified to be back. It and Hooks are set in state Releasing only. Once it is set,
 	// only post-delete hooks change the record.
 	RestoredAt time.Time `json:"restoredAt,omitzero"`
-	// Hooks is how far the post-delete hooks are; nil before RestoredAt.
+	// Hooks is how far the post-delete hooks are; nil before RestoredAt, except that the Port of a quarantined Function goes
+	// before.
 	Hooks *Hooks `json:"hooks,omitempty"`
 }
+
+// Quarantine is why a Function that did not come back as it was is kept from every owner.
+type Quarantine struct {
+	Reason  QuarantineReason `json:"reason"`
+	Message string           `json:"message"` // what the last try to bring the Function back said
+	Since   time.Time        `json:"since"`
+	// Attempts is how often the Function was tried again since then, and RetryAt when it will be, for people.
+	Attempts int       `json:"attempts,omitempty"`
+	RetryAt  time.Time `json:"retryAt,omitzero"`
+}
+
+// QuarantineReason is the kind of what is wrong with a quarantined Function.
+type QuarantineReason string
+
+const (
+	MayLeak     QuarantineReason = "MayLeak"     // what the last owner left may reach the next one
+	WrongDriver QuarantineReason = "WrongDriver" // another driver is bound than before
+	NotTornDown QuarantineReason = "NotTornDown" // what the reservation set up is not undone
+	NotRestored QuarantineReason = "NotRestored" // the netdev, or what the PF enforces, cannot be seen or restored
+)
+
+// QuarantineReasons are all reasons.
+var QuarantineReasons = []QuarantineReason{MayLeak, WrongDriver, NotTornDown, NotRestored}
 
 // Ended is a sandbox's use of a Function that is over. AttachedAt is zero if the attachment was never complete.
 type Ended struct {
@@ -166,6 +201,17 @@ func (a Attachment) Owner() types.UID { return cmp.Or(a.Claim.UID, a.Pod.UID) }
 // Restored says whether the netdev is back from a release and only hooks are left of it.
 func (a Attachment) Restored() bool { return a.State == Releasing && !a.RestoredAt.IsZero() }
 
+// Quarantined says whether the Function is kept from every owner.
+func (a Attachment) Quarantined() bool { return a.Quarantine != nil }
+
+// OwnDriver is the driver that the Function must have after its release; known is false where no record has it.
+func (a Attachment) OwnDriver() (driver string, known bool) {
+	if a.Setup != nil && a.Setup.Driver != "" {
+		return a.Setup.Own, true
+	}
+	return a.Driver, a.Driver != ""
+}
+
 // LastUse is the sandbox that has the Function, or had it last; ok is false if there was none.
 func (a Attachment) LastUse() (use Ended, ok bool) {
 	switch {
@@ -183,8 +229,8 @@ func (a Attachment) BackToReserved() Attachment {
 	reserved := Attachment{
 		Function: a.Function, PF: a.PF, PFName: a.PFName, VFIndex: a.VFIndex,
 		Claim: a.Claim, Pod: a.Pod, Resource: a.Resource, Nodes: a.Nodes, Port: a.Port, CNI: a.CNI, Setup: a.Setup,
-		Interface: a.Interface, AnyName: a.AnyName,
-		State: Reserved, ReservedAt: a.ReservedAt,
+		Interface: a.Interface, AnyName: a.AnyName, Driver: a.Driver,
+		State: Reserved, ReservedAt: a.ReservedAt, Made: a.Made,
 	}
 	if a.CNI != nil && a.CNI.Claimed != nil {
 		reserved.Interface, reserved.CNI = *a.CNI.Claimed, nil

@@ -185,6 +185,9 @@ func (a Attachment) check() error {
 	if a.State != Releasing && (!a.RestoredAt.IsZero() || a.Hooks != nil) {
 		return fmt.Errorf("state %s: restoredAt and hooks must be empty", a.State)
 	}
+	if a.Quarantine != nil && (a.State != Releasing && a.State != Detaching || !a.RestoredAt.IsZero()) {
+		return fmt.Errorf("state %s: quarantine must be empty, also once restoredAt is set", a.State)
+	}
 	switch a.State {
 	case Reserved, Detaching, Releasing:
 	case Attaching:

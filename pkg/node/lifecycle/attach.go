@@ -16,6 +16,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -60,10 +61,13 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 	cni, wanted := want.CNI, want.Interface
 	want = want.BackToReserved()
 	want.CNI, want.Interface = cni, wanted
-	want.Ended, want.ReservedAt = have.Ended, cmp.Or(have.ReservedAt, time.Now().UTC())
-	if triggerOf(want).event == Allocate { // a sweep must not take it for the reservation of a pod that is gone
-		want.ReservedAt = time.Now().UTC()
+	want.Ended, want.ReservedAt, want.Made = have.Ended, have.ReservedAt, have.Made
+	// A sweep must not take what is allocated again for the reservation of a pod that is gone.
+	again := triggerOf(want).event == Allocate
+	if want.ReservedAt.IsZero() || again {
+		want.ReservedAt, want.Made = m.options.Now().UTC(), uptime.Of(m.options.BootID)
 	}
+	want.Driver = cmp.Or(have.Driver, m.driver(want.Function))
 	want.Port = cmp.Or(want.Port, have.Port) // the xPU may serve it already; only a release takes it away
 	if have.Setup != nil {
 		want.Setup = have.Setup // only a release undoes it
@@ -73,13 +77,25 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 		}
 	}
 	if !reflect.DeepEqual(have, want) {
-		if err := m.journal.Put(want); err != nil {
+		if err := m.put(want); err != nil {
 			return err
 		}
 		m.log.V(1).Info("Function reserved", "function", want.Function.String(), "owner", owner(want))
 		m.options.Taken(want.Function)
 	}
 	return m.setUp(ctx, want)
+}
+
+// driver is the one that a Function has, "" where that is not known: then it is not compared after the release.
+func (m *Manager) driver(id function.ID) string {
+	if m.options.Driver == nil {
+		return ""
+	}
+	driver, err := m.options.Driver(id)
+	if err != nil {
+		m.log.V(1).Info("The driver of a Function cannot be read, and is not compared", "function", id.String(), "error", err.Error())
+	}
+	return driver
 }
 
 // setUp does what the record's Setup says, if it has one. The caller has the Function's lock.
@@ -142,14 +158,14 @@ func (m *Manager) transfer(
 	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
 ) (netdev.Observed, error) {
 	start, state := time.Now(), record.State
-	if err := m.journal.Put(record); err != nil {
+	if err := m.put(record); err != nil {
 		return netdev.Observed{}, err
 	}
 	observed, err := m.engine.Attach(ctx, device, now, record.Place, want)
 	if err == nil {
-		record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, time.Now().UTC(), time.Time{}
-		record.Place.Index = observed.Index
-		err = m.journal.Put(record)
+		record.State, record.Observed, record.AttachedAt, record.LostAt = journal.Attached, &observed, m.options.Now().UTC(), time.Time{}
+		record.Place.Index, record.Made = observed.Index, uptime.Of(m.options.BootID)
+		err = m.put(record)
 	}
 	if err == nil {
 		err = m.options.Expose(record)
@@ -284,6 +300,11 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 	return device, nil
 }
 
+// IsIn says whether the network namespace at a path is the one that an attached Function is in. Paths may differ.
+func (m *Manager) IsIn(a journal.Attachment, netNS string) (bool, error) {
+	return m.engine.Alive(netdev.Place{NetNS: netNS, Cookie: a.Place.Cookie})
+}
+
 // Addresses are what an IPAM plugin gave an interface that is attached already.
 type Addresses struct {
 	Addresses []netip.Prefix
@@ -328,7 +349,7 @@ func (m *Manager) Address(ctx context.Context, id function.ID, belongs func(jour
 		if err := record.Interface.Validate(); err != nil {
 			return err
 		}
-		if err := m.journal.Put(record); err != nil {
+		if err := m.put(record); err != nil {
 			return err
 		}
 		observed, err := m.engine.Add(ctx, attached(record), add.Addresses, add.Routes)
@@ -336,7 +357,7 @@ func (m *Manager) Address(ctx context.Context, id function.ID, belongs func(jour
 			return err
 		}
 		record.Observed = &observed
-		return m.journal.Put(record)
+		return m.put(record)
 	})
 }
 

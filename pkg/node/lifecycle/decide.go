@@ -95,7 +95,12 @@ func (t trigger) whose(a journal.Attachment) Whose {
 }
 
 // rule looks the event up in the table, which has a rule for everything that can be: see TestTableIsWhole.
-func (t trigger) rule(a journal.Attachment) Rule { return Table[t.event][t.whose(a)][a.State] }
+func (t trigger) rule(a journal.Attachment) Rule { return Table[t.event][t.whose(a)][phaseOf(a)] }
+
+// wants says whether whoever causes the event wants to have the Function.
+func (t trigger) wants() bool {
+	return t.event == Prepare || t.event == Allocate || t.event == Add || t.event == SandboxStarts
+}
 
 // TakenError is the error for a Function that another owner has.
 type TakenError struct{ reason string }
@@ -154,7 +159,9 @@ func (m *Manager) settle(
 		case Wait:
 			err = m.await(ctx, d.record)
 		case BringBack, EndRequest, Release:
-			err = m.makeWay(ctx, t, d)
+			if err = m.makeWay(ctx, t, d); err == nil && t.wants() {
+				err = m.refuseQuarantined(id)
+			}
 		case Lose, Reattach:
 			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
 		case Take, Attach:
@@ -198,6 +205,8 @@ func decideRequest(have journal.Attachment, sandbox string) (decision, error) {
 	switch {
 	case have.CNI.ContainerID != sandbox:
 		return d, taken("is reserved for %s, not for sandbox %s", owner(have), sandbox)
+	case have.Quarantined():
+		return d, taken("%s", quarantined(have))
 	case have.State == journal.Attached:
 		d.step = Keep
 	case have.State != journal.Reserved:
@@ -213,6 +222,8 @@ func takenBy(t trigger, a journal.Attachment) error {
 		return errors.New("is not reserved")
 	case t.event == SandboxStarts && a.Claim.UID == "" && a.CNI == nil:
 		return errors.New("is allocated, but nobody asked yet for an interface")
+	case a.Quarantined():
+		return taken("%s", quarantined(a))
 	case a.State == journal.Releasing:
 		return taken("is being released from %s", owner(a))
 	case a.Sandbox != "" && a.CNI != nil:
@@ -237,14 +248,23 @@ func owner(a journal.Attachment) string {
 	return "a pod by an extended resource"
 }
 
+// refuseQuarantined is the error for a Function that did not come back and is quarantined, nil for any other.
+func (m *Manager) refuseQuarantined(id function.ID) error {
+	a, _ := m.journal.Get(id)
+	if !a.Quarantined() {
+		return nil
+	}
+	return taken("%s", quarantined(a))
+}
+
 // await returns when the record has changed. A release that was interrupted is continued, and waited for until the Function
-// is free or has an owner. If ctx ends first, the error says what is still to be done.
+// is free, quarantined or has an owner. If ctx ends first, the error says what is still to be done.
 func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	releasing := have.State == journal.Releasing
 	var failed error
 	if releasing {
 		failed = m.withLock(ctx, have.Function, func(now journal.Attachment) error {
-			if now.State != journal.Releasing {
+			if now.State != journal.Releasing || now.Quarantined() {
 				return nil
 			}
 			return m.finish(ctx, now)
@@ -253,7 +273,7 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	var now journal.Attachment
 	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
 		now, _ = m.journal.Get(have.Function)
-		return releasing && now.State != journal.Releasing || !releasing && !reflect.DeepEqual(have, now)
+		return releasing && (now.State != journal.Releasing || now.Quarantined()) || !releasing && !reflect.DeepEqual(have, now)
 	})
 	switch {
 	case err == nil:
@@ -327,6 +347,10 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 		return m.lose(ctx, a)
 	case step == Reattach:
 		return m.reattach(ctx, a)
+	case step == Disown, step == EndRequest && a.Quarantined() && a.Claim.UID == "":
+		return m.disown(a)
+	case step == EndRequest && a.Quarantined():
+		return nil // the request ends with the quarantine
 	case step == Release, step == EndRequest && a.Claim.UID == "":
 		return m.bringBack(ctx, a, journal.Releasing)
 	case step != BringBack && step != EndRequest:
@@ -334,7 +358,7 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 	case a.State != journal.Reserved:
 		return m.bringBack(ctx, a, journal.Detaching)
 	case a.CNI != nil && a.CNI.Claimed != nil:
-		return m.journal.Put(a.BackToReserved())
+		return m.put(a.BackToReserved())
 	}
 	return nil
 }

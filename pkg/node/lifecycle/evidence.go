@@ -34,6 +34,7 @@ var gather = map[Evidence]func(*Manager, context.Context, trigger, *decision) (b
 	ReservedForPod: (*Manager).reservedForPod,
 	NetdevGone:     (*Manager).netdevGone,
 	DeviceBack:     (*Manager).deviceBack,
+	RetryDue:       (*Manager).retryDue,
 }
 
 // noOtherPod fills in the decision's Resource, or its refusal with the pod that the kubelet gave the Function to. A kubelet
@@ -80,7 +81,7 @@ func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *decision) (bool
 
 func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, error) {
 	a := d.record
-	if m.options.Kubelet == nil || a.Claim.UID == "" && time.Since(a.ReservedAt) < m.options.AbandonedAfter {
+	if m.options.Kubelet == nil || a.Claim.UID == "" && m.ages.of(a, sinceReserved) < m.options.AbandonedAfter {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)

@@ -20,10 +20,11 @@ func (m *Manager) healthChanged(id function.ID) {
 	}
 }
 
-// Releasing describes a Function that is not free yet after its last pod; "" for all others. The device plugin needs it: the
+// Releasing describes a Function that is not free yet after its last pod; "" for all others, and for one that [Quarantined]
+// describes. The device plugin needs it: the
 // kubelet takes a Function for free as soon as the pod is gone.
 func (m *Manager) Releasing(id function.ID) string {
-	if a, _ := m.journal.Get(id); a.State == journal.Releasing {
+	if a, _ := m.journal.Get(id); a.State == journal.Releasing && !a.Quarantined() {
 		return "the Function " + pending(a)
 	}
 	return m.Overdue(id)
@@ -33,7 +34,7 @@ func (m *Manager) Releasing(id function.ID) string {
 // the API server, and Prepare waits for a Function that is being released.
 func (m *Manager) Overdue(id function.ID) string {
 	a, _ := m.journal.Get(id)
-	if a.State != journal.Releasing && a.State != journal.Detaching || time.Since(a.StoppedAt) < releaseGrace {
+	if a.State != journal.Releasing && a.State != journal.Detaching || a.Quarantined() || m.ages.of(a, sinceStopped) < releaseGrace {
 		return ""
 	}
 	return "the Function " + pending(a)
@@ -41,11 +42,7 @@ func (m *Manager) Overdue(id function.ID) string {
 
 // pending says what a Function that is not back yet waits for. It changes only when that does.
 func pending(a journal.Attachment) string {
-	owner := "its last pod"
-	if a.Pod.Name != "" {
-		owner = fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
-	}
-	back := fmt.Sprintf("back from %s, which ended at %s", owner, a.StoppedAt.Format(time.RFC3339))
+	back := fmt.Sprintf("back from %s, which ended at %s", lastPod(a), a.StoppedAt.Format(time.RFC3339))
 	switch {
 	case !a.Restored():
 		return "is not " + back + ": the log of this node's xpu-agent says why"
@@ -53,6 +50,13 @@ func pending(a journal.Attachment) string {
 		return "is " + back + ", and waits for its post-delete hooks"
 	}
 	return fmt.Sprintf("is %s, and waits for post-delete hook %s, which is tried again: %s", back, a.Hooks.Next, a.Hooks.Error)
+}
+
+func lastPod(a journal.Attachment) string {
+	if a.Pod.Name == "" {
+		return "its last pod"
+	}
+	return fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 }
 
 // Lost describes a Function that a pod has lost and does not get back, or not in time; "" for all others.
@@ -64,7 +68,7 @@ func (m *Manager) Lost(id function.ID) string {
 		return ""
 	case a.Interface.Userspace:
 		return lost + ", and its program cannot get it back: delete the pod"
-	case time.Since(a.LostAt) < releaseGrace:
+	case m.ages.of(a, sinceLost) < releaseGrace:
 		return ""
 	}
 	return lost + ": it gets it back when the device and its Port are there; the log of this node's xpu-agent says what is missing"

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -82,16 +83,18 @@ func TestLostIsTold(t *testing.T) {
 		{"attached", journal.Attached, false, time.Minute, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			j := openJournal(t)
-			a := record
-			a.State, a.Interface.Userspace, a.LostAt = test.state, test.userspace, time.Now().Add(-test.ago)
-			if err := j.Put(a); err != nil {
-				t.Fatal(err)
-			}
-			m := New(j, nil, nil, Options{}, logr.Discard())
-			if got := m.Lost(vf); got == "" != (test.want == "") || !strings.Contains(got, test.want) {
-				t.Errorf("lost %q, want %q", got, test.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				m := New(openJournal(t), nil, nil, Options{}, logr.Discard())
+				a := record
+				a.State, a.Interface.Userspace, a.LostAt = test.state, test.userspace, time.Now()
+				if err := m.put(a); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(test.ago)
+				if got := m.Lost(vf); got == "" != (test.want == "") || !strings.Contains(got, test.want) {
+					t.Errorf("lost %q, want %q", got, test.want)
+				}
+			})
 		})
 	}
 }

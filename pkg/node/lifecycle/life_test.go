@@ -162,7 +162,7 @@ func TestLife(t *testing.T) {
 		want := claimed(0)
 		want.State = journal.Reserved
 		record, _ := a.Journal.Get(id)
-		want.ReservedAt = record.ReservedAt
+		want.ReservedAt, want.Made = record.ReservedAt, record.Made
 		if use, ok := record.LastUse(); !ok || use.Sandbox != "s2" || use.AttachedAt.IsZero() || use.StoppedAt.Before(use.AttachedAt) {
 			t.Errorf("last use %+v", use)
 		}

@@ -58,7 +58,8 @@ type Queue interface {
 	// First is the name of the first hook for the attachment, "" if there is none.
 	First(journal.Attachment) string
 	// Add has the hooks of a Function run, whose attachment is [journal.Attachment.Restored], and then the attachment
-	// deleted. It may be called again.
+	// deleted. Of a Function that is being released and quarantined, it has the Port deleted and nothing else. It may be
+	// called again.
 	Add(function.ID)
 }
 
@@ -98,6 +99,9 @@ type Options struct {
 	// Seen is the Function as the inventory saw it last. When a device changes, it spares a look at the kernel for Functions
 	// that did not move: to look at hundreds of SFs takes a second.
 	Seen func(function.ID) (f function.Function, exists bool)
+	// Driver is the kernel driver that a Function has at this moment, "" for none. The error is [io/fs.ErrNotExist] if there
+	// is no such Function, and any other one if that cannot be found out. Without it drivers are not compared.
+	Driver func(function.ID) (string, error)
 	// Serve returns once the xPU serves the Function's Port, at once if there is none. It is called before a netdev goes
 	// back to the pod that lost it. If ctx ends first, the error says what is missing.
 	Serve func(ctx context.Context, a journal.Attachment) error
@@ -106,6 +110,12 @@ type Options struct {
 	// Report is called when a pod has lost a Function, in state Lost, and when the pod has it again, in state Attached. It must
 	// not block.
 	Report func(journal.Attachment)
+	// Quarantined is called when a Function was quarantined, and Unquarantined with the quarantined record and what became of
+	// the Function, in words, when that is over. Neither must block.
+	Quarantined   func(journal.Attachment)
+	Unquarantined func(a journal.Attachment, outcome string)
+	// Now is the clock of the machine, for the times in the journal, which are for people; nil is [time.Now].
+	Now func() time.Time
 	// Changed is called when the health of a Function may have changed, Taken when a Function was reserved. Neither must
 	// block.
 	Changed func()
@@ -115,7 +125,7 @@ type Options struct {
 	// namespace back a moment after its end. The zero value is [Patience].
 	Patience wait.Backoff
 	// GoneAfter is how long after the stop of its sandbox a hardware netdev is waited for that is in no namespace; 0 is a
-	// minute. A busy kernel ends namespaces late. Until then Detach and Unprepare fail.
+	// minute. A busy kernel ends namespaces late. Until then Detach and Unprepare fail, or the Function is quarantined.
 	GoneAfter      time.Duration
 	AbandonedAfter time.Duration // how old a reservation must be for a sweep; 0 is 5 minutes
 	SweepEvery     time.Duration // the interval of [Resume] and [Sweep] in [Manager.Run]; 0 is a minute
@@ -136,6 +146,9 @@ type Manager struct {
 	lasting    context.Context
 	stop       context.CancelFunc
 
+	ages     ages
+	troubles troubles
+
 	// abandoned are the Functions that nobody needed at the last sweep, with the time of reservation. Only sweep uses it.
 	abandoned map[function.ID]time.Time
 }
@@ -154,6 +167,15 @@ func New(j journal.Records, engine Engine, netdevs NetdevFinder, options Options
 	if options.Seen == nil {
 		options.Seen = func(function.ID) (f function.Function, exists bool) { return f, true }
 	}
+	if options.Quarantined == nil {
+		options.Quarantined = func(journal.Attachment) {}
+	}
+	if options.Unquarantined == nil {
+		options.Unquarantined = func(journal.Attachment, string) {}
+	}
+	if options.Now == nil {
+		options.Now = time.Now
+	}
 	if options.Report == nil {
 		options.Report = func(journal.Attachment) {}
 	}
@@ -164,4 +186,13 @@ func New(j journal.Records, engine Engine, netdevs NetdevFinder, options Options
 	m := &Manager{journal: j, engine: engine, netdevs: netdevs, options: options, log: log}
 	m.lasting, m.stop = context.WithCancel(context.Background())
 	return m
+}
+
+// put writes a record, whose ages are counted from then on.
+func (m *Manager) put(a journal.Attachment) error {
+	if err := m.journal.Put(a); err != nil {
+		return err
+	}
+	m.ages.observe(a)
+	return nil
 }

@@ -167,7 +167,7 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			netNS: namespaces[i],
 		}
 		what := ""
-		switch random.IntN(14) {
+		switch random.IntN(16) {
 		case 0:
 			w.alive[p.netNS] = false
 			w.returnFrom(p.netNS)
@@ -200,6 +200,9 @@ func randomLife(t *testing.T, random *rand.Rand) {
 		case 7:
 			w.plug(id)
 			what = fmt.Sprintf("%s is plugged", id)
+		case 8:
+			w.netdevs[id].leaks = !w.netdevs[id].leaks
+			what = fmt.Sprintf("%s leaks: %t", id, w.netdevs[id].leaks)
 		default:
 			writes := -1
 			if random.IntN(4) == 0 {

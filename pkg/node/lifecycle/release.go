@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -54,8 +55,8 @@ func (m *Manager) endOwn(ctx context.Context, t trigger) error {
 // bringBack records the state, Detaching or Releasing, and goes on to the next.
 func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state journal.State) error {
 	if a.State != state {
-		a.State, a.LostAt, a.StoppedAt = state, time.Time{}, cmp.Or(a.StoppedAt, time.Now().UTC())
-		if err := m.journal.Put(a); err != nil {
+		a.State, a.LostAt, a.StoppedAt = state, time.Time{}, cmp.Or(a.StoppedAt, m.options.Now().UTC())
+		if err := m.put(a); err != nil {
 			return err
 		}
 	}
@@ -65,7 +66,8 @@ func (m *Manager) bringBack(ctx context.Context, a journal.Attachment, state jou
 	return m.finish(ctx, a)
 }
 
-// finish goes from the state Detaching or Releasing to the next.
+// finish goes from the state Detaching or Releasing to the next. It returns nil also for a Function that did not come back
+// and is quarantined; see [Manager.failed].
 func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 	hooks := m.options.Hooks
 	switch {
@@ -75,39 +77,79 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 		hooks.Add(a.Function)
 		return nil
 	}
+
 	start := time.Now()
-	if err := m.restore(ctx, a); err != nil {
+	if err := m.wayBack(ctx, a); err != nil {
+		return m.failed(a, err)
+	}
+
+	return m.letGo(m.log.WithValues("took", time.Since(start)), a, "is as it was")
+}
+
+// wayBack undoes whatever was done to a Function, and checks that it is undone. After Detaching the setup stays.
+func (m *Manager) wayBack(ctx context.Context, a journal.Attachment) error {
+	if err := m.restore(ctx, a); errors.Is(err, netdev.ErrLeaks) {
+		return &wayBackError{err, journal.MayLeak, true}
+	} else if err != nil {
 		return err
 	}
-	log := m.log.WithValues("function", a.Function.String(), "took", time.Since(start))
-	if a.State == journal.Detaching {
-		if err := m.journal.Put(a.BackToReserved()); err != nil {
-			return err
-		}
-		log.Info("Function detached", "sandbox", a.Sandbox)
-		return nil
-	}
-	if a.Setup != nil {
+	if a.State == journal.Releasing && a.Setup != nil {
 		if err := m.options.Setup.TearDown(ctx, a); err != nil {
-			return err
+			return &wayBackError{err, journal.NotTornDown, errors.Is(err, netdev.ErrLeaks)}
 		}
 	}
-	if hooks != nil {
-		if first := hooks.First(a); first != "" {
-			a.RestoredAt, a.Hooks = time.Now().UTC(), &journal.Hooks{Next: first}
-			if err := m.journal.Put(a); err != nil {
-				return err
-			}
-			log.Info("Function is back", "claim", a.Claim.Name, "hook", first)
-			hooks.Add(a.Function)
-			return nil
+	return m.checkDriver(a)
+}
+
+// letGo records that a Function is back, which ends its quarantine with this outcome: a reservation goes on, and every other
+// Function is free, or has its hooks run first.
+func (m *Manager) letGo(log logr.Logger, a journal.Attachment, outcome string) error {
+	before, hook := a, ""
+	a.Quarantine = nil
+	if m.options.Hooks != nil && a.State == journal.Releasing {
+		hook = m.options.Hooks.First(a)
+	}
+
+	var err error
+	log = log.WithValues("function", a.Function.String())
+	switch {
+	case a.State == journal.Detaching:
+		if err = m.put(a.BackToReserved()); err == nil {
+			log.Info("Function detached", "sandbox", a.Sandbox)
+		}
+	case hook != "":
+		a.RestoredAt, a.Hooks = m.options.Now().UTC(), nextHook(a, hook)
+		if err = m.put(a); err == nil {
+			log.Info("Function is back", "claim", a.Claim.Name, "hook", hook)
+			m.options.Hooks.Add(a.Function)
+		}
+	default:
+		if err = m.journal.Delete(a.Function); err == nil {
+			log.Info("Function released", "claim", a.Claim.Name)
 		}
 	}
-	if err := m.journal.Delete(a.Function); err != nil {
+	if err != nil {
 		return err
 	}
-	log.Info("Function released", "claim", a.Claim.Name)
+
+	m.troubles.end(a.Function)
+	if before.Quarantined() {
+		log.Info("The quarantine of the Function is over", "outcome", outcome, "since", before.Quarantine.Since,
+			"message", before.Quarantine.Message)
+		m.options.Unquarantined(before, outcome)
+	}
 	return nil
+}
+
+// nextHook is how far the hooks of a record are before this one. The Port of a quarantined Function may have gone before.
+func nextHook(a journal.Attachment, hook string) *journal.Hooks {
+	switch {
+	case a.Hooks == nil:
+		return &journal.Hooks{Next: hook}
+	case a.Hooks.Next == hook:
+		return a.Hooks
+	}
+	return &journal.Hooks{Done: a.Hooks.Done, Next: hook}
 }
 
 // restore brings the Function back. If its netdev exists no more, what the PF and the eswitch enforced for it is undone. The
@@ -161,8 +203,7 @@ func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 	hardware := a.Before.Identity.IsHardware()
 	switch {
 	case errors.Is(notFound, netdev.ErrGone):
-		// A stop in the far future was recorded before the clock was set back.
-		return err != nil || !hardware || time.Since(a.StoppedAt).Abs() >= m.options.GoneAfter
+		return err != nil || !hardware || m.ages.of(a, sinceStopped) >= m.options.GoneAfter
 	case errors.Is(notFound, netdev.ErrAway):
 		// The pod's namespace lives, but a netdev does not survive its device, nor its driver; and a Function has no two.
 		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)

@@ -29,6 +29,9 @@ func (m *Manager) SetUp(ctx context.Context) error {
 // resume carries out [Resume] for all Functions at once: for those that are to be set up, or for all others.
 func (m *Manager) resume(ctx context.Context, setUp bool) error {
 	all := m.journal.All()
+	for _, a := range all {
+		m.ages.observe(a)
+	}
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	t := trigger{event: Resume}
@@ -54,6 +57,9 @@ func (m *Manager) resume(ctx context.Context, setUp bool) error {
 // Run carries out [Resume] and [Sweep] at intervals, and [DeviceChanges] after every value from changes, until ctx ends.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	defer m.endAnnouncements()
+	for _, a := range m.journal.All() {
+		m.ages.observe(a)
+	}
 	// The queue has the Functions whose device may have gone or come back. One goroutine at a time works on a Function.
 	queue := workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[function.ID](500*time.Millisecond, 30*time.Second))
@@ -84,6 +90,7 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 // a claim back from a pod that never ran. A reservation must be unneeded in two sweeps in a row, so that a pod which the
 // kubelet is just starting is not taken for gone.
 func (m *Manager) sweep(ctx context.Context) {
+	m.ages.keep(m.recorded())
 	before := m.abandoned
 	m.abandoned = map[function.ID]time.Time{}
 	asking, cancel := context.WithTimeout(ctx, sweepTimeout)
@@ -92,7 +99,7 @@ func (m *Manager) sweep(ctx context.Context) {
 		return m.options.Kubelet.Assigned(asking)
 	})}
 	for _, a := range m.journal.All() {
-		if a.State != journal.Reserved || time.Since(a.ReservedAt) < m.options.AbandonedAfter {
+		if a.State != journal.Reserved || m.ages.of(a, sinceReserved) < m.options.AbandonedAfter {
 			continue
 		}
 		d, err := m.decide(ctx, t, a.Function)
@@ -112,10 +119,22 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 }
 
-// queueDevices queues the Functions that pods have lost, or may have lost by what the inventory saw last. The inventory
-// may be wrong about a netdev that was just moved.
+// recorded are the Functions that have a record.
+func (m *Manager) recorded() map[function.ID]bool {
+	ids := map[function.ID]bool{}
+	for _, a := range m.journal.All() {
+		ids[a.Function] = true
+	}
+	return ids
+}
+
+// queueDevices queues the Functions that pods have lost, or may have lost by what the inventory saw last, and those that are
+// quarantined and whose device changed. The inventory may be wrong about a netdev that was just moved.
 func (m *Manager) queueDevices(queue workqueue.TypedRateLimitingInterface[function.ID]) {
 	for _, a := range m.journal.All() {
+		if t, tried := m.troubles.get(a.Function); a.Quarantined() && tried && m.look(a) != t.device {
+			queue.AddAfter(a.Function, changePause-time.Since(t.last))
+		}
 		f, known := m.options.Seen(a.Function)
 		changed := !known || f.Netdev != "" || f.Driver == ""
 		if a.State == journal.Lost || a.State == journal.Attached && changed {
@@ -136,7 +155,7 @@ func (m *Manager) checkDevices(ctx context.Context, queue workqueue.TypedRateLim
 				queue.Forget(id)
 			case ctx.Err() == nil:
 				wrap(&err, id)
-				m.log.Error(err, "A pod has not got back yet what it lost; trying again")
+				m.log.Error(err, "A Function whose device changed is not what it should be yet; trying again")
 				queue.AddRateLimited(id)
 			}
 		})
@@ -152,12 +171,12 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 			return err
 		}
 	}
-	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, time.Now().UTC())
+	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, m.options.Now().UTC())
 	// Before the journal says Lost, as nothing tries it again after that.
 	if err := m.options.Expose(a); err != nil {
 		return err
 	}
-	if err := m.journal.Put(a); err != nil {
+	if err := m.put(a); err != nil {
 		return err
 	}
 	m.healthChanged(a.Function)

@@ -26,10 +26,10 @@ const (
 // Events are all events, in the order of a Function's life.
 var Events = []Event{Prepare, Allocate, Add, SandboxStarts, SandboxStops, Del, DeviceChanges, Unprepare, GiveUp, Sweep, Resume}
 
-// Phase is how far a Function is: the state of its record in the journal, or [Free].
+// Phase is how far a Function is: the state of its record in the journal, with whether it is quarantined, or [Free].
 type Phase = journal.State
 
-// The phases. All but Free, in which there is no record, are states of the journal.
+// The phases. All but Free, in which there is no record, and the quarantined ones are states of the journal.
 const (
 	Free        Phase = ""
 	Reserved          = journal.Reserved
@@ -39,10 +39,25 @@ const (
 	Reattaching       = journal.Reattaching
 	Detaching         = journal.Detaching
 	Releasing         = journal.Releasing
+
+	// DetachingKept and ReleasingKept are the states Detaching and Releasing of a quarantined Function.
+	DetachingKept Phase = "Detaching, quarantined"
+	ReleasingKept Phase = "Releasing, quarantined"
 )
 
 // Phases are all phases, in the order of a Function's life.
-var Phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing}
+var Phases = []Phase{Free, Reserved, Attaching, Attached, Lost, Reattaching, Detaching, Releasing, DetachingKept, ReleasingKept}
+
+// phaseOf is the phase of a record.
+func phaseOf(a journal.Attachment) Phase {
+	switch {
+	case !a.Quarantined():
+		return a.State
+	case a.State == journal.Detaching:
+		return DetachingKept
+	}
+	return ReleasingKept
+}
 
 // Whose says whose Function it is, as the event sees it.
 type Whose string
@@ -82,6 +97,9 @@ const (
 	// DeviceBack: the Function has a netdev on the host, the sandbox's network namespace lives, and the xPU serves the
 	// Function's Port, if it has one. A program that had the Function without a netdev cannot get it back.
 	DeviceBack Evidence = "the netdev is on the host, and the Port is up"
+	// RetryDue: of a quarantined Function the pause after its last try is over; or its device or PF came, went, or has
+	// another driver, netdev or link since.
+	RetryDue Evidence = "the pause after the last try is over, or the device has changed since"
 )
 
 // Step is what is done.
@@ -97,6 +115,7 @@ const (
 	BringBack  Step = "bring back"  // take the netdev back from its sandbox; the reservation stays
 	EndRequest Step = "end request" // end a CNI request: bring a claim's Function back, and release every other
 	Release    Step = "release"     // bring the Function back, run the hooks, and make it free
+	Disown     Step = "disown"      // end the reservation of a quarantined Function, and delete its Port; it stays quarantined
 	Wait       Step = "wait"        // wait until the record changes, as long as whoever asks can
 	Refuse     Step = "refuse"      // return an error that says who has the Function
 	Ignore     Step = "ignore"      // do nothing: the event comes late, or is about somebody else
@@ -125,15 +144,26 @@ func (r Row) with(p Phase, rule Rule) Row {
 	return out
 }
 
-// every is the row of an event that means the same in every phase but Free.
-func every(r Rule) Row {
-	return Row{Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r}
+// kept is the row with rules for a Function that is quarantined while its reservation stays, and after that.
+func (r Row) kept(detaching, releasing Rule) Row {
+	return r.with(DetachingKept, detaching).with(ReleasingKept, releasing)
 }
 
-// held is the row of an event that waits for a release, with a rule for a reservation and one for a Function in use.
-func held(reserved, inUse Rule) Row {
-	return every(inUse).with(Reserved, reserved).with(Releasing, always(Wait))
+// every is the row of an event that means the same in every phase but Free.
+func every(r Rule) Row {
+	return Row{
+		Reserved: r, Attaching: r, Attached: r, Lost: r, Reattaching: r, Detaching: r, Releasing: r, DetachingKept: r, ReleasingKept: r,
+	}
 }
+
+// held is the row of an event that waits for a release, with a rule for a reservation and one for a Function in use. A
+// quarantined Function is refused at once.
+func held(reserved, inUse Rule) Row {
+	return every(inUse).with(Reserved, reserved).with(Releasing, always(Wait)).kept(always(Refuse), always(Refuse))
+}
+
+// again are the rules by which a pod that had a quarantined Function before gets it after all, if it comes back now.
+func (r Row) again() Row { return r.kept(always(BringBack), always(Release)) }
 
 // ignored is the row of an event that is not about the owner.
 var ignored = every(always(Ignore))
@@ -152,7 +182,7 @@ func forOwner(own Row) map[Whose]Row {
 var Table = map[Event]map[Whose]Row{
 	Prepare: {
 		Nobodys: {Free: given(NoOtherPod, Take, Refuse)},
-		Own:     held(given(NoOtherPod, Take, Refuse), always(Keep)),
+		Own:     held(given(NoOtherPod, Take, Refuse), always(Keep)).with(DetachingKept, always(BringBack)),
 		// The scheduler allocates a device to one claim only: that the other one still has it is a leftover.
 		AnotherClaims:   held(given(Unneeded, Release, Refuse), always(Refuse)),
 		NextPods:        held(given(Unneeded, Release, Refuse), always(Refuse)),
@@ -168,28 +198,29 @@ var Table = map[Event]map[Whose]Row{
 	},
 	Add: {
 		Nobodys:         {Free: given(NoOtherPod, Take, Refuse)},
-		Own:             held(given(NoOtherPod, Take, Refuse), always(BringBack)).with(Attached, always(Keep)),
+		Own:             held(given(NoOtherPod, Take, Refuse), always(BringBack)).with(Attached, always(Keep)).again(),
 		NextPods:        held(given(NoOtherPod, Take, Refuse), always(Refuse)),
-		PodsClaim:       held(always(Take), always(BringBack)),
-		PodsRequest:     held(given(NoOtherPod, EndRequest, Refuse), given(NoOtherPod, EndRequest, Refuse)),
+		PodsClaim:       held(always(Take), always(BringBack)).with(DetachingKept, always(BringBack)),
+		PodsRequest:     held(given(NoOtherPod, EndRequest, Refuse), given(NoOtherPod, EndRequest, Refuse)).again(),
 		AnotherRequests: held(given(NoOtherPod, EndRequest, Refuse), given(NamespaceGone, EndRequest, Refuse)),
 		AnotherClaims:   held(always(Refuse), always(Refuse)),
 	},
 	SandboxStarts: {
 		Nobodys: {Free: always(Refuse)},
 		// What a sandbox lost it gets back without being asked for.
-		Own:       refused.with(Attached, always(Keep)).with(Attaching, always(BringBack)).with(Detaching, always(BringBack)),
-		PodsClaim: held(always(Attach), always(BringBack)).with(Releasing, always(Refuse)),
+		Own: refused.with(Attached, always(Keep)).with(Attaching, always(BringBack)).with(Detaching, always(BringBack)).
+			with(DetachingKept, always(BringBack)),
+		PodsClaim: held(always(Attach), always(BringBack)).with(Releasing, always(Refuse)).with(DetachingKept, always(BringBack)),
 		// The kubelet prepares a claim once, for all pods that share it, and for one that follows another of its name.
 		AnotherClaims: held(given(ReservedForPod, Attach, Refuse), given(NamespaceGone, BringBack, Refuse)).
 			with(Releasing, always(Refuse)),
 		NextPods:        refused,
 		AnotherRequests: refused,
 	},
-	// A release goes on.
-	SandboxStops: forOwner(every(always(BringBack)).with(Releasing, always(Release))),
-	Del:          forOwner(every(always(EndRequest)).with(Releasing, always(Release))),
-	Unprepare:    forOwner(every(always(Release))),
+	// A release goes on. The pod of a quarantined Function goes, and the Function is tried again later.
+	SandboxStops: forOwner(every(always(BringBack)).with(Releasing, always(Release)).kept(always(Keep), always(Keep))),
+	Del:          forOwner(every(always(EndRequest)).with(Releasing, always(Release)).with(ReleasingKept, always(Keep))),
+	Unprepare:    forOwner(every(always(Release)).kept(always(Disown), always(Keep))),
 	GiveUp: {
 		Nobodys:       {Free: always(Ignore)},
 		NextPods:      ignored.with(Reserved, always(Release)),
@@ -205,10 +236,12 @@ var Table = map[Event]map[Whose]Row{
 			Reserved: always(SetUp), Attaching: always(BringBack), Reattaching: always(Lose),
 			Attached: given(NamespaceGone, BringBack, Keep), Lost: given(NamespaceGone, BringBack, Keep),
 			Detaching: always(BringBack), Releasing: always(Release),
+			DetachingKept: given(RetryDue, BringBack, Keep), ReleasingKept: given(RetryDue, Release, Keep),
 		},
 	},
 	DeviceChanges: {
 		Nobodys: {Free: always(Ignore)},
-		Own:     ignored.with(Attached, given(NetdevGone, Lose, Keep)).with(Lost, given(DeviceBack, Reattach, Keep)),
+		Own: ignored.with(Attached, given(NetdevGone, Lose, Keep)).with(Lost, given(DeviceBack, Reattach, Keep)).
+			kept(given(RetryDue, BringBack, Keep), given(RetryDue, Release, Keep)),
 	},
 }

@@ -32,7 +32,7 @@ func triggers() []trigger {
 	return all
 }
 
-// recordsOf are what the journal can say of a Function in a phase. One that is being released may be back already.
+// recordsOf are what the journal can say of a Function in a phase.
 func recordsOf(phase Phase) []journal.Attachment {
 	allocated, claimedByCNI, ofPod := requested("c1"), claimedVF(), claimedVF()
 	allocated.CNI, allocated.Pod = nil, journal.Pod{}
@@ -40,12 +40,18 @@ func recordsOf(phase Phase) []journal.Attachment {
 	ofPod.Pod = requested("c1").Pod
 	records := []journal.Attachment{requested("c1"), requested("c3"), claimedByCNI, claimedVF(), ofPod, allocated}
 	owners := len(records)
-	if phase == Releasing {
+	if phase == Releasing { // one that is being released may be back already
 		records = append(records, records...)
 	}
 	for i := range records {
 		r := &records[i]
 		r.State = phase
+		switch phase {
+		case DetachingKept:
+			r.State, r.Quarantine = journal.Detaching, &journal.Quarantine{Reason: journal.MayLeak, Message: "macvlan"}
+		case ReleasingKept:
+			r.State, r.Quarantine = journal.Releasing, &journal.Quarantine{Reason: journal.MayLeak, Message: "macvlan"}
+		}
 		if i >= owners {
 			r.RestoredAt, r.Hooks = r.RestoredAt.AddDate(2000, 0, 0), &journal.Hooks{Next: "port"}
 		}
@@ -106,7 +112,7 @@ func TestNoOwnerLosesAFunctionUnshown(t *testing.T) {
 	takes := map[Step]bool{BringBack: true, EndRequest: true, Release: true, Attach: true}
 	for _, event := range Events {
 		for _, whose := range []Whose{AnotherClaims, AnotherRequests} {
-			for _, phase := range []Phase{Attaching, Attached, Detaching} {
+			for _, phase := range []Phase{Attaching, Attached, Detaching, DetachingKept} {
 				rule := Table[event][whose][phase]
 				if takes[rule.Step] && rule.If != NamespaceGone || takes[rule.Else] {
 					t.Errorf("%s while %s, %s: %+v", event, phase, whose, rule)

@@ -55,6 +55,8 @@ type netdevice struct {
 	// gone says that there is no device, and made how often there was a new one.
 	gone bool
 	made int
+	// leaks says that something of the pod hangs on it, wherever it is.
+	leaks bool
 }
 
 // identity tells the netdev from those of other Functions, and from those that were made before it.
@@ -88,7 +90,7 @@ func (w *world) start(writes int) {
 	l := &life{}
 	l.writes.Store(int64(writes))
 	l.Manager = New(mortalJournal{w.records, w, l}, mortalEngine{w, l}, w, Options{
-		BootID: "boot-1", Hooks: mortalQueue{w, l}, Kubelet: &w.kubelet, Claims: w.claims, GoneAfter: time.Nanosecond,
+		BootID: "boot-1", Hooks: mortalQueue{w, l}, Kubelet: &w.kubelet, Claims: w.claims, GoneAfter: -1,
 	}, logr.Discard())
 	w.agent = l
 }
@@ -180,6 +182,9 @@ func (e mortalEngine) Restore(_ context.Context, _ netdev.Device, before netdev.
 	case d.gone:
 		return netdev.Restored{}, netdev.ErrGone
 	}
+	if d.leaks {
+		return netdev.Restored{}, netdev.ErrLeaks
+	}
 	d.in, d.changed = "", false
 	return netdev.Restored{Name: before.Name}, nil
 }
@@ -243,7 +248,8 @@ func (q mortalQueue) First(journal.Attachment) string { return "port" }
 func (q mortalQueue) Add(id function.ID) {
 	q.world.mutex.Lock()
 	defer q.world.mutex.Unlock()
-	if !q.life.dead() {
+	// The Port of a quarantined Function may go before, which is no concern of the next owner.
+	if a, _ := q.records.Get(id); !q.life.dead() && a.Restored() {
 		q.due[id] = "port"
 	}
 }
@@ -275,7 +281,8 @@ func (w *world) look() {
 
 // inSandbox brings a netdev to where a record says that it is.
 func (w *world) inSandbox(a journal.Attachment) {
-	if a.State == journal.Attached || (a.State == journal.Detaching || a.State == journal.Reattaching) && a.Place.NetNS != "" {
+	back := a.State == journal.Detaching || a.State == journal.Reattaching || a.Quarantined()
+	if a.State == journal.Attached || back && a.Place.NetNS != "" {
 		d := w.netdevs[a.Function]
 		d.in, d.changed = a.Place.NetNS, true
 	}
@@ -285,7 +292,7 @@ func (w *world) inSandbox(a journal.Attachment) {
 func (w *world) unplug(id function.ID) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	*w.netdevs[id] = netdevice{gone: true, made: w.netdevs[id].made}
+	*w.netdevs[id] = netdevice{gone: true, made: w.netdevs[id].made} // with whatever hangs on it
 }
 
 // plug makes a device that was unplugged anew.
@@ -328,6 +335,8 @@ func (w *world) check(when string) {
 			w.t.Errorf("%s: Function %s is attached to nobody", when, id)
 		case w.due[id] != "" && !returned:
 			w.t.Errorf("%s: Function %s is %s before its hooks are done", when, id, phase)
+		case a.Quarantined() && (w.agent.Quarantined(id) == "" || w.agent.Releasing(id) != ""):
+			w.t.Errorf("%s: Function %s is quarantined, and not kept from others", when, id)
 		case returned && w.agent.Releasing(id) == "":
 			w.t.Errorf("%s: Function %s is offered before its hooks are done", when, id)
 		}
@@ -344,7 +353,8 @@ func (w *world) settleAll(when string) {
 		w.alive[path] = false
 	}
 	w.kubelet.err = nil
-	for id := range w.netdevs {
+	for id, d := range w.netdevs {
+		d.leaks = false
 		w.plug(id)
 	}
 	for range 12 {

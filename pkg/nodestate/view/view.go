@@ -117,7 +117,7 @@ const (
 
 func conditionOf(f nodestate.Function) condition {
 	switch a := f.Attachment; {
-	case f.Gone, a != nil && a.State == "Lost":
+	case f.Gone, a != nil && (a.State == "Lost" || a.Quarantine != nil):
 		return troubled
 	case a != nil && (a.State == "Detaching" || a.State == "Releasing"):
 		return releasing
@@ -138,6 +138,9 @@ func who(f nodestate.Function) string {
 		return ""
 	}
 	parts := []string{a.State}
+	if a.Quarantine != nil {
+		parts[0] += ", quarantined,"
+	}
 	if a.Interface.Name != "" {
 		parts = append(parts, a.Interface.Name)
 	}
@@ -168,6 +171,9 @@ func troubles(f nodestate.Function) []string {
 	}
 	for _, p := range f.Problems {
 		out = append(out, clean(p.Message))
+	}
+	if a := f.Attachment; a != nil && a.Quarantine != nil && len(f.Problems) == 0 { // else they say it
+		out = append(out, clean("quarantined: "+a.Quarantine.Message))
 	}
 	return out
 }

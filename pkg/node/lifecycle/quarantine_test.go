@@ -1,0 +1,531 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/testr"
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+var errLeak = fmt.Errorf("macvlan evil0 of the pod hangs on it in another namespace: %w", netdev.ErrLeaks)
+
+// ward is an agent whose Functions may not come back.
+type ward struct {
+	*Manager
+	t       *testing.T
+	journal *journal.Journal
+	engine  *engine
+	// driver is that of the Function, or why it cannot be told.
+	driver    string
+	driverErr error
+	seen      map[function.ID]function.Function
+	// port is the first hook, and queued are the Functions whose hooks were to run.
+	port   string
+	queued []function.ID
+	events []string
+}
+
+func (w *ward) First(a journal.Attachment) string {
+	if a.Quarantined() || a.Hooks != nil && slices.Contains(a.Hooks.Done, w.port) {
+		return ""
+	}
+	return w.port
+}
+
+func (w *ward) Add(id function.ID) { w.queued = append(w.queued, id) }
+
+func newWard(t *testing.T) *ward {
+	t.Helper()
+	w := &ward{
+		t: t, journal: openJournal(t), engine: &engine{parent: string(vf.Address), dead: true},
+		driver: "igbvf", seen: map[function.ID]function.Function{vf: {Driver: "igbvf"}},
+	}
+	w.start()
+	return w
+}
+
+// start begins another run of the agent.
+func (w *ward) start() {
+	w.Manager = New(w.journal, w.engine, netdevs{vf: "v", pf: "p"}, Options{
+		BootID: "boot-1", Hooks: w, Setup: tornDown{},
+		Driver: func(function.ID) (string, error) { return w.driver, w.driverErr },
+		Seen: func(id function.ID) (function.Function, bool) {
+			f, exists := w.seen[id]
+			return f, exists
+		},
+		Quarantined: func(a journal.Attachment) {
+			w.events = append(w.events, "quarantined "+string(a.Quarantine.Reason)+": "+a.Quarantine.Message)
+		},
+		Unquarantined: func(_ journal.Attachment, outcome string) { w.events = append(w.events, outcome) },
+	}, testr.New(w.t))
+}
+
+// tornDown is a setup that has nothing to do.
+type tornDown struct{}
+
+func (tornDown) Plan(context.Context, journal.Attachment) (*journal.Setup, error) { return nil, nil }
+
+func (tornDown) SetUp(context.Context, journal.Attachment) error { return nil }
+
+func (tornDown) TearDown(context.Context, journal.Attachment) error { return nil }
+
+// attached has the Function in a pod.
+func (w *ward) attached(a journal.Attachment) journal.Attachment {
+	w.t.Helper()
+	a.State, a.Sandbox, a.BootID, a.Driver, a.ReservedAt = journal.Attached, "c1", "boot-1", "igbvf", time.Now().UTC()
+	a.Pod = journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}
+	a.Before, a.Observed = &netdev.Snapshot{Name: "v"}, &netdev.Observed{Name: "net1"}
+	w.put(a)
+	return a
+}
+
+func (w *ward) put(a journal.Attachment) {
+	w.t.Helper()
+	if err := w.Manager.put(a); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// want is that the Function is in a state, and quarantined or not.
+func (w *ward) want(state journal.State, quarantined bool) journal.Attachment {
+	w.t.Helper()
+	a, _ := w.journal.Get(vf)
+	if a.State != state || a.Quarantined() != quarantined {
+		w.t.Fatalf("state %q, quarantine %+v; want state %q, quarantined: %t", a.State, a.Quarantine, state, quarantined)
+	}
+	return a
+}
+
+func (w *ward) restores() int {
+	return len(slices.DeleteFunc(slices.Clone(w.engine.calls), func(c string) bool { return c != "restore" }))
+}
+
+// TestLeakLetsThePodGo: what may reach the next owner is quarantined by the first try, and whoever ends the pod succeeds.
+func TestLeakLetsThePodGo(t *testing.T) {
+	for name, test := range map[string]struct {
+		record journal.Attachment
+		end    func(ctx context.Context, w *ward) error
+		state  journal.State
+	}{
+		"CNI DEL": {requested("c1"), func(ctx context.Context, w *ward) error {
+			return w.EndRequest(ctx, "c1", "net1", nil)
+		}, journal.Releasing},
+		"Unprepare": {claimedVF(), func(ctx context.Context, w *ward) error {
+			return w.Unprepare(ctx, "claim-1")
+		}, journal.Releasing},
+		"StopPodSandbox": {claimedVF(), func(ctx context.Context, w *ward) error {
+			return w.Detach(ctx, vf, "c1")
+		}, journal.Detaching},
+		"start of the agent": {claimedVF(), func(ctx context.Context, w *ward) error {
+			return w.Recover(ctx)
+		}, journal.Detaching},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t)
+			w.attached(test.record)
+			w.engine.restore = errLeak
+			for range 3 { // callers repeat themselves
+				if err := test.end(t.Context(), w); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a := w.want(test.state, true)
+			if a.Quarantine.Reason != journal.MayLeak || !strings.Contains(a.Quarantine.Message, "evil0") || w.restores() != 1 {
+				t.Errorf("quarantine %+v after %d tries", a.Quarantine, w.restores())
+			}
+			if diff := cmp.Diff([]string{"quarantined MayLeak: " + errLeak.Error()}, w.events); diff != "" {
+				t.Errorf("events (-want +got):\n%s", diff)
+			}
+
+			if w.Quarantined(vf) == "" || w.Releasing(vf)+w.Overdue(vf) != "" {
+				t.Errorf("quarantined %q, releasing %q, overdue %q", w.Quarantined(vf), w.Releasing(vf), w.Overdue(vf))
+			}
+			other := claimedVF()
+			other.Claim.UID, other.Pod.UID = "claim-2", "pod-2"
+			for _, want := range []journal.Attachment{other, {Function: vf, Resource: "xpu.opiproject.org/fast"}} {
+				err := w.Reserve(t.Context(), want)
+				if !errors.As(err, new(TakenError)) || !strings.Contains(err.Error(), "evil0") {
+					t.Errorf("another owner: error %v, want at once why it is quarantined", err)
+				}
+			}
+		})
+	}
+}
+
+// TestFailingReleaseEnds: a release that fails otherwise is tried for a while; then the pod goes too.
+func TestFailingReleaseEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWard(t)
+		w.attached(claimedVF())
+		w.engine.restore = errors.New("PF does not tell")
+		for range 2 {
+			if err := w.Unprepare(t.Context(), "claim-1"); !errors.Is(err, w.engine.restore) {
+				t.Errorf("error %v, want the engine's", err)
+			}
+			w.want(journal.Releasing, false)
+			time.Sleep(quarantineAfter / 2)
+		}
+		if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
+			t.Fatal(err)
+		}
+		if a := w.want(journal.Releasing, true); a.Quarantine.Reason != journal.NotRestored {
+			t.Errorf("quarantine %+v", a.Quarantine)
+		}
+		if got := testutil.ToFloat64(only{w.Manager, string(journal.NotRestored)}); got != 1 {
+			t.Errorf("metric %v, want 1", got)
+		}
+	})
+}
+
+// TestWaiterHearsOfQuarantine: who waits for a release does not wait for one that ended in quarantine.
+func TestWaiterHearsOfQuarantine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWard(t)
+		w.attached(claimedVF())
+		w.engine.restore = errors.New("PF does not tell")
+		if err := w.Unprepare(t.Context(), "claim-1"); err == nil {
+			t.Fatal("released")
+		}
+		done := make(chan error)
+		go func() { done <- w.Reserve(t.Context(), claimedVF()) }()
+		time.Sleep(time.Second)
+		w.engine.restore = errLeak
+		if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; !errors.As(err, new(TakenError)) || !strings.Contains(err.Error(), "evil0") {
+			t.Errorf("error %v, want why it is quarantined", err)
+		}
+	})
+}
+
+// TestTriedAtLeisure: a quarantined Function is tried again after growing pauses, at once when its device changes, and is
+// free when that succeeds.
+func TestTriedAtLeisure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWard(t)
+		w.attached(claimedVF())
+		w.engine.restore = errLeak
+		if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		changes, done := make(chan struct{}), make(chan error)
+		go func() { done <- w.Run(ctx, changes) }()
+		var after []int // minutes
+		begin, before := time.Now(), w.restores()
+		for time.Since(begin) < 5*time.Hour {
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if now := w.restores(); now != before {
+				before, after = now, append(after, int(time.Since(begin)/time.Minute))
+			}
+		}
+		if want := []int{1, 3, 7, 15, 31, 63, 123, 183, 243}; !cmp.Equal(want, after[:min(len(after), len(want))]) {
+			t.Errorf("tried again after %v minutes, want %v", after, want)
+		}
+
+		w.seen[vf] = function.Function{Driver: "igbvf", Netdev: "v"} // it was registered anew
+		changes <- struct{}{}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if w.restores() != before+1 {
+			t.Errorf("%d tries after the device changed, want one", w.restores()-before)
+		}
+		changes <- struct{}{}
+		time.Sleep(2 * changePause)
+		synctest.Wait()
+		if w.restores() != before+1 {
+			t.Errorf("%d tries although nothing changed any more", w.restores()-before-1)
+		}
+
+		w.engine.restore = nil
+		delete(w.seen, pf) // any change will do
+		w.seen[vf] = function.Function{Driver: "igbvf", Netdev: "w"}
+		changes <- struct{}{}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		w.want(Free, false)
+		if last := w.events[len(w.events)-1]; last != "is as it was" {
+			t.Errorf("events %q", w.events)
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestNextAgentTriesAtOnce: a new agent, which does not know when the last try was, tries once.
+func TestNextAgentTriesAtOnce(t *testing.T) {
+	w := newWard(t)
+	w.attached(claimedVF())
+	w.engine.restore = errLeak
+	if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
+		t.Fatal(err)
+	}
+	w.start()
+	for range 3 {
+		if err := w.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a := w.want(journal.Releasing, true); w.restores() != 2 || a.Quarantine.Attempts != 1 {
+		t.Errorf("%d restores, %d more attempts; want one more", w.restores(), a.Quarantine.Attempts)
+	}
+	if len(w.events) != 1 {
+		t.Errorf("events %q, want one", w.events)
+	}
+
+	w.start()
+	w.options.BootID = "boot-2" // nothing of the pod survives that
+	if err := w.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.want(Free, false)
+}
+
+// TestQuarantineOfAClaim: a claim keeps its reservation, a new sandbox tries again first, and Unprepare ends the reservation
+// without another try. Then the Port goes.
+func TestQuarantineOfAClaim(t *testing.T) {
+	w := newWard(t)
+	w.port = "port"
+	w.attached(claimedVF())
+	w.engine.restore = errLeak
+	if err := w.Detach(t.Context(), vf, "c1"); err != nil {
+		t.Fatal(err)
+	}
+	w.want(journal.Detaching, true)
+	next := Sandbox{ID: "c2", NetNS: t.TempDir(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}}
+	_, err := w.Attach(t.Context(), vf, next)
+	if err == nil || !strings.Contains(err.Error(), "evil0") || w.restores() != 2 {
+		t.Errorf("error %v after %d tries; want why it is quarantined, after another try", err, w.restores())
+	}
+
+	if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
+		t.Fatal(err)
+	}
+	w.want(journal.Releasing, true)
+	if w.restores() != 2 || len(w.queued) != 1 {
+		t.Errorf("%d tries, and the hooks of %v; want no other try, and the Port to go", w.restores(), w.queued)
+	}
+	if _, err := w.Attach(t.Context(), vf, next); err == nil || w.restores() != 2 {
+		t.Errorf("error %v after %d tries, want a refusal without a try", err, w.restores())
+	}
+}
+
+// TestNewSandboxAfterAll: a pod gets its Function back when that comes back for the new sandbox.
+func TestNewSandboxAfterAll(t *testing.T) {
+	w := newWard(t)
+	w.attached(claimedVF())
+	w.engine.restore = errLeak
+	if err := w.Detach(t.Context(), vf, "c1"); err != nil {
+		t.Fatal(err)
+	}
+	w.engine.restore = nil
+	next := Sandbox{ID: "c2", NetNS: t.TempDir(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}}
+	if _, err := w.Attach(t.Context(), vf, next); err != nil {
+		t.Fatal(err)
+	}
+	w.want(journal.Attached, false)
+}
+
+// TestAdministratorReleases: the administrator has a Function tried again, or lets it go as it is.
+func TestAdministratorReleases(t *testing.T) {
+	for name, test := range map[string]struct {
+		asItIs, mended bool
+		outcome, err   string
+		restores       int
+	}{
+		"tried in vain": {false, false, "", "is still quarantined: " + errLeak.Error() + "; if its next owner", 2},
+		"mended":        {false, true, "is as it was", "", 2},
+		"as it is":      {true, false, "is let go as it is, by an administrator: " + errLeak.Error(), "", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t)
+			w.port = "port"
+			w.attached(claimedVF())
+			if _, err := w.Release(t.Context(), vf, test.asItIs); err == nil || !strings.Contains(err.Error(), "is not quarantined") {
+				t.Errorf("a Function in a pod: error %v", err)
+			}
+			w.engine.restore = errLeak
+			if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
+				t.Fatal(err)
+			}
+			a := w.want(journal.Releasing, true)
+			a.Hooks = &journal.Hooks{Done: []string{"port"}} // by the queue
+			w.put(a)
+			if test.mended {
+				w.engine.restore = nil
+			}
+			outcome, err := w.Release(t.Context(), vf, test.asItIs)
+			if outcome != test.outcome || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Errorf("outcome %q, error %v; want %q, %q", outcome, err, test.outcome, test.err)
+			}
+			if _, exists := w.journal.Get(vf); exists != (test.err != "") || w.restores() != test.restores {
+				t.Errorf("there is a record: %t; %d restores, want %d", exists, w.restores(), test.restores)
+			}
+		})
+	}
+}
+
+// TestDriverIsCompared: a Function with another driver than before is no use to the next pod. It is free when it has its
+// driver again. What cannot be told is not taken for equal, and a device that is gone has nothing to compare.
+func TestDriverIsCompared(t *testing.T) {
+	byAgent := func(a *journal.Attachment) { a.Setup = &journal.Setup{Driver: "vfio-pci", Own: "iavf"} }
+	for name, test := range map[string]struct {
+		change  func(*journal.Attachment)
+		driver  string
+		err     error
+		message string // of the quarantine, "" for none
+		fails   bool
+	}{
+		"the same":                     {nil, "igbvf", nil, "", false},
+		"a VM runtime left another":    {nil, "vfio-pci", nil, "driver is vfio-pci, was igbvf", false},
+		"none is bound":                {nil, "", nil, "has no driver, was igbvf", false},
+		"the device is gone":           {nil, "", fs.ErrNotExist, "", false},
+		"the device cannot be read":    {nil, "", errors.New("input/output error"), "", true},
+		"an older agent wrote nothing": {func(a *journal.Attachment) { a.Driver = "" }, "vfio-pci", nil, "", false},
+		"bound by the agent, undone":   {byAgent, "iavf", nil, "", false},
+		"bound by the agent, not back": {byAgent, "vfio-pci", nil, "driver is vfio-pci, was iavf", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t)
+			a := w.attached(claimedVF())
+			if test.change != nil {
+				test.change(&a)
+				w.put(a)
+			}
+			w.driver, w.driverErr = test.driver, test.err
+			if err := w.Unprepare(t.Context(), "claim-1"); (err != nil) != test.fails {
+				t.Errorf("error %v, want one: %t", err, test.fails)
+			}
+			switch {
+			case test.fails:
+				w.want(journal.Releasing, false)
+				return
+			case test.message == "":
+				w.want(Free, false)
+				return
+			}
+			a = w.want(journal.Releasing, true)
+			if a.Quarantine.Message != test.message || a.Quarantine.Reason != journal.WrongDriver {
+				t.Errorf("quarantine %+v, want %s", a.Quarantine, test.message)
+			}
+			w.driver, _ = a.OwnDriver()
+			if _, err := w.Release(t.Context(), vf, false); err != nil {
+				t.Error(err)
+			}
+			w.want(Free, false)
+		})
+	}
+}
+
+// TestDriverIsRecorded: the driver is that of the first reservation, also when the owner reserves again.
+func TestDriverIsRecorded(t *testing.T) {
+	w := newWard(t)
+	for _, driver := range []string{"igbvf", "vfio-pci"} {
+		w.driver = driver
+		if err := w.Reserve(t.Context(), claimedVF()); err != nil {
+			t.Fatal(err)
+		}
+		if a := w.want(journal.Reserved, false); a.Driver != "igbvf" || !a.Made.Known() {
+			t.Errorf("driver %q, made %v", a.Driver, a.Made)
+		}
+	}
+}
+
+// TestLongMessages: a pod names what hangs on its netdev, and the journal does not grow with that.
+func TestLongMessages(t *testing.T) {
+	w := newWard(t)
+	w.attached(claimedVF())
+	w.engine.restore = fmt.Errorf("%s: %w", strings.Repeat("ü", 1<<20), netdev.ErrLeaks)
+	if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
+		t.Fatal(err)
+	}
+	if a := w.want(journal.Releasing, true); len(a.Quarantine.Message) > maxMessage+3 {
+		t.Errorf("message of %d bytes", len(a.Quarantine.Message))
+	}
+}
+
+// TestClockJumps: whatever the clock of the machine is set to, reservations are swept, and what is late is told, after the
+// same time.
+func TestClockJumps(t *testing.T) {
+	for name, jump := range map[string]time.Duration{"back": -time.Hour, "forward": time.Hour, "not at all": 0} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWard(t)
+				w.options.Kubelet = &kubelet{}
+				w.options.Now = func() time.Time { return time.Now().Add(jump) } // it was right when the record was made
+				reserved := requested("c1")
+				reserved.State, reserved.ReservedAt = journal.Reserved, time.Now().Add(-2*jump)
+				w.put(reserved)
+				w.sweep(t.Context())
+				time.Sleep(w.options.AbandonedAfter - time.Second)
+				w.sweep(t.Context())
+				w.sweep(t.Context())
+				w.want(journal.Reserved, false)
+				time.Sleep(time.Second)
+				w.sweep(t.Context())
+				w.sweep(t.Context())
+				w.want(Free, false)
+
+				w.attached(claimedVF())
+				w.engine.restore = errors.New("busy")
+				if err := w.Detach(t.Context(), vf, "c1"); err == nil {
+					t.Error("detached")
+				}
+				w.wantLate(w.Overdue)
+				lost := claimedVF()
+				lost.State, lost.LostAt = journal.Lost, w.options.Now()
+				lost.Before, lost.Observed = &netdev.Snapshot{}, &netdev.Observed{}
+				w.put(lost)
+				w.wantLate(w.Lost)
+			})
+		})
+	}
+}
+
+// wantLate is that the Function is late after releaseGrace, and not before.
+func (w *ward) wantLate(late func(function.ID) string) {
+	w.t.Helper()
+	for _, now := range []bool{false, true} {
+		if got := late(vf); (got != "") != now {
+			w.t.Errorf("late %q, want late: %t", got, now)
+		}
+		time.Sleep(releaseGrace)
+	}
+}
+
+// only is the metric of one reason.
+type only struct {
+	*Manager
+	reason string
+}
+
+func (o only) Collect(to chan<- prometheus.Metric) {
+	all := make(chan prometheus.Metric, len(journal.QuarantineReasons))
+	o.Manager.Collect(all)
+	close(all)
+	for m := range all {
+		var written dto.Metric
+		if m.Write(&written) == nil && written.GetLabel()[0].GetValue() == o.reason {
+			to <- m
+		}
+	}
+}
