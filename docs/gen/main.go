@@ -34,7 +34,7 @@ func run(dir string) error {
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{
 			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source", "pkg/node/deviceplugin", "pkg/node/dra",
-			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/sriov", "pkg/node/traffic", "pkg/monitoring",
+			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/lifecycle", "pkg/node/sriov", "pkg/node/traffic", "pkg/monitoring",
 		}},
 		{"xpu-controller", []string{"pkg/controller", "pkg/broker", "pkg/monitoring"}},
 		{"opi-bridge", []string{"pkg/bridge", "pkg/monitoring"}},

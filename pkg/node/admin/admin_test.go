@@ -53,6 +53,12 @@ func server(t *testing.T) *Server {
 		GiveUp: func(_ context.Context, id function.ID, hook string) error {
 			return errors.New(id.String() + " does not wait for " + hook)
 		},
+		Release: func(_ context.Context, id function.ID, asItIs bool) (string, error) {
+			if id != vfs[1].ID {
+				return "", errors.New(id.String() + " is not quarantined")
+			}
+			return map[bool]string{false: "is as it was", true: "is let go"}[asItIs], nil
+		},
 		Log: logr.Discard(),
 	}
 }
@@ -89,13 +95,20 @@ func TestState(t *testing.T) {
 	if f := state.Functions[4]; !f.Gone || f.Kind != function.VF || f.Index != 48 || f.Attachment.Claim.Name != "c" || f.Attachment.Interface.VLAN != 7 {
 		t.Errorf("a VF that is gone: %+v", f)
 	}
+	for asItIs, want := range map[bool]string{false: "Function 0000:3b:00.3: is as it was", true: "Function 0000:3b:00.3: is let go"} {
+		outcome, err := client.Release(t.Context(), nodestate.Release{Function: state.Functions[3].ID, AsItIs: asItIs})
+		if err != nil || outcome != want {
+			t.Errorf("as it is %t: %q, error %v; want %q", asItIs, outcome, err, want)
+		}
+	}
 	for body, want := range map[nodestate.Release]string{
-		{}: "request: ",
+		{}:                                "request: ",
+		{Function: state.Functions[2].ID}: "0000:3b:00.2 is not quarantined",
 		{Function: state.Functions[2].ID, Hook: "10-a"}:                             "0000:3b:00.2 does not wait for 10-a",
 		{Function: state.Functions[2].ID, Hook: nodestate.PortHook}:                 "may still serve its Port",
 		{Function: state.Functions[2].ID, Hook: nodestate.PortHook, PortGone: true}: "does not wait for port",
 	} {
-		if err := client.Release(t.Context(), body); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := client.Release(t.Context(), body); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want %q", body, err, want)
 		}
 	}
@@ -125,5 +138,22 @@ func TestGarbage(t *testing.T) {
 	})
 	if _, err := (nodestate.Client{Socket: s.Socket}).State(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestStateOfQuarantine: an administrator sees why a Function is quarantined, and the hook that deletes its Port, but none
+// that does not run yet.
+func TestStateOfQuarantine(t *testing.T) {
+	a := journal.Attachment{
+		State: journal.Releasing, Hooks: &journal.Hooks{Done: []string{"port"}},
+		Quarantine: &journal.Quarantine{Reason: journal.WrongDriver, Message: "driver is vfio-pci, was igbvf", Attempts: 2},
+	}
+	got := attachment(a)
+	if q := got.Quarantine; q == nil || q.Reason != "WrongDriver" || q.Message != a.Quarantine.Message || q.Attempts != 2 || got.Hook != nil {
+		t.Errorf("quarantine %+v, hook %+v", q, got.Hook)
+	}
+	a.Hooks = &journal.Hooks{Next: "port", Attempts: 1}
+	if got := attachment(a); got.Hook == nil || got.Hook.Name != "port" {
+		t.Errorf("hook %+v", got.Hook)
 	}
 }

@@ -66,11 +66,11 @@ func TestAdministrator(t *testing.T) {
 			t.Errorf("a VF whose Port does not go: %+v, %+v", f, f.Attachment)
 		}
 		wish := nodestate.Release{Function: vf, Hook: nodestate.PortHook}
-		if err := s.administrators().Release(t.Context(), wish); err == nil || !strings.Contains(err.Error(), "may still serve its Port") {
+		if _, err := s.administrators().Release(t.Context(), wish); err == nil || !strings.Contains(err.Error(), "may still serve its Port") {
 			t.Errorf("a Port that is there is given up: %v", err)
 		}
 		wish.PortGone = true
-		if err := s.administrators().Release(t.Context(), wish); err != nil {
+		if _, err := s.administrators().Release(t.Context(), wish); err != nil {
 			t.Fatal(err)
 		}
 		s.eventually("the executable has failed", func() bool {
@@ -78,7 +78,7 @@ func TestAdministrator(t *testing.T) {
 			return hook.Name == "10-note" && hook.Attempts > 0 && strings.Contains(hook.Error, "cannot note")
 		})
 		wish = nodestate.Release{Function: vf, Hook: "10-note"}
-		if err := s.administrators().Release(t.Context(), wish); err != nil {
+		if _, err := s.administrators().Release(t.Context(), wish); err != nil {
 			t.Fatal(err)
 		}
 		s.wantHealthy(s.vfs...)

@@ -98,3 +98,28 @@ func TestUsers(t *testing.T) {
 	}
 	(&agent{report: claims.Report}).reportLoss(a) // without an API server
 }
+
+// TestQuarantineIsTold: the pod and the node hear of a quarantine, and the node of its end.
+func TestQuarantineIsTold(t *testing.T) {
+	recorder := events.NewFakeRecorder(10)
+	node := &agent{recorder: recorder, config: Config{NodeName: "node1"}}
+	a := journal.Attachment{
+		Function: function.ID{Address: "0000:3b:02.1"}, Pod: journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"},
+		Quarantine: &journal.Quarantine{Message: "driver is vfio-pci, was igbvf"},
+	}
+	node.reportQuarantine(a)
+	a.Pod = journal.Pod{}
+	node.reportQuarantine(a)
+	node.reportRelease(a, "is as it was")
+	for _, want := range []string{
+		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: is kept from other pods: driver is vfio-pci, was igbvf",
+		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: did not come back from its pod as it was, and is kept from others: driver is vfio-pci, was igbvf",
+		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: did not come back from its pod as it was, and is kept from others: driver is vfio-pci, was igbvf",
+		"Normal FunctionReleased Function 0000:3b:02.1 on node node1: was quarantined, and is as it was",
+	} {
+		if got := <-recorder.Events; got != want {
+			t.Errorf("event %q, want %q", got, want)
+		}
+	}
+	(&agent{}).reportQuarantine(a) // without an API server
+}

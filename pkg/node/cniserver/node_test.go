@@ -99,7 +99,7 @@ func (n *node) start() (r *running, stop func()) {
 	})
 	r = &running{node: n, engine: agent.Engine}
 	r.Server = &Server{
-		Path: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
+		BootID: n.BootID, Path: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
 		Function: n.Get, Pools: n, Journal: agent.Journal, Lifecycle: agent.Lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Ready: func() error { return nil }, Report: r.reports.Report,

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -327,6 +328,27 @@ func TestProvisionFails(t *testing.T) {
 		r.mustFail(add, CodeProvision, "")
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		r.checkFree(0, before)
+	})
+}
+
+// TestAddWithAnotherNetNS: an ADD that names another namespace than the one that the container's interface is in is
+// refused. The same namespace may have another path.
+func TestAddWithAnotherNetNS(t *testing.T) {
+	n := newNode(t, 1)
+	pod, other := netns.New(t), netns.New(t)
+	n.run(func(r *running) {
+		add := request(wire.Add, 0, "c1", pod, nil)
+		first := r.must(add)
+		r.mustFail(request(wire.Add, 0, "c1", other, nil), CodeTaken, "in network namespace "+pod.Path()+", and CNI_NETNS "+
+			other.Path()+" is another one; DEL must come before")
+		gone := with(add, func(r *wire.Request) { r.NetNS = "/run/netns/never" })
+		r.mustFail(gone, CodeTaken, "CNI_NETNS /run/netns/never is another one")
+		link := filepath.Join(t.TempDir(), "ns")
+		must.Succeed(t, os.Symlink(pod.Path(), link))
+		if again := r.must(with(add, func(r *wire.Request) { r.NetNS = link })); !bytes.Equal(again.Result, first.Result) {
+			t.Errorf("result %s, want %s", again.Result, first.Result)
+		}
+		mustLink(t, pod, "net1")
 	})
 }
 

@@ -5,14 +5,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle/lifecycletest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -179,4 +182,65 @@ func TestSpoolRemoved(t *testing.T) {
 			r.checkFree(0, before)
 		}
 	})
+}
+
+// TestClockSetWhileAway: when the agent was away and the clock was set meanwhile, a DEL is done that came after its ADD, and
+// none that came before. The shim and the record have the time since the boot. Those of before it have the clock alone.
+func TestClockSetWhileAway(t *testing.T) {
+	for name, test := range map[string]struct {
+		clock time.Duration // of the DEL after the ADD
+		asked func(made uptime.Moment) uptime.Moment
+		done  bool
+	}{
+		"DEL later, clock set back":      {-time.Hour, later(time.Second), true},
+		"DEL at once, clock set back":    {-time.Hour, later(0), true},
+		"DEL earlier, clock set forward": {time.Hour, later(-time.Second), false},
+		"DEL of an earlier boot":         {time.Hour, func(uptime.Moment) uptime.Moment { return uptime.Moment{BootID: "boot-0", Since: 1 << 60} }, false},
+		"DEL of an older shim":           {time.Hour, func(uptime.Moment) uptime.Moment { return uptime.Moment{} }, true},
+		"DEL of an older shim, set back": {-time.Hour, func(uptime.Moment) uptime.Moment { return uptime.Moment{} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, 1)
+			before := n.Snapshot(0)
+			del := request(wire.Del, 0, "c1", nil, nil)
+			n.run(func(r *running) {
+				r.must(request(wire.Add, 0, "c1", netns.New(t), nil))
+				record, _ := r.Journal.Get(lifecycletest.ID(0))
+				del.At, del.Asked = record.AttachedAt.Add(test.clock), test.asked(record.Made)
+			})
+			n.spool("a.json", del)
+			n.serve(func(r *running) {
+				if test.done {
+					r.checkFree(0, before)
+				} else if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Attached {
+					t.Errorf("record %+v", a)
+				}
+				if left := n.spooled(); len(left) > 0 {
+					t.Errorf("left: %q", left)
+				}
+			})
+		})
+	}
+}
+
+func later(by time.Duration) func(uptime.Moment) uptime.Moment {
+	return func(m uptime.Moment) uptime.Moment {
+		m.Since += by
+		return m
+	}
+}
+
+// TestOrderOfRequests: requests of this boot are in the order of the time since then, after all others.
+func TestOrderOfRequests(t *testing.T) {
+	s := &Server{BootID: "boot-1"}
+	at := func(clock int64, boot string, since time.Duration) wire.Request {
+		return wire.Request{At: time.Unix(clock, 0), Asked: uptime.Moment{BootID: boot, Since: since}}
+	}
+	want := []wire.Request{at(1, "", 0), at(2, "boot-0", 9), at(3, "", 0), at(9, "boot-1", 1), at(5, "boot-1", 2), at(7, "boot-1", 3)}
+	got := slices.Clone(want)
+	slices.Reverse(got)
+	slices.SortStableFunc(got, s.order)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("order (-want +got):\n%s", diff)
+	}
 }

@@ -31,7 +31,8 @@ func TestProblems(t *testing.T) {
 			}
 			return ""
 		},
-		ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back"), Lost: only("a pod lost it"), InUse: only("a pod has it"),
+		ProvisionFailed: only("the xPU refused it"), ReleasePending: only("it is not back"),
+		Quarantined: only("it leaks"), Lost: only("a pod lost it"), InUse: only("a pod has it"),
 	}
 	for _, test := range []struct {
 		name     string
@@ -48,6 +49,7 @@ func TestProblems(t *testing.T) {
 			{Taint: v1alpha1.TaintXPUAway, Message: "the xPU does not answer"},
 			{Taint: v1alpha1.TaintProvisionFailed, Message: "the xPU refused it"},
 			{Taint: v1alpha1.TaintReleasePending, Message: "it is not back"},
+			{Taint: v1alpha1.TaintQuarantined, Message: "it leaks"},
 			{Taint: v1alpha1.TaintLost, Message: "a pod lost it"},
 			{Taint: v1alpha1.TaintInUse, Message: "a pod has it"},
 		}},

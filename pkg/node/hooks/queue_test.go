@@ -688,3 +688,75 @@ func TestGiveUpByHand(t *testing.T) {
 		}
 	})
 }
+
+// quarantinedVF is the record of a Function that did not come back, and whose reservation is over.
+func quarantinedVF(i int) journal.Attachment {
+	a := released(i)
+	a.RestoredAt, a.Hooks = time.Time{}, nil
+	a.Quarantine = &journal.Quarantine{Reason: journal.MayLeak, Message: "macvlan evil0", Since: a.StoppedAt}
+	return a
+}
+
+// TestQuarantinedPortGoes: the Port of a Function that did not come back is deleted, also if the Function is tried again
+// meanwhile. The administrator's hooks wait until it is back, and the record stays.
+func TestQuarantinedPortGoes(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		n := newNode(t, "10-tell")
+		must.Succeed(t, n.journal.Put(quarantinedVF(0)))
+		tries := 0
+		n.fails[portHook] = func() error {
+			if tries++; tries > 1 {
+				return nil
+			}
+			again, _ := n.journal.Get(vf(0)) // the lifecycle tries again, in vain
+			again.Quarantine = &journal.Quarantine{Reason: journal.MayLeak, Message: "macvlan evil1", Since: again.StoppedAt, Attempts: 1}
+			must.Succeed(t, n.journal.Put(again))
+			return errors.New("xPU is away")
+		}
+		a := n.start(0)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		n.wantRuns(0, portHook, portHook)
+		got, exists := n.journal.Get(vf(0))
+		want := &journal.Hooks{Done: []string{portHook}}
+		if diff := cmp.Diff(want, got.Hooks); diff != "" || !exists || got.Quarantine == nil || got.Quarantine.Attempts != 1 {
+			t.Errorf("record %+v, hooks (-want +got):\n%s", got, diff)
+		}
+
+		got.Quarantine, got.RestoredAt = nil, time.Now().UTC()
+		must.Succeed(t, n.journal.Put(got))
+		a.Add(vf(0))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		n.wantRuns(0, portHook, portHook, "10-tell")
+		n.wantFree(0, true)
+	})
+}
+
+// TestQuarantinedPortGivenUp: an administrator who knows that the Port is gone says so, as of any other Function.
+func TestQuarantinedPortGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		n := newNode(t)
+		must.Succeed(t, n.journal.Put(quarantinedVF(0)))
+		n.fails[portHook] = func() error { return errors.New("xPU is away") }
+		a := n.start(0)
+		time.Sleep(time.Minute)
+		must.Succeed(t, a.GiveUp(t.Context(), vf(0), portHook))
+		synctest.Wait()
+		got, exists := n.journal.Get(vf(0))
+		if !exists || got.Quarantine == nil || !slices.Equal(got.Hooks.Done, []string{portHook}) {
+			t.Errorf("record %+v", got)
+		}
+	})
+}
+
+// TestQueueLength: a quarantined Function is counted elsewhere.
+func TestQueueLength(t *testing.T) {
+	n := newNode(t)
+	must.Succeed(t, n.journal.Put(quarantinedVF(0)))
+	must.Succeed(t, n.journal.Put(released(1)))
+	q := &Queue{Options: Options{Journal: n.journal}}
+	if length := len(q.waiting(journal.Attachment.Restored)); length != 1 {
+		t.Errorf("%d Functions wait for hooks, want 1", length)
+	}
+}

@@ -545,3 +545,23 @@ func large(b *testing.B) string {
 	})
 	return h.SysRoot()
 }
+
+// TestDriver: the driver is read at the moment of the question. A device that is gone has none, and says so.
+func TestDriver(t *testing.T) {
+	root := t.TempDir()
+	device := filepath.Join(root, "bus/pci/devices", string(firstVF))
+	i := inventory.New(inventory.Options{SysRoot: root, Log: logr.Discard()})
+	if _, err := i.Driver(function.ID{Address: firstVF}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a device that is gone: %v, want an ErrNotExist", err)
+	}
+	must.Succeed(t, os.MkdirAll(device, 0o755))
+	for _, want := range []string{"", "igbvf", "vfio-pci"} {
+		if want != "" {
+			_ = os.Remove(filepath.Join(device, "driver"))
+			must.Succeed(t, os.Symlink("../../../../bus/pci/drivers/"+want, filepath.Join(device, "driver")))
+		}
+		if driver, err := i.Driver(function.ID{Address: firstVF}); err != nil || driver != want {
+			t.Errorf("driver %q, error %v; want %q", driver, err, want)
+		}
+	}
+}

@@ -1,9 +1,13 @@
 package journal_test
 
 import (
+	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 func TestOwners(t *testing.T) {
@@ -24,6 +28,60 @@ func TestOwners(t *testing.T) {
 			if got := test.belongs(a); got != test.want[i] {
 				t.Errorf("%s: attachment %d belongs: %t, want %t", test.name, i, got, test.want[i])
 			}
+		}
+	}
+}
+
+// TestQuarantine: a quarantine is kept with the record, in the states of a way back only, and ends before the Function is
+// restored. The state stays one that an older agent knows.
+func TestQuarantine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal.db")
+	j := open(t, path)
+	q := &journal.Quarantine{Reason: journal.MayLeak, Message: "macvlan evil0", Attempts: 3}
+	for state, allowed := range map[journal.State]bool{
+		journal.Reserved: false, journal.Attaching: false, journal.Attached: false, journal.Lost: false, journal.Reattaching: false,
+		journal.Detaching: true, journal.Releasing: true,
+	} {
+		a := full(vf1)
+		a.State, a.Quarantine = state, q
+		if err := j.Put(a); (err == nil) != allowed {
+			t.Errorf("state %s: error %v, want success: %t", state, err, allowed)
+		}
+	}
+	done := restored()
+	done.Quarantine = q
+	if err := j.Put(done); err == nil {
+		t.Error("a Function that is restored is quarantined")
+	}
+
+	want := full(vf1)
+	want.State, want.Quarantine = journal.Releasing, q
+	must.Succeed(t, j.Put(want))
+	must.Succeed(t, j.Close())
+	got, _ := open(t, path).Get(vf1)
+	if diff := cmp.Diff(want, got, comparePrefixes); diff != "" || !got.Quarantined() {
+		t.Errorf("record (-want +got):\n%s", diff)
+	}
+	if reserved := got.BackToReserved(); reserved.Quarantined() {
+		t.Error("a Function that is back is quarantined")
+	}
+}
+
+// TestOwnDriver: the driver that a Function must have again is the one before the reservation's setup.
+func TestOwnDriver(t *testing.T) {
+	for name, test := range map[string]struct {
+		a      journal.Attachment
+		driver string
+		known  bool
+	}{
+		"recorded":        {journal.Attachment{Driver: "iavf"}, "iavf", true},
+		"of an older one": {journal.Attachment{}, "", false},
+		"bound for a pod": {journal.Attachment{Driver: "x", Setup: &journal.Setup{Driver: "vfio-pci", Own: "iavf"}}, "iavf", true},
+		"had none before": {journal.Attachment{Setup: &journal.Setup{Driver: "vfio-pci"}}, "", true},
+		"an SF was made":  {journal.Attachment{Setup: &journal.Setup{SF: true}}, "", false},
+	} {
+		if driver, known := test.a.OwnDriver(); driver != test.driver || known != test.known {
+			t.Errorf("%s: driver %q, known %t; want %q, %t", name, driver, known, test.driver, test.known)
 		}
 	}
 }
