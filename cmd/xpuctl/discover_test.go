@@ -46,18 +46,19 @@ func TestDiscover(t *testing.T) {
 
 func TestBadInput(t *testing.T) {
 	for arguments, want := range map[string]string{
-		"discover --root /proc":              "--root /proc: no sysfs there",
-		"schedule --apply -f pod.yaml":       "--apply: is for what the cluster has",
-		"discover -o png":                    `--output "png": must be text, wide, json, yaml, svg or html`,
-		"pools -o table":                     `--output "table": must be text, wide, yaml or json`,
-		"ports --kubeconfig /nowhere":        "/nowhere",
-		"explain pod":                        "accepts 1 arg",
-		"explain pod x -o wide":              `--output "wide": must be text, json or yaml`,
-		"release node1":                      `"node1": must be xpu/NAME, or a node, with a Function after it`,
-		"release node1 0000:3b:01.0":         "--hook: must name the hook to give up",
-		"release node1 3b:01.0 --hook=port":  "3b:01.0",
-		"bundle --log-lines 0":               "--log-lines 0: must be 1 or more",
-		"dead-letters --kubeconfig /nowhere": "/nowhere",
+		"discover --root /proc":                             "--root /proc: no sysfs there",
+		"schedule --apply -f pod.yaml":                      "--apply: is for what the cluster has",
+		"discover -o png":                                   `--output "png": must be text, wide, json, yaml, svg or html`,
+		"pools -o table":                                    `--output "table": must be text, wide, yaml or json`,
+		"ports --kubeconfig /nowhere":                       "/nowhere",
+		"explain pod":                                       "accepts 1 arg",
+		"explain pod x -o wide":                             `--output "wide": must be text, json or yaml`,
+		"release node1":                                     `"node1": must be xpu/NAME, or a node, with a Function after it`,
+		"release node1 0000:3b:01.0 --port-gone":            "--port-gone: needs --hook=port",
+		"release node1 0000:3b:01.0 --as-it-is --hook=port": "none of the others can be",
+		"release node1 3b:01.0 --hook=port":                 "3b:01.0",
+		"bundle --log-lines 0":                              "--log-lines 0: must be 1 or more",
+		"dead-letters --kubeconfig /nowhere":                "/nowhere",
 	} {
 		_, _, err := run("", strings.Fields(arguments)...)
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -183,6 +183,7 @@ func TestUserspace(t *testing.T) {
 	if len(got.IPs) != 1 || got.Interfaces[0].Sandbox == "" || got.Interfaces[0].Mac != "02:00:00:00:00:aa" {
 		t.Errorf("result %s", reply.Result)
 	}
+	c.alive = true
 	checkCode(t, s.answer(t.Context(), add, nil), 0)
 }
 

@@ -238,7 +238,7 @@ func TestRunsAllInOrder(t *testing.T) {
 			t.Error("nobody was told that the Function is free")
 		}
 		must.Succeed(t, n.journal.Put(released(1)))
-		if got := len(a.waiting()); got != 1 {
+		if got := len(a.waiting(journal.Attachment.Restored)); got != 1 {
 			t.Errorf("queue length %v, want 1", got)
 		}
 		a.Add(vf(1))
