@@ -128,10 +128,12 @@ func (m *Manager) failed(a journal.Attachment, failure error) error {
 	}
 
 	m.troubles.pause(a.Function, pause)
-	m.log.Error(failure, "The Function is quarantined: its pod goes, and no other owner gets it", "function", a.Function.String(),
-		"reason", string(q.Reason), "attempts", q.Attempts, "again", pause.String())
+	log := m.log.WithValues("function", a.Function.String(), "reason", string(q.Reason), "again", pause.String())
 	if first {
+		log.Error(failure, "The Function is quarantined: its pod goes, and no other owner gets it")
 		m.options.Quarantined(a)
+	} else {
+		log.Info("The Function is still quarantined", "attempts", q.Attempts, "message", q.Message)
 	}
 	m.healthChanged(a.Function)
 	m.letPortGo(a)

@@ -213,7 +213,7 @@ var Table = map[Event]map[Whose]Row{
 		PodsClaim: held(always(Attach), always(BringBack)).with(Releasing, always(Refuse)).with(DetachingKept, always(BringBack)),
 		// The kubelet prepares a claim once, for all pods that share it, and for one that follows another of its name.
 		AnotherClaims: held(given(ReservedForPod, Attach, Refuse), given(NamespaceGone, BringBack, Refuse)).
-			with(Releasing, always(Refuse)),
+			with(Releasing, always(Refuse)).with(DetachingKept, given(NamespaceGone, BringBack, Refuse)),
 		NextPods:        refused,
 		AnotherRequests: refused,
 	},
