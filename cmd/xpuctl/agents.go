@@ -36,9 +36,9 @@ func deadLettersCommand() *cobra.Command {
 		Use:   "dead-letters [--node NAME]",
 		Short: "Show Functions that do not get free: quarantined ones, and those whose post-delete hook fails",
 		Long: `Asks the agents, by a program in their pods, for the Functions that are quarantined, since they did not come back from their pods
-as they were; for those that are not free because a post-delete hook fails; and for the hooks that were given up: what they
-should have told to somebody they have not, and a person has to. An agent keeps its last 100. Functions that are quarantined
-or wait can be freed by "xpuctl release".
+as they were; for Functions that are not free because a post-delete hook fails; and for the hooks that were given up: a person
+has to do what these hooks have not done. An agent keeps its last 100. Functions that are quarantined or wait can be freed by
+"xpuctl release".
 
 Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be asked.`,
 		Example: `  xpuctl dead-letters
@@ -244,7 +244,7 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	case len(args) < 2:
 		return fmt.Errorf("%q: must be xpu/NAME, or a node, with a Function after it", args[0])
 	case o.portGone && o.hook == "":
-		return errors.New("--port-gone: needs --hook=port; \"xpuctl dead-letters\" tells which hook a Function waits for")
+		return errors.New("--port-gone: needs --hook=port; \"xpuctl dead-letters\" shows which hook a Function waits for")
 	}
 	id, err := function.ParseID(args[1])
 	if err != nil {

@@ -67,8 +67,8 @@ type spooled struct {
 	request wire.Request
 }
 
-// order compares when the runtime made two requests: first those of earlier boots and of older shims, by the clock, and then
-// those of this boot by the time since then, which no change of the clock moves.
+// order compares when the runtime made two requests. Requests of earlier boots and of older shims come first, in the order of
+// the clock. Requests of this boot follow, in the order of the time since the boot, which no change of the clock moves.
 func (s *Server) order(a, b wire.Request) int {
 	aNow, bNow := a.Asked.BootID == s.BootID && a.Asked.Known(), b.Asked.BootID == s.BootID && b.Asked.Known()
 	switch {

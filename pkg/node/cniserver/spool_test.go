@@ -185,7 +185,7 @@ func TestSpoolRemoved(t *testing.T) {
 }
 
 // TestClockSetWhileAway: when the agent was away and the clock was set meanwhile, a DEL is done that came after its ADD, and
-// none that came before. The shim and the record have the time since the boot. Those of before it have the clock alone.
+// none that came before. The shim and the record have the time since the boot. An older shim has the clock alone.
 func TestClockSetWhileAway(t *testing.T) {
 	for name, test := range map[string]struct {
 		clock time.Duration // of the DEL after the ADD

@@ -121,7 +121,7 @@ func (q *Queue) waiting(is func(journal.Attachment) bool) []journal.Attachment {
 }
 
 // due says whether hooks of a Function may run: all of one that is [journal.Attachment.Restored]; and of one that is
-// quarantined, whose reservation is over, [portHook] alone. Its pod is gone, so nobody needs the Port. The administrator's
+// quarantined, whose reservation is over, [portHook] alone. Its pod is gone, so the Port is not needed. The administrator's
 // hooks count on a Function that is as it was, and run when the quarantine is over.
 func due(a journal.Attachment) bool {
 	return a.Restored() || a.State == journal.Releasing && a.Quarantined()
@@ -342,10 +342,10 @@ func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
 	return nil
 }
 
-// write changes the journal while nobody else works on the Function. The hooks of the record are the queue's own from
-// RestoredAt on, and those of a quarantined Function; should they have changed since a was read, as an administrator can
-// give up the hook that runs, or should the quarantine be over, nothing is written, and the error is errChanged. change gets
-// the record as it is now: a quarantined Function may have been tried again meanwhile.
+// write changes the journal with the Function's lock. Only the queue changes the hooks of a record from RestoredAt on, or of
+// a quarantined Function. An administrator can give up the hook that runs, and a quarantine can end: if the hooks or
+// RestoredAt have changed since a was read, nothing is written, and the error is errChanged. change gets the record as it is
+// now, because a quarantined Function may have been tried again meanwhile.
 func (q *Queue) write(ctx context.Context, a journal.Attachment, change func(now journal.Attachment) error) error {
 	unlock, err := q.Journal.Lock(ctx, a.Function)
 	if err != nil {

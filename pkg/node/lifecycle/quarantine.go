@@ -192,7 +192,7 @@ func (m *Manager) checkDriver(a journal.Attachment) error {
 	case driver == want:
 		return nil
 	}
-	// Another driver is bound by somebody, and the way back goes on when the device changes again.
+	// Trying again at once does not bind the driver. The way back goes on when the device changes.
 	return &wayBackError{errors.New(otherDriver(driver, want)), journal.WrongDriver, true}
 }
 

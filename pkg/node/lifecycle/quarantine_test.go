@@ -30,7 +30,7 @@ type ward struct {
 	t       *testing.T
 	journal *journal.Journal
 	engine  *engine
-	// driver is that of the Function, or why it cannot be told.
+	// driver is the Function's, and driverErr why it cannot be read.
 	driver    string
 	driverErr error
 	seen      map[function.ID]function.Function
@@ -436,7 +436,7 @@ func TestDriverIsCompared(t *testing.T) {
 	}
 }
 
-// TestDriverIsRecorded: the driver is that of the first reservation, also when the owner reserves again.
+// TestDriverIsRecorded: the driver of the first reservation counts, also when the owner reserves again.
 func TestDriverIsRecorded(t *testing.T) {
 	w := newWard(t)
 	for _, driver := range []string{"igbvf", "vfio-pci"} {
@@ -463,8 +463,8 @@ func TestLongMessages(t *testing.T) {
 	}
 }
 
-// TestClockJumps: whatever the clock of the machine is set to, reservations are swept, and what is late is told, after the
-// same time.
+// TestClockJumps: whatever the clock of the machine is set to, reservations are swept, and lateness is reported, after
+// the same time.
 func TestClockJumps(t *testing.T) {
 	for name, jump := range map[string]time.Duration{"back": -time.Hour, "forward": time.Hour, "not at all": 0} {
 		t.Run(name, func(t *testing.T) {
