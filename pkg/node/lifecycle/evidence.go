@@ -109,7 +109,7 @@ func (m *Manager) untouched(_ context.Context, t trigger, d *decision) (bool, er
 	if have.Nodes || want.Nodes || bound || have.Ended != nil || have.Resource != want.Resource {
 		return false, nil
 	}
-	if age := time.Since(have.ReservedAt); age < 0 || age > admission {
+	if m.ages.of(have, sinceReserved) > admission {
 		return false, nil
 	}
 	return reflect.DeepEqual(have.Port, want.Port) && sameSetup(have.Setup, want.Setup), nil
