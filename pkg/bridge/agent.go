@@ -11,11 +11,11 @@ import (
 	"github.com/go-logr/logr"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
 	"github.com/prometheus/client_golang/prometheus"
-	"go.etcd.io/bbolt"
 	"google.golang.org/grpc/status"
 	"k8s.io/client-go/util/workqueue"
 
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 )
 
 // Config is what an Agent needs to know.
@@ -40,7 +40,7 @@ type Agent struct {
 	cfg   Config
 	log   logr.Logger
 	plane dataplane
-	state *bbolt.DB
+	state *boltfile.File
 	tasks workqueue.TypedRateLimitingInterface[task] // for Run
 	calls *prometheus.HistogramVec
 

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
-	"go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -30,7 +29,7 @@ var errNotYet = errors.New("the agent is at work on it")
 
 // options are what an [optionStore] has.
 type options interface {
-	delete(tx *bbolt.Tx, id string) error
+	delete(tx *boltfile.Tx, id string) error
 	forget(id string)
 }
 
@@ -332,8 +331,8 @@ func (c *collection[S, M]) finish(id string) error {
 	if err := c.remove(id); err != nil {
 		return err
 	}
-	err := c.agent.state.Update(func(tx *bbolt.Tx) error {
-		return errors.Join(tx.Bucket([]byte(c.bucket)).Delete([]byte(id)), c.options.delete(tx, id))
+	err := c.agent.state.Update(func(tx *boltfile.Tx) error {
+		return errors.Join(tx.Delete(c.bucket, []byte(id)), c.options.delete(tx, id))
 	})
 	if err != nil {
 		return fmt.Errorf("state: %s %s: %w", c.bucket, id, err)
@@ -347,7 +346,7 @@ func (c *collection[S, M]) finish(id string) error {
 func (c *collection[S, M]) put(id string, spec S, oper state) error {
 	data, err := proto.Marshal(c.message("", spec, oper))
 	if err == nil {
-		err = c.agent.state.Update(func(tx *bbolt.Tx) error { return tx.Bucket([]byte(c.bucket)).Put([]byte(id), data) })
+		err = c.agent.state.Update(func(tx *boltfile.Tx) error { return tx.Put(c.bucket, []byte(id), data) })
 	}
 	if err != nil {
 		return status.Errorf(codes.Internal, "state: %s %s: %v", c.bucket, id, err)
@@ -356,8 +355,8 @@ func (c *collection[S, M]) put(id string, spec S, oper state) error {
 }
 
 // load reads the objects from the state file.
-func (c *collection[S, M]) load(bucket *bbolt.Bucket) error {
-	return bucket.ForEach(func(id, data []byte) error {
+func (c *collection[S, M]) load(tx *boltfile.Tx) error {
+	return tx.ForEach(c.bucket, func(id, data []byte) error {
 		m := c.message("", *new(S), 0)
 		if err := proto.Unmarshal(data, m); err != nil {
 			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -34,12 +33,11 @@ func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
 	}
 	data, err := proto.Marshal(options)
 	if err == nil {
-		err = s.agent.state.Update(func(tx *bbolt.Tx) error {
-			bucket, err := tx.CreateBucketIfNotExists([]byte(s.bucket))
-			if err != nil {
+		err = s.agent.state.Update(func(tx *boltfile.Tx) error {
+			if err := tx.CreateBucket(s.bucket); err != nil {
 				return err
 			}
-			return bucket.Put([]byte(id), data)
+			return tx.Put(s.bucket, []byte(id), data)
 		})
 	}
 	if err != nil {
@@ -52,23 +50,15 @@ func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
 }
 
 // delete removes the options of an object from the state file. They are forgotten with the object.
-func (s *optionStore[O]) delete(tx *bbolt.Tx, id string) error {
-	bucket := tx.Bucket([]byte(s.bucket))
-	if bucket == nil {
-		return nil
-	}
-	return bucket.Delete([]byte(id))
+func (s *optionStore[O]) delete(tx *boltfile.Tx, id string) error {
+	return tx.Delete(s.bucket, []byte(id))
 }
 
 func (s *optionStore[O]) forget(id string) { delete(s.byID, id) }
 
 // load reads all options from the state file.
-func (s *optionStore[O]) load(tx *bbolt.Tx) error {
-	bucket := tx.Bucket([]byte(s.bucket))
-	if bucket == nil { // nobody has set any
-		return nil
-	}
-	return bucket.ForEach(func(id, data []byte) error {
+func (s *optionStore[O]) load(tx *boltfile.Tx) error {
+	return tx.ForEach(s.bucket, func(id, data []byte) error {
 		var none O
 		options := none.ProtoReflect().New().Interface().(O)
 		if err := proto.Unmarshal(data, options); err != nil {

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"go.etcd.io/bbolt"
-
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 )
 
@@ -14,16 +12,16 @@ import (
 // messages of the API, of which only the spec counts, and a status that is TO_BE_DELETED. fresh says that no agent has used the file
 // before.
 func (a *Agent) openState() (fresh bool, err error) {
-	a.state, err = boltfile.Open(a.cfg.State, func(tx *bbolt.Tx) error {
-		networks, ports := tx.Bucket([]byte(networkKind.bucket)), tx.Bucket([]byte(portKind.bucket))
+	a.state, err = boltfile.Open(a.cfg.State, func(tx *boltfile.Tx) error {
+		networks, ports := tx.Has(networkKind.bucket), tx.Has(portKind.bucket)
 		switch {
-		case networks == nil && ports == nil:
+		case !networks && !ports:
 			fresh = true
 			return nil
-		case networks == nil || ports == nil:
+		case !networks || !ports:
 			return fmt.Errorf("%w (a bucket is missing)", boltfile.ErrCorrupt)
 		}
-		return errors.Join(a.networks.load(networks), a.ports.load(ports), a.networkOptions.load(tx), a.portOptions.load(tx))
+		return errors.Join(a.networks.load(tx), a.ports.load(tx), a.networkOptions.load(tx), a.portOptions.load(tx))
 	})
 	if errors.Is(err, boltfile.ErrCorrupt) {
 		return false, fmt.Errorf("state %s: %w; put a backup in its place, or move it away and start once with --new-state: all ports are then "+
@@ -51,10 +49,10 @@ func (a *Agent) beginState() error {
 		return fmt.Errorf("state %s: is new, but %s are in use by what an agent has made before: start with the --state of that agent, or once with "+
 			"--new-state, which takes them out of service until clients ask for them again", a.cfg.State, names)
 	}
-	err = a.state.Update(func(tx *bbolt.Tx) error {
+	err = a.state.Update(func(tx *boltfile.Tx) error {
 		for _, kind := range []kind{networkKind, portKind} {
-			if _, err := tx.CreateBucketIfNotExists([]byte(kind.bucket)); err != nil {
-				return fmt.Errorf("%s: %w", kind.bucket, err)
+			if err := tx.CreateBucket(kind.bucket); err != nil {
+				return err
 			}
 		}
 		return nil

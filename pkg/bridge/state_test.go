@@ -1,6 +1,7 @@
 package bridge_test
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -76,6 +77,7 @@ func TestStateIsDamaged(t *testing.T) {
 	content, err := os.ReadFile(path)
 	must.Succeed(t, err)
 	for name, damaged := range map[string][]byte{
+		"a name":       bytes.ReplaceAll(content, []byte("net-blue"), []byte("net-clue")),
 		"truncated":    content[:8192],
 		"short":        content[:100],
 		"garbage":      []byte(strings.Repeat("not a state ", 1000)),

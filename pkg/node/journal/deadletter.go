@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 )
 
 // maxLetters is how many dead letters are kept.
@@ -33,12 +33,12 @@ func (j *Journal) DeadLetters() []DeadLetter {
 // GiveUp adds a dead letter, and in the same write replaces the Function's attachment by the one that follows from it.
 func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 	letter.Attachment.Hooks = nil
-	return j.write(next.Function, func(tx *bolt.Tx) error {
+	return j.write(next.Function, func(tx *boltfile.Tx) error {
 		record, err := json.Marshal(letter)
 		if err != nil {
 			return err
 		}
-		if err := appendLetter(tx.Bucket(lettersBucket), record); err != nil {
+		if err := appendLetter(tx, record); err != nil {
 			return err
 		}
 		return putAttachment(tx, next)
@@ -51,15 +51,15 @@ func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 
 // appendLetter adds a dead letter, and deletes the one that is beyond the limit by it, if any. The keys are numbers that
 // grow by one.
-func appendLetter(b *bolt.Bucket, record []byte) error {
-	number, err := b.NextSequence()
+func appendLetter(tx *boltfile.Tx, record []byte) error {
+	number, err := tx.NextSequence(lettersBucket)
 	if err != nil {
 		return err
 	}
-	if err := b.Put(binary.BigEndian.AppendUint64(nil, number), record); err != nil || number <= maxLetters {
+	if err := tx.Put(lettersBucket, binary.BigEndian.AppendUint64(nil, number), record); err != nil || number <= maxLetters {
 		return err
 	}
-	return b.Delete(binary.BigEndian.AppendUint64(nil, number-maxLetters))
+	return tx.Delete(lettersBucket, binary.BigEndian.AppendUint64(nil, number-maxLetters))
 }
 
 func decodeLetter(key, value []byte) (DeadLetter, error) {

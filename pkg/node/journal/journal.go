@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 
-	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
@@ -28,18 +27,18 @@ import (
 // value says so: "2/1".
 const schema = 1
 
-var (
-	metaBucket        = []byte("meta")
-	attachmentsBucket = []byte("attachments")
-	lettersBucket     = []byte("deadLetters")
-	sightsBucket      = []byte("sights")
-	schemaKey         = []byte("schema")
+const (
+	metaBucket        = "meta"
+	attachmentsBucket = "attachments"
+	lettersBucket     = "deadLetters"
+	sightsBucket      = "sights"
+	schemaKey         = "schema"
 )
 
 // Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads come
 // from memory. A write returns when it is on the disk, or an error if nothing was written.
 type Journal struct {
-	db     *bolt.DB
+	file   *boltfile.File
 	writes sync.Mutex // for one writer at a time, until its change is in memory too
 
 	mutex       sync.RWMutex
@@ -68,7 +67,7 @@ type Records interface {
 func Open(path string) (*Journal, error) {
 	j := &Journal{attachments: map[function.ID]Attachment{}, sights: map[types.UID]Sight{}}
 	complete := false
-	db, err := boltfile.Open(path, func(tx *bolt.Tx) (err error) {
+	file, err := boltfile.Open(path, func(tx *boltfile.Tx) (err error) {
 		complete, err = j.load(tx)
 		return err
 	})
@@ -78,60 +77,64 @@ func Open(path string) (*Journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
 	}
-	j.db = db
+	j.file = file
 	if complete {
 		return j, nil
 	}
-	if err := db.Update(initialize); err != nil {
-		return nil, fmt.Errorf("journal %s: %w", path, errors.Join(err, db.Close()))
+	if err := file.Update(initialize); err != nil {
+		return nil, fmt.Errorf("journal %s: %w", path, errors.Join(err, file.Close()))
 	}
 	return j, nil
 }
 
 // load reads all records. complete is false if the file lacks buckets, since it is new or of the first versions of the agent.
-func (j *Journal) load(tx *bolt.Tx) (complete bool, err error) {
-	meta, attachments, letters, sights := tx.Bucket(metaBucket), tx.Bucket(attachmentsBucket), tx.Bucket(lettersBucket), tx.Bucket(sightsBucket)
-	if meta == nil && attachments == nil {
+func (j *Journal) load(tx *boltfile.Tx) (complete bool, err error) {
+	if !tx.Has(metaBucket) && !tx.Has(attachmentsBucket) {
 		return false, nil
 	}
-	if meta == nil || attachments == nil {
+	if !tx.Has(metaBucket) || !tx.Has(attachmentsBucket) {
 		return false, fmt.Errorf("%w (a bucket is missing)", boltfile.ErrCorrupt)
 	}
-	if err := checkSchema(meta.Get(schemaKey)); err != nil {
+	if err := checkSchema(tx.Get(metaBucket, []byte(schemaKey))); err != nil {
 		return false, err
 	}
-	err = attachments.ForEach(func(key, value []byte) error {
-		a, err := decode(key, value)
-		if errors.Is(err, errUnknownState) {
-			return fmt.Errorf("record %q: %w", key, err)
-		}
-		if err != nil {
-			return fmt.Errorf("%w (record %q: %w)", boltfile.ErrCorrupt, key, err)
-		}
-		j.attachments[a.Function] = a
-		return nil
-	})
-	if err == nil && letters != nil {
-		err = letters.ForEach(func(key, value []byte) error {
-			letter, err := decodeLetter(key, value)
-			if err != nil {
-				return fmt.Errorf("%w (dead letter %x: %w)", boltfile.ErrCorrupt, key, err)
-			}
-			j.letters = append(j.letters, letter)
-			return nil
-		})
+
+	err = cmp.Or(
+		tx.ForEach(attachmentsBucket, j.loadAttachment),
+		tx.ForEach(lettersBucket, j.loadLetter),
+		tx.ForEach(sightsBucket, j.loadSight),
+	)
+	return tx.Has(lettersBucket) && tx.Has(sightsBucket), err
+}
+
+func (j *Journal) loadAttachment(key, value []byte) error {
+	a, err := decode(key, value)
+	if errors.Is(err, errUnknownState) {
+		return fmt.Errorf("record %q: %w", key, err)
 	}
-	if err == nil && sights != nil {
-		err = sights.ForEach(func(key, value []byte) error {
-			var s Sight
-			if err := json.Unmarshal(value, &s); err != nil {
-				return fmt.Errorf("%w (sight %q: %w)", boltfile.ErrCorrupt, key, err)
-			}
-			j.sights[types.UID(key)] = s
-			return nil
-		})
+	if err != nil {
+		return fmt.Errorf("%w (record %q: %w)", boltfile.ErrCorrupt, key, err)
 	}
-	return letters != nil && sights != nil, err
+	j.attachments[a.Function] = a
+	return nil
+}
+
+func (j *Journal) loadLetter(key, value []byte) error {
+	letter, err := decodeLetter(key, value)
+	if err != nil {
+		return fmt.Errorf("%w (dead letter %x: %w)", boltfile.ErrCorrupt, key, err)
+	}
+	j.letters = append(j.letters, letter)
+	return nil
+}
+
+func (j *Journal) loadSight(key, value []byte) error {
+	var s Sight
+	if err := json.Unmarshal(value, &s); err != nil {
+		return fmt.Errorf("%w (sight %q: %w)", boltfile.ErrCorrupt, key, err)
+	}
+	j.sights[types.UID(key)] = s
+	return nil
 }
 
 // checkSchema accepts the value of an older program, and that of a newer program that says that this one can work with its file.
@@ -153,17 +156,16 @@ func checkSchema(value []byte) error {
 }
 
 // initialize makes what the file lacks.
-func initialize(tx *bolt.Tx) error {
-	for _, bucket := range [][]byte{metaBucket, attachmentsBucket, lettersBucket, sightsBucket} {
-		if _, err := tx.CreateBucketIfNotExists(bucket); err != nil {
+func initialize(tx *boltfile.Tx) error {
+	for _, bucket := range []string{metaBucket, attachmentsBucket, lettersBucket, sightsBucket} {
+		if err := tx.CreateBucket(bucket); err != nil {
 			return err
 		}
 	}
-	meta := tx.Bucket(metaBucket)
-	if meta.Get(schemaKey) != nil {
+	if tx.Get(metaBucket, []byte(schemaKey)) != nil {
 		return nil // of this program, or of a newer one
 	}
-	return meta.Put(schemaKey, []byte(strconv.Itoa(schema)))
+	return tx.Put(metaBucket, []byte(schemaKey), []byte(strconv.Itoa(schema)))
 }
 
 // decode reads a record and refuses one that could not be acted on.
@@ -208,11 +210,11 @@ func (a Attachment) check() error {
 var errUnknownState = errors.New("is unknown to this version of the agent: go back to the version that wrote it")
 
 // Close gives the file up.
-func (j *Journal) Close() error { return j.db.Close() }
+func (j *Journal) Close() error { return j.file.Close() }
 
 // Writable writes, and returns an error if that fails: the disk is full or gone.
 func (j *Journal) Writable() error {
-	if err := j.db.Update(func(*bolt.Tx) error { return nil }); err != nil {
+	if err := j.file.Update(func(*boltfile.Tx) error { return nil }); err != nil {
 		return fmt.Errorf("journal: %w", err)
 	}
 	return nil
@@ -220,11 +222,11 @@ func (j *Journal) Writable() error {
 
 // Put writes an attachment in place of the one that the Function has, if any.
 func (j *Journal) Put(a Attachment) error {
-	return j.write(a.Function, func(tx *bolt.Tx) error { return putAttachment(tx, a) },
+	return j.write(a.Function, func(tx *boltfile.Tx) error { return putAttachment(tx, a) },
 		func() { j.attachments[a.Function] = a })
 }
 
-func putAttachment(tx *bolt.Tx, a Attachment) error {
+func putAttachment(tx *boltfile.Tx, a Attachment) error {
 	if err := a.check(); err != nil {
 		return err
 	}
@@ -232,7 +234,7 @@ func putAttachment(tx *bolt.Tx, a Attachment) error {
 	if err != nil {
 		return err
 	}
-	return tx.Bucket(attachmentsBucket).Put([]byte(a.Function.String()), value)
+	return tx.Put(attachmentsBucket, []byte(a.Function.String()), value)
 }
 
 // Delete makes a Function free. It is no error if it is.
@@ -240,15 +242,15 @@ func (j *Journal) Delete(id function.ID) error {
 	if _, ok := j.Get(id); !ok {
 		return nil
 	}
-	return j.write(id, func(tx *bolt.Tx) error { return tx.Bucket(attachmentsBucket).Delete([]byte(id.String())) },
+	return j.write(id, func(tx *boltfile.Tx) error { return tx.Delete(attachmentsBucket, []byte(id.String())) },
 		func() { delete(j.attachments, id) })
 }
 
 // write changes the disk and then memory. It has one writer at a time, so that both change in the same order.
-func (j *Journal) write(id function.ID, toDisk func(*bolt.Tx) error, toMemory func()) error {
+func (j *Journal) write(id function.ID, toDisk func(*boltfile.Tx) error, toMemory func()) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
-	if err := j.db.Update(toDisk); err != nil {
+	if err := j.file.Update(toDisk); err != nil {
 		return fmt.Errorf("journal: Function %s: %w", id, err)
 	}
 	j.mutex.Lock()

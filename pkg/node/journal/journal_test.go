@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -530,4 +531,41 @@ func TestOpenRandomDamage(t *testing.T) {
 		t.Error("no damage was found")
 	}
 	t.Logf("%d of 400 refused", refused)
+}
+
+// TestFlippedBits: a journal with a flipped bit is refused by its path and with what to do, or says the same as before.
+func TestFlippedBits(t *testing.T) {
+	path := filepath.Join(must.MemoryDir(t), "j")
+	j := open(t, path)
+	for n := range uint32(300) { // so many that there are branches
+		must.Succeed(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
+	}
+	want := j.All()
+	must.Succeed(t, j.Close())
+	intact, err := os.ReadFile(path)
+	must.Succeed(t, err)
+
+	random := rand.New(rand.NewPCG(1, 2))
+	refused := 0
+	for range 150 {
+		content, bit := bytes.Clone(intact), random.IntN(8*len(intact))
+		content[bit/8] ^= 1 << (bit % 8)
+		must.Succeed(t, os.WriteFile(path, content, 0o600))
+		j, err := journal.Open(path)
+		if err != nil {
+			if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "move it away") {
+				t.Fatalf("bit %d: error %v, want %v with the path and what to do", bit, err, boltfile.ErrCorrupt)
+			}
+			refused++
+			continue
+		}
+		if got := j.All(); !reflect.DeepEqual(want, got) {
+			t.Fatalf("bit %d: -want +got\n%s", bit, cmp.Diff(want, got, comparePrefixes))
+		}
+		must.Succeed(t, j.Close())
+	}
+	if refused == 0 {
+		t.Error("no damage was found")
+	}
+	t.Logf("%d of 150 refused", refused)
 }

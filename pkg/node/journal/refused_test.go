@@ -5,33 +5,32 @@ import (
 	"path/filepath"
 	"testing"
 
-	bolt "go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // TestRefusedWrites: what bbolt does not write is not taken for written.
 func TestRefusedWrites(t *testing.T) {
-	db, err := bolt.Open(filepath.Join(t.TempDir(), "db"), 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	if err := db.Update(func(tx *bolt.Tx) error {
-		_, err := tx.CreateBucket([]byte("letters"))
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	err = db.View(func(tx *bolt.Tx) error {
+	path := filepath.Join(t.TempDir(), "db")
+	refuse := func(tx *boltfile.Tx) error { // in a transaction that cannot write
 		if err := initialize(tx); !errors.Is(err, bolterrors.ErrTxNotWritable) {
 			t.Errorf("a file that cannot be written is initialized: %v", err)
 		}
-		if err := appendLetter(tx.Bucket([]byte("letters")), []byte("{}")); !errors.Is(err, bolterrors.ErrTxNotWritable) {
+		return nil
+	}
+	file, err := boltfile.Open(path, refuse)
+	must.Succeed(t, err)
+	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error { return tx.CreateBucket(lettersBucket) }))
+	must.Succeed(t, file.Close())
+
+	file, err = boltfile.Open(path, func(tx *boltfile.Tx) error {
+		if err := appendLetter(tx, []byte("{}")); !errors.Is(err, bolterrors.ErrTxNotWritable) {
 			t.Errorf("a dead letter is kept in a file that cannot be written: %v", err)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, file.Close())
 }

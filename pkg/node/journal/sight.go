@@ -6,9 +6,9 @@ import (
 	"reflect"
 	"slices"
 
-	bolt "go.etcd.io/bbolt"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
@@ -32,7 +32,7 @@ func (j *Journal) PutSight(claim types.UID, s Sight) error {
 	if err != nil {
 		return fmt.Errorf("journal: sight of claim %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	return j.changeSight(claim, func(b *bolt.Bucket) error { return b.Put([]byte(claim), value) }, func() { j.sights[claim] = s })
+	return j.changeSight(claim, func(tx *boltfile.Tx) error { return tx.Put(sightsBucket, []byte(claim), value) }, func() { j.sights[claim] = s })
 }
 
 // DeleteSight forgets what a claim sees, if it sees anything.
@@ -43,13 +43,13 @@ func (j *Journal) DeleteSight(claim types.UID) error {
 	if !exists {
 		return nil
 	}
-	return j.changeSight(claim, func(b *bolt.Bucket) error { return b.Delete([]byte(claim)) }, func() { delete(j.sights, claim) })
+	return j.changeSight(claim, func(tx *boltfile.Tx) error { return tx.Delete(sightsBucket, []byte(claim)) }, func() { delete(j.sights, claim) })
 }
 
-func (j *Journal) changeSight(claim types.UID, toDisk func(*bolt.Bucket) error, toMemory func()) error {
+func (j *Journal) changeSight(claim types.UID, toDisk func(*boltfile.Tx) error, toMemory func()) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
-	if err := j.db.Update(func(tx *bolt.Tx) error { return toDisk(tx.Bucket(sightsBucket)) }); err != nil {
+	if err := j.file.Update(toDisk); err != nil {
 		return fmt.Errorf("journal: sight of claim %s: %w", claim, err)
 	}
 	j.mutex.Lock()
