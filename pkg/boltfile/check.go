@@ -325,6 +325,10 @@ func (c *checker) record(bucket string, flags uint32, key, value []byte) error {
 	case bucket == sealBucket && string(key) == sealKey:
 		c.seal = value
 	default:
+		// Without this, a seal whose name is damaged would be one that was never written.
+		if _, err := parseSeal(value); err == nil {
+			return fmt.Errorf("key %q: is a seal, which has another name", key)
+		}
 		c.sum += sumOf(bucket, key, value)
 	}
 	return nil
