@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -61,6 +63,9 @@ type Plugin struct {
 	background sync.WaitGroup
 	ctx        context.Context
 	catchingUp context.CancelFunc // ends what the last Synchronize began; only Synchronize uses it, once at a time
+
+	mutex    sync.Mutex
+	attempts map[string]*attempt // by sandbox
 }
 
 // Connected says whether the runtime would call now.
@@ -137,14 +142,26 @@ func (c *endingConn) Read(b []byte) (int, error) {
 }
 
 // Synchronize answers at once, as the runtime gives it no more time than any other call, and catches up in the background.
-func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate, error) {
+func (p *Plugin) Synchronize(
+	_ context.Context, pods []*api.PodSandbox, _ []*api.Container,
+) ([]*api.ContainerUpdate, error) {
 	p.Log.Info("Connected to the container runtime", "socket", p.Socket, "sandboxes", len(pods))
 	if p.catchingUp != nil {
 		p.catchingUp()
 	}
+	// What was begun for sandboxes of before may be for some that have ended.
+	p.mutex.Lock()
+	before := slices.Collect(maps.Values(p.attempts))
+	p.mutex.Unlock()
+
 	ctx, cancel := context.WithCancel(p.ctx)
 	p.catchingUp = cancel
-	p.background.Go(func() { p.catchUp(ctx, pods) })
+	p.background.Go(func() {
+		for _, a := range before {
+			a.end()
+		}
+		p.catchUp(ctx, pods)
+	})
 	p.setConnected(true)
 	return nil, nil
 }
@@ -168,16 +185,10 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	}
 	group.Wait()
 	for _, pod := range pods {
-		if networkNamespace(pod) == "" {
-			continue // it is being stopped
+		if networkNamespace(pod) != "" && ctx.Err() == nil { // without one it is being stopped
+			p.begin(ctx, pod)
 		}
-		group.Go(func() {
-			if err := p.attach(ctx, pod); err != nil && ctx.Err() == nil {
-				p.log(pod).Error(err, "Pod has not an interface that it claimed; its containers cannot start")
-			}
-		})
 	}
-	group.Wait()
 }
 
 func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
@@ -185,16 +196,34 @@ func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
 }
 
 // RunPodSandbox attaches the pod's Functions. An error keeps the pod from starting; the kubelet shows it in the pod's
-// events and tries again with a new sandbox.
+// events and tries again with a new sandbox. If the time ends before there is an error, the sandbox starts and keeps what
+// it has: the rest is attached afterwards, and CreateContainer refuses the pod's containers until then.
 func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
-	attaching, cancel := leaveTimeToAnswer(ctx)
+	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
-	err := p.attach(attaching, pod)
-	if err == nil {
-		return nil
+	a := p.begin(p.ctx, pod)
+	select {
+	case <-a.tried:
+	case err := <-a.failed:
+		return p.giveUp(answering, pod, err)
+	case <-answering.Done():
 	}
-	p.log(pod).Error(err, "Functions cannot be attached")
-	return errors.Join(err, p.detach(ctx, pod))
+
+	select {
+	case err := <-a.failed:
+		return p.giveUp(answering, pod, err)
+	case <-a.tried:
+	default:
+		p.log(pod).Info("The pod's Functions are still being attached; its containers have to wait")
+	}
+	return nil
+}
+
+// giveUp ends what is tried for a sandbox that must not start, and takes back what it has. It returns the reason.
+func (p *Plugin) giveUp(answering context.Context, pod *api.PodSandbox, reason error) error {
+	p.log(pod).Error(reason, "Functions cannot be attached")
+	p.takeBack(answering, pod)
+	return reason
 }
 
 // leaveTimeToAnswer ends when three quarters of the time have passed that the runtime gives for a call (2 s by default). A
@@ -208,33 +237,55 @@ func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc
 }
 
 // CreateContainer refuses a container of a pod that has not all that it claimed, and says why. The runtime would refuse it
-// too, but say only that there is no CDI file.
+// too, but say only that there is no CDI file. It waits for the first try to attach what is missing, but only once for each
+// sandbox, because the runtime makes no other call meanwhile, for any pod. The kubelet asks again.
 func (p *Plugin) CreateContainer(
-	_ context.Context, pod *api.PodSandbox, container *api.Container,
+	ctx context.Context, pod *api.PodSandbox, container *api.Container,
 ) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
+	answering, cancel := leaveTimeToAnswer(ctx)
+	defer cancel()
+	a := p.attempt(pod.GetId())
+	if _, missing := p.missing(pod, container); missing && a != nil && a.waited.CompareAndSwap(false, true) {
+		select {
+		case <-a.tried:
+		case <-answering.Done():
+		}
+	}
+	if record, missing := p.missing(pod, container); missing {
+		return nil, nil, p.refuse(pod, container, record, a)
+	}
+	return nil, nil, nil
+}
+
+// missing returns a Function that must be attached to the pod before the container starts, if there is one.
+func (p *Plugin) missing(pod *api.PodSandbox, container *api.Container) (a journal.Attachment, missing bool) {
 	for _, a := range p.Journal.ByPod(types.UID(pod.GetUid())) {
 		if a.Claim.UID != "" && !isAttached(a, pod) {
-			return nil, nil, p.refuse(pod, container, a)
+			return a, true
 		}
 	}
 	for _, device := range container.GetCDIDevices() {
 		uid, id, ours := claim.ParseCDIDevice(device.GetName())
 		if a, _ := p.Journal.Get(id); ours && (a.Claim.UID != uid || !isAttached(a, pod)) {
-			return nil, nil, p.refuse(pod, container, a)
+			return a, true
 		}
 	}
-	return nil, nil, nil
+	return journal.Attachment{}, false
 }
 
 func isAttached(a journal.Attachment, pod *api.PodSandbox) bool {
 	return a.State == journal.Attached && a.Sandbox == pod.GetId()
 }
 
-func (p *Plugin) refuse(pod *api.PodSandbox, container *api.Container, a journal.Attachment) error {
+func (p *Plugin) refuse(
+	pod *api.PodSandbox, container *api.Container, record journal.Attachment, tries *attempt,
+) error {
 	err := fmt.Errorf("container %s of pod %s/%s: Function %s of its claim %s is not attached to the pod",
-		container.GetName(), pod.GetNamespace(), pod.GetName(), a.Function, a.Claim.Name)
-	if a.Sandbox != "" && a.Sandbox != pod.GetId() {
-		err = fmt.Errorf("%w: pod %s/%s has it; %s", err, a.Pod.Namespace, a.Pod.Name, ownClaim)
+		container.GetName(), pod.GetNamespace(), pod.GetName(), record.Function, record.Claim.Name)
+	if record.Sandbox != "" && record.Sandbox != pod.GetId() {
+		err = fmt.Errorf("%w: pod %s/%s has it; %s", err, record.Pod.Namespace, record.Pod.Name, ownClaim)
+	} else if reason := tries.err(record.Function); reason != nil {
+		err = fmt.Errorf("%w: %w", err, reason)
 	}
 	p.Log.Error(err, "Container must not start")
 	return err
@@ -243,54 +294,33 @@ func (p *Plugin) refuse(pod *api.PodSandbox, container *api.Container, a journal
 // StopPodSandbox takes the pod's Functions back. If that takes longer than the runtime waits, it goes on after the answer.
 // The runtime does not call again: what fails here is done by Unprepare, which the kubelet repeats.
 func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
-	answering, answer := leaveTimeToAnswer(ctx)
+	answering, cancel := leaveTimeToAnswer(ctx)
+	defer cancel()
+	p.takeBack(answering, pod)
+	return nil
+}
+
+// takeBack returns when the pod's Functions are back, or answering ends; then it goes on in the background.
+func (p *Plugin) takeBack(answering context.Context, pod *api.PodSandbox) {
+	back := make(chan struct{})
 	p.background.Go(func() {
-		defer answer()
+		defer close(back)
 		ctx, cancel := context.WithTimeout(p.ctx, stopTimeout)
 		defer cancel()
+		p.attempt(pod.GetId()).end()
 		if err := p.detach(ctx, pod); err != nil {
 			p.log(pod).Error(err, "Functions are not back yet")
 		}
 	})
-	<-answering.Done()
-	return nil
+	select {
+	case <-back:
+	case <-answering.Done():
+	}
 }
 
 // RemovePodSandbox takes the Functions back of a sandbox whose stop was missed.
 func (p *Plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return p.StopPodSandbox(ctx, pod)
-}
-
-// attach attaches the pod's Functions but those of CNI requests, which the runtime made before this call.
-func (p *Plugin) attach(ctx context.Context, pod *api.PodSandbox) error {
-	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
-		func(a journal.Attachment) bool { return a.CNI != nil })
-	attachments = append(attachments, p.shared(ctx, pod)...)
-	if len(attachments) == 0 {
-		return nil
-	}
-	netns := networkNamespace(pod)
-	if netns == "" {
-		return fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's network: take hostNetwork away",
-			pod.GetNamespace(), pod.GetName())
-	}
-	sandbox := lifecycle.Sandbox{ID: pod.GetId(), NetNS: netns, Pod: journal.Pod{
-		Namespace: pod.GetNamespace(), Name: pod.GetName(), UID: types.UID(pod.GetUid()),
-	}}
-	claims := map[types.UID]journal.Claim{}
-	for _, a := range attachments {
-		if _, err := p.Lifecycle.Attach(ctx, a.Function, sandbox); err != nil {
-			if a.Pod.UID != sandbox.Pod.UID {
-				err = fmt.Errorf("%w; %s", err, ownClaim)
-			}
-			return fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err)
-		}
-		claims[a.Claim.UID] = a.Claim
-	}
-	for _, c := range claims {
-		p.Report(c)
-	}
-	return nil
 }
 
 // shared are the Functions of claims that the pod has and that were prepared for another pod: one that shares the claim,
@@ -317,16 +347,22 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 	return list
 }
 
+// detach takes the Functions back that the pod has by claims, side by side. What a CNI request attached, its DEL releases.
 func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
-	var errs []error
-	for _, a := range p.Journal.ByPod(types.UID(pod.GetUid())) {
-		if a.Claim.UID == "" {
-			continue // the CNI plugin's DEL releases it
-		}
-		if err := p.Lifecycle.Detach(ctx, a.Function, pod.GetId()); err != nil {
-			errs = append(errs, fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err))
-		}
+	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
+		func(a journal.Attachment) bool { return a.Claim.UID == "" })
+	errs := make([]error, len(attachments))
+	var group errgroup.Group
+	group.SetLimit(atOnce)
+	for i, a := range attachments {
+		group.Go(func() error {
+			if err := p.Lifecycle.Detach(ctx, a.Function, pod.GetId()); err != nil {
+				errs[i] = fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err)
+			}
+			return nil
+		})
 	}
+	_ = group.Wait() // all errors count
 	return errors.Join(errs...)
 }
 
