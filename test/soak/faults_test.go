@@ -2,14 +2,26 @@ package soak
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"time"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+)
+
+// What the agent does not bear yet is left out, so that the rest can be seen.
+const (
+	// bearsHostile: a release removes what a pod left on its interface, and names beyond all measure, or quarantines the
+	// Function.
+	bearsHostile = false
+	// bearsClock: no decision depends on the machine's clock.
+	bearsClock = false
 )
 
 // fault is something that goes wrong with the node, for a while.
@@ -26,6 +38,61 @@ var kill = fault{"agent killed", func(n *node, random *rand.Rand) error {
 	n.startAgent()
 	return nil
 }}
+
+// handoverKilled is the fault that ends one of two agents, at any moment of the handover from one to the other.
+var handoverKilled = fault{"handover killed", func(n *node, random *rand.Rand) error {
+	agents := []*process{n.theAgent(), n.launch()}
+	pause(random, 3*time.Second)
+	random.Shuffle(2, func(i, j int) { agents[i], agents[j] = agents[j], agents[i] })
+	agents[0].kill()
+	pause(random, 2*time.Second)
+	agents[1].kill()
+	n.startAgent()
+	return nil
+}}
+
+// clockSet is the fault that sets the machine's clock forth or back while no agent runs. The agent cannot tell it from a
+// journal whose times are all wrong by so much, and that is how it is played: the machine's clock is not the test's own.
+var clockSet = fault{"clock set", func(n *node, random *rand.Rand) error {
+	n.killAgent()
+	defer n.startAgent()
+	by := time.Duration(random.Int64N(int64(4*time.Hour))) - 2*time.Hour
+	n.skew.Add(int64(by))
+	j, err := journal.Open(n.path("state/journal.db"))
+	if err != nil {
+		return err
+	}
+	for _, a := range j.All() {
+		shift(reflect.ValueOf(&a).Elem(), -by)
+		err = errors.Join(err, j.Put(a))
+	}
+	return errors.Join(err, j.Close())
+}}
+
+// shift changes all times of a value that can be set. Its pointers point to copies afterwards.
+func shift(v reflect.Value, by time.Duration) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		if !v.IsNil() && v.CanSet() {
+			c := reflect.New(v.Type().Elem())
+			c.Elem().Set(v.Elem())
+			shift(c.Elem(), by)
+			v.Set(c)
+		}
+	case reflect.Struct:
+		if t, ok := v.Interface().(time.Time); ok {
+			if !t.IsZero() && v.CanSet() {
+				v.Set(reflect.ValueOf(t.Add(by)))
+			}
+			return
+		}
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				shift(v.Field(i), by)
+			}
+		}
+	}
+}
 
 // faults are all others.
 var faults = []fault{

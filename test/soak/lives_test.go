@@ -45,8 +45,18 @@ const (
 	unheard
 	// twice: what ends the pod is told twice, and what starts it too.
 	twice
+	// hostile: the pod does to its interface what it may do with NET_ADMIN; see [life.harm].
+	hostile
 	ways
 )
+
+// way is one of the ways in which a pod lives.
+func way(random *rand.Rand) int {
+	if !bearsHostile {
+		return random.IntN(hostile)
+	}
+	return random.IntN(ways)
+}
 
 // life is one pod from its creation to its end. Every step is tried again as kubelet and runtime do.
 type life struct {
@@ -60,6 +70,8 @@ type life struct {
 	made     int // sandboxes
 
 	started, ended time.Duration
+
+	accomplice *netns.Namespace // of a hostile pod; it outlives the pod
 }
 
 // sandbox is the one that the pod has now.
@@ -206,7 +218,7 @@ func (l *life) runClaimed(ctx context.Context, c *resourceapi.ResourceClaim, beg
 			l.started = time.Since(begin)
 		}
 		l.work(ctx)
-		err = l.stillThere(ctx, s)
+		err = l.workedWell(ctx, s)
 		if stopped := l.stop(ctx, s); err == nil {
 			err = stopped
 		}
@@ -336,6 +348,14 @@ func (l *life) inPod(s sandbox) error {
 	return nil
 }
 
+// workedWell wants the pod to have its interface, unless it is hostile; then it does harm.
+func (l *life) workedWell(ctx context.Context, s sandbox) error {
+	if l.way == hostile {
+		return l.harm(s)
+	}
+	return l.stillThere(ctx, s)
+}
+
 // stillThere wants the pod to have its interface. It gets it back when a card was reset.
 func (l *life) stillThere(ctx context.Context, s sandbox) error {
 	return await(ctx, "the pod has its interface", func() error { return l.inPod(s) })
@@ -363,7 +383,7 @@ func (l *life) plugIn(ctx context.Context) error {
 			l.started = time.Since(begin)
 		}
 		l.work(ctx)
-		if err := l.stillThere(ctx, s); err != nil {
+		if err := l.workedWell(ctx, s); err != nil {
 			return err
 		}
 		end := time.Now()
@@ -445,7 +465,7 @@ func (l *life) shim() skel.CNIFuncs {
 		return cni.Paths{Socket: l.path("run/cni.sock"), SpoolDir: l.path("spool")}, nil
 	}
 	return cni.Plugin{
-		DeviceInfoDir: l.path("devinfo/cni"), Paths: paths, Stdout: io.Discard, Stderr: io.Discard, Now: time.Now,
+		DeviceInfoDir: l.path("devinfo/cni"), Paths: paths, Stdout: io.Discard, Stderr: io.Discard, Now: l.now,
 	}.Funcs()
 }
 

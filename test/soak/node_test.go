@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -89,9 +90,11 @@ type node struct {
 	vfs   map[pci.Address][]function.ID
 	cards cards
 
+	// skew is by how much the machine's clock is wrong, in nanoseconds, for what the test plays.
+	skew atomic.Int64
+
 	mutex     sync.Mutex
-	agent     *exec.Cmd
-	exited    chan struct{}
+	agent     *process
 	starts    int
 	pods      map[string]*podresourcesapi.PodResources // by pod
 	sandboxes map[string]*adaptation.PodSandbox        // by ID
@@ -274,48 +277,67 @@ func (n *node) stopRuntime() {
 	n.nri.Stop()
 }
 
-// startAgent starts the real one, whose output is appended to a file.
+// process is an agent.
+type process struct {
+	*exec.Cmd
+	exited chan struct{} // closed when it has ended
+}
+
+// kill ends the agent at once, wherever it is.
+func (p *process) kill() {
+	_ = p.Process.Kill()
+	<-p.exited
+}
+
+// startAgent starts the agent that the node has.
 func (n *node) startAgent() {
 	n.t.Helper()
+	agent := n.launch()
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
+	n.agent = agent
+	n.starts++
+}
+
+// launch starts the real agent, whose output is appended to a file.
+func (n *node) launch() *process {
+	n.t.Helper()
 	log, err := os.OpenFile(n.path("agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	must.Succeed(n.t, err)
 	defer log.Close()
-	n.agent = exec.Command(agentProgram,
+	agent := exec.Command(agentProgram,
 		"--node-name="+nodeName, "--listen="+metricsAddress, "--kubeconfig="+n.path("kubeconfig"),
 		"--sys-root="+n.host.SysRoot(), "--state-dir="+n.path("state"), "--kubelet-dir="+n.path("kubelet"),
 		"--cdi-dir="+n.path("cdi"), "--nri-socket="+n.path("nri.sock"), "--cni-socket="+n.path("run/cni.sock"),
 		"--spool-dir="+n.path("spool"), "--devinfo-dir="+n.path("devinfo"), "--hooks-dir="+n.path("hooks.d"),
 		"--provision-timeout=10s",
 	)
-	n.agent.Stdout, n.agent.Stderr = log, log
-	n.agent.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	must.Succeed(n.t, n.agent.Start())
-	n.starts++
-	exited := make(chan struct{})
-	n.exited = exited
-	agent := n.agent
-	go func() { _ = agent.Wait(); close(exited) }()
+	agent.Stdout, agent.Stderr = log, log
+	agent.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must.Succeed(n.t, agent.Start())
+	p := &process{agent, make(chan struct{})}
+	go func() { _ = agent.Wait(); close(p.exited) }()
+	return p
 }
 
-// killAgent ends the agent at once, wherever it is.
-func (n *node) killAgent() {
+// killAgent ends the agent that the node has at once.
+func (n *node) killAgent() { n.theAgent().kill() }
+
+func (n *node) theAgent() *process {
 	n.mutex.Lock()
-	agent, exited := n.agent, n.exited
-	n.mutex.Unlock()
-	_ = agent.Process.Kill()
-	<-exited
+	defer n.mutex.Unlock()
+	return n.agent
 }
+
+// now is the time by the machine's clock, as far as the test plays it.
+func (n *node) now() time.Time { return time.Now().Add(time.Duration(n.skew.Load())) }
 
 // endAgent ends it as Kubernetes does, and wants it to end well.
 func (n *node) endAgent() error {
-	n.mutex.Lock()
-	agent, exited := n.agent, n.exited
-	n.mutex.Unlock()
+	agent := n.theAgent()
 	_ = agent.Process.Signal(syscall.SIGTERM)
 	select {
-	case <-exited:
+	case <-agent.exited:
 	case <-time.After(30 * time.Second):
 		return errors.New("the agent did not end within 30 s of SIGTERM")
 	}

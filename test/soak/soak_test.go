@@ -101,7 +101,11 @@ func TestSoak(t *testing.T) {
 	must.Succeed(t, n.ready(t.Context()))
 	must.Succeed(t, await(t.Context(), "all is offered", n.allOffered))
 
-	s.live(*lives*2/3, append(slices.Clone(faults), kill, kill))
+	atFirst := append(slices.Clone(faults), kill, kill, handoverKilled)
+	if bearsClock {
+		atFirst = append(atFirst, clockSet)
+	}
+	s.live(*lives*2/3, atFirst)
 	s.live(*lives/30+2*atOnce, nil) // until everything that is kept is there
 	first := s.sample()
 	s.live(*lives/3, faults)
@@ -111,10 +115,17 @@ func TestSoak(t *testing.T) {
 	must.Succeed(t, await(t.Context(), "all is offered again", n.allOffered))
 	must.Succeed(t, await(t.Context(), "no claim has files", n.noFiles))
 	must.Succeed(t, n.endAgent())
-	if diff := cmp.Diff(before, n.hostState()); diff != "" {
+	kept := n.wantNothingLeft()
+	after := n.hostState()
+	for _, a := range kept {
+		if a.Before != nil {
+			delete(before, a.Before.Name)
+			delete(after, a.Before.Name)
+		}
+	}
+	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("the host's netdevs (-before +now):\n%s", diff)
 	}
-	n.wantNothingLeft()
 	s.report(first, last)
 }
 
@@ -162,8 +173,8 @@ func (s *soak) live(pods int, among []fault) {
 			living.Go(func() {
 				for range left {
 					vf := s.take(random, by.pf)
-					l := s.newLife(random, random.IntN(ways), by.pf, vf, by.first+vf)
-					if err := by.live(l, ctx); err != nil {
+					l := s.newLife(random, way(random), by.pf, vf, by.first+vf)
+					if err := errors.Join(by.live(l, ctx), l.betray()); err != nil {
 						s.t.Errorf("life %s with %s, way %d: %v", l.name, l.function, l.way, err)
 						return
 					}
@@ -184,8 +195,13 @@ func (s *soak) live(pods int, among []fault) {
 // lastLap has one more pod on every VF, without faults: what a pod left that failed before it ran goes with the next one.
 func (s *soak) lastLap() {
 	s.t.Helper()
+	kept, err := s.quarantined()
+	must.Succeed(s.t, err)
 	for pf, first := range map[pci.Address]int{claimPF: 1, pluginPF: 101} {
 		for vf := range vfsOfPF {
+			if kept[s.vfs[pf][vf]] != "" {
+				continue
+			}
 			l := s.newLife(s.random, ordinary, pf, vf, first+vf)
 			live := l.claimed
 			if pf == pluginPF {
@@ -217,13 +233,23 @@ func (s *soak) newLife(random *rand.Rand, way int, pf pci.Address, vf, host int)
 
 // take plays the scheduler: it takes a VF that no pod has and that is offered. If none is, any will have to do.
 func (s *soak) take(random *rand.Rand, pf pci.Address) int {
+	for {
+		kept, _ := s.quarantined() // nothing is known while no agent runs
+		if vf, found := s.choose(random, pf, kept); found {
+			return vf
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func (s *soak) choose(random *rand.Rand, pf pci.Address, kept map[function.ID]string) (vf int, found bool) {
 	healthy := s.plugins.Healthy(resource)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	chosen := -1
 	for _, vf := range random.Perm(vfsOfPF) {
 		id := s.vfs[pf][vf]
-		if s.taken[id] {
+		if s.taken[id] || kept[id] != "" {
 			continue
 		}
 		chosen = vf
@@ -231,8 +257,11 @@ func (s *soak) take(random *rand.Rand, pf pci.Address) int {
 			break
 		}
 	}
+	if chosen < 0 {
+		return 0, false
+	}
 	s.taken[s.vfs[pf][chosen]] = true
-	return chosen
+	return chosen, true
 }
 
 func (s *soak) done(l *life) {
@@ -329,10 +358,15 @@ func (s *soak) explain() {
 		strings.Join(lines[max(0, len(lines)-60):], "\n"))
 }
 
-// allOffered says what is not offered as it should be: all VFs, without taints.
+// allOffered says what is not offered as it should be: all VFs, without taints, but those in quarantine.
 func (n *node) allOffered() error {
-	if healthy := n.plugins.Healthy(resource); len(healthy) != vfsOfPF {
-		return fmt.Errorf("healthy are %v", healthy)
+	kept, err := n.quarantined()
+	if err != nil {
+		return err
+	}
+	plugged := slices.DeleteFunc(slices.Clone(n.vfs[pluginPF]), func(id function.ID) bool { return kept[id] != "" })
+	if healthy := n.plugins.Healthy(resource); len(healthy) != len(plugged) {
+		return fmt.Errorf("healthy are %v, in quarantine %v", healthy, kept)
 	}
 	var list resourceapi.ResourceSliceList
 	if err := n.admin.List(n.t.Context(), &list); err != nil {
@@ -341,7 +375,11 @@ func (n *node) allOffered() error {
 	devices := 0
 	for _, slice := range list.Items {
 		for _, d := range slice.Spec.Devices {
-			if devices++; len(d.Taints) > 0 {
+			devices++
+			quarantined := slices.ContainsFunc(n.vfs[claimPF], func(id function.ID) bool {
+				return id.DeviceName() == d.Name && kept[id] != ""
+			})
+			if quarantined != (len(d.Taints) > 0) {
 				return fmt.Errorf("%s has taints %v", d.Name, d.Taints)
 			}
 		}
@@ -380,13 +418,18 @@ func (n *node) hostState() map[string]netdev.Snapshot {
 	return state
 }
 
-// wantNothingLeft says that nothing is left of any pod, while no agent runs.
-func (n *node) wantNothingLeft() {
+// wantNothingLeft says that nothing is left of any pod, while no agent runs, but Functions in quarantine, which it returns.
+func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 	n.t.Helper()
 	j, err := journal.Open(n.path("state/journal.db"))
 	must.Succeed(n.t, err)
 	defer j.Close()
 	for _, a := range j.All() {
+		if reason := quarantineOf(a); reason != "" {
+			n.t.Logf("Function %s is in quarantine: %s", a.Function, reason)
+			kept = append(kept, a)
+			continue
+		}
 		n.t.Errorf("the journal still has %+v", a)
 	}
 	for _, pattern := range []string{"devinfo/cni/*", "spool/*.json", "cdi/*", "kubelet/plugins/*/dra-device-metadata/*", "ns-*"} {
@@ -408,4 +451,5 @@ func (n *node) wantNothingLeft() {
 	if ports := n.opi.Ports(); len(ports) > 0 {
 		n.t.Errorf("the OPI agent still has ports %v", ports)
 	}
+	return kept
 }
