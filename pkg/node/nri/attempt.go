@@ -40,19 +40,22 @@ type attempt struct {
 	tried  chan struct{} // closed after the first try
 	done   chan struct{} // closed when the work has ended
 
+	goesOn atomic.Bool // after a try that failed; else the sandbox fails by it
 	waited atomic.Bool // a container has waited for it
 
 	mutex sync.Mutex
 	errs  map[function.ID]error // of the last try
 }
 
-// begin starts to attach the Functions of a sandbox in the background, in place of an attempt that the sandbox has.
-func (p *Plugin) begin(ctx context.Context, pod *api.PodSandbox) *attempt {
+// begin starts to attach the Functions of a sandbox in the background, in place of an attempt that the sandbox has. goesOn says
+// whether it is tried again after a failure; RunPodSandbox decides that later.
+func (p *Plugin) begin(ctx context.Context, pod *api.PodSandbox, goesOn bool) *attempt {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &attempt{
 		cancel: cancel, failed: make(chan error, 1), tried: make(chan struct{}), done: make(chan struct{}),
 		errs: map[function.ID]error{},
 	}
+	a.goesOn.Store(goesOn)
 	p.mutex.Lock()
 	before := p.attempts[pod.GetId()]
 	if p.attempts == nil {
@@ -124,7 +127,7 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 		if first {
 			close(a.tried)
 		}
-		if err == nil || ctx.Err() != nil {
+		if err == nil || ctx.Err() != nil || !a.goesOn.Load() {
 			return
 		}
 

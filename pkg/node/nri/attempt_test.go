@@ -258,3 +258,25 @@ func TestStopWhileAttaching(t *testing.T) {
 		n.wantState(t, journal.Reserved)
 	})
 }
+
+// TestFailureAfterTheAnswer: what fails after the sandbox was let start is tried again in the same sandbox.
+func TestFailureAfterTheAnswer(t *testing.T) {
+	n := newNode(t)
+	n.reserve(t, "2", "pod1")
+	n.takes = 1600 * time.Millisecond
+	n.errs["attach 2 s1 /run/netns/s1 pod1"] = errors.New("PF does not answer")
+	inBubble(t, n, logr.Discard(), func(t *testing.T, p *Plugin) {
+		if took, err := run(t, p, sandbox("pod1", "s1")); took != 1500*time.Millisecond || err != nil {
+			t.Fatalf("after %s: %v", took, err)
+		}
+		time.Sleep(time.Second)
+		if _, err := create(t, p, sandbox("pod1", "s1")); err == nil || !strings.Contains(err.Error(), "PF does not answer") {
+			t.Errorf("error %v, want the reason", err)
+		}
+		n.mutex.Lock()
+		clear(n.errs)
+		n.mutex.Unlock()
+		p.background.Wait()
+		n.wantState(t, journal.Attached)
+	})
+}

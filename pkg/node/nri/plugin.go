@@ -186,7 +186,7 @@ func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	group.Wait()
 	for _, pod := range pods {
 		if networkNamespace(pod) != "" && ctx.Err() == nil { // without one it is being stopped
-			p.begin(ctx, pod)
+			p.begin(ctx, pod, true)
 		}
 	}
 }
@@ -201,7 +201,7 @@ func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
 func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
-	a := p.begin(p.ctx, pod)
+	a := p.begin(p.ctx, pod, false)
 	select {
 	case <-a.tried:
 	case err := <-a.failed:
@@ -209,6 +209,7 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	case <-answering.Done():
 	}
 
+	a.goesOn.Store(true) // before it is too late to see a failure
 	select {
 	case err := <-a.failed:
 		return p.giveUp(answering, pod, err)
