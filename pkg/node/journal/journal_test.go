@@ -537,7 +537,7 @@ func TestOpenRandomDamage(t *testing.T) {
 func TestFlippedBits(t *testing.T) {
 	path := filepath.Join(must.MemoryDir(t), "j")
 	j := open(t, path)
-	for n := range uint32(300) { // so many that there are branches
+	for n := range uint32(150) { // so many that there are branches
 		must.Succeed(t, j.Put(full(function.SubfunctionID("0000:3b:00.0", n))))
 	}
 	want := j.All()
@@ -547,7 +547,7 @@ func TestFlippedBits(t *testing.T) {
 
 	random := rand.New(rand.NewPCG(1, 2))
 	refused := 0
-	for range 150 {
+	for range 100 {
 		content, bit := bytes.Clone(intact), random.IntN(8*len(intact))
 		content[bit/8] ^= 1 << (bit % 8)
 		must.Succeed(t, os.WriteFile(path, content, 0o600))
@@ -567,5 +567,5 @@ func TestFlippedBits(t *testing.T) {
 	if refused == 0 {
 		t.Error("no damage was found")
 	}
-	t.Logf("%d of 150 refused", refused)
+	t.Logf("%d of 100 refused", refused)
 }
