@@ -213,6 +213,38 @@ func TestLostWrites(t *testing.T) {
 	}
 }
 
+// TestCutOff: a transaction of which only some pages reached the disk, and not the meta page, which is written after them, has
+// not been.
+func TestCutOff(t *testing.T) {
+	path, before, want := grown(t)
+	file, _, err := open(t, path)
+	must.Succeed(t, err)
+	random := rand.New(rand.NewPCG(7, 8))
+	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
+		other := records{}
+		for range 20 {
+			must.Succeed(t, other.change(tx, random))
+		}
+		return nil
+	}))
+	must.Succeed(t, file.Close())
+	after, err := os.ReadFile(path)
+	must.Succeed(t, err)
+
+	for range 50 {
+		content := bytes.Clone(after)
+		copy(content, before[:2*pageSize])
+		for at := 2 * pageSize; at < len(before); at += pageSize {
+			if random.IntN(2) == 0 {
+				copy(content[at:][:pageSize], before[at:])
+			}
+		}
+		if wantRefusedOrSame(t, path, content, want, "cut off") {
+			t.Error("a transaction that was cut off makes the file corrupt")
+		}
+	}
+}
+
 // TestTruncated: a file that ends too early is refused.
 func TestTruncated(t *testing.T) {
 	path, intact, want := grown(t)
