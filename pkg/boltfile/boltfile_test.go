@@ -3,7 +3,6 @@ package boltfile_test
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -19,8 +18,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
-
-var full = flag.Bool("full", false, "flip each bit, and not only some of them")
 
 // records are what a file has, by bucket and key. The value of key "" is the bucket's sequence.
 type records map[string]map[string]string
@@ -160,7 +157,7 @@ func TestFlippedBits(t *testing.T) {
 	for bit := range cap(bits) {
 		bits = append(bits, bit)
 	}
-	if !*full {
+	if !*boltfile.Full {
 		rand.New(rand.NewPCG(1, 2)).Shuffle(len(bits), func(i, j int) { bits[i], bits[j] = bits[j], bits[i] })
 		bits = bits[:1500]
 	}
@@ -261,7 +258,7 @@ func TestWhatBboltWrites(t *testing.T) {
 	path, want := newFile(t), records{}
 	random := rand.New(rand.NewPCG(5, 6))
 	rounds := 150
-	if *full {
+	if *boltfile.Full {
 		rounds = 10000
 	}
 	for range rounds {
