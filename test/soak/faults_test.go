@@ -15,8 +15,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// What the agent does not bear yet is left out, so that the rest can be seen.
+// What has not been seen to hold in a long run is left out, so that the rest can be seen.
 const (
+	// bearsHandover: whichever of two agents is killed in a handover, the next one goes on.
+	bearsHandover = false
 	// bearsHostile: a release removes what a pod left on its interface, and names beyond all measure, or quarantines the
 	// Function.
 	bearsHostile = false

@@ -101,7 +101,10 @@ func TestSoak(t *testing.T) {
 	must.Succeed(t, n.ready(t.Context()))
 	must.Succeed(t, await(t.Context(), "all is offered", n.allOffered))
 
-	atFirst := append(slices.Clone(faults), kill, kill, handoverKilled)
+	atFirst := append(slices.Clone(faults), kill, kill)
+	if bearsHandover {
+		atFirst = append(atFirst, handoverKilled)
+	}
 	if bearsClock {
 		atFirst = append(atFirst, clockSet)
 	}
