@@ -12,6 +12,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
 // noTrunks is what is said about TRUNK ports where networks have a bridge each.
@@ -25,7 +26,7 @@ const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAwar
 type bridgePlane struct {
 	uplinks      []Uplink // none: no VXLAN
 	underlay     Underlay
-	handle       *netlink.Handle
+	handle       *links.Handle
 	raw          nl.SocketHandle   // for requests for which the netlink library has no function
 	strict       nl.SocketHandle   // for lists of which the kernel leaves out what is of other netdevs
 	events       *nl.NetlinkSocket // of netdevs and addresses

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
 func (b *bridgePlane) watch(emit func(task)) error {
@@ -37,7 +39,7 @@ func (b *bridgePlane) receive(socket *nl.NetlinkSocket, lost func(), handle func
 		switch {
 		case b.closed.Load():
 			return nil
-		case errors.Is(err, unix.ENOBUFS):
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINVAL): // EINVAL: the message is larger than what is read
 			lost()
 			continue
 		case err != nil:
@@ -62,7 +64,7 @@ func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 			// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of bridges.
 			bridging := len(m.Data) > 0 && m.Data[0] == unix.AF_BRIDGE
-			link, err := netlink.LinkDeserialize(nil, m.Data)
+			link, err := links.Parse(m.Data)
 			if err != nil {
 				lost()
 				return

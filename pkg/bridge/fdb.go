@@ -147,7 +147,7 @@ func (b *bridgePlane) endForwarding(index int, mac net.HardwareAddr, vlan int) e
 // entriesOf lists what a bridge has learned or was told of one of its ports.
 func (b *bridgePlane) entriesOf(index int) ([]*netlink.Neigh, error) {
 	header := &netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)}
-	messages, err := request.Send(&b.strict, unix.NETLINK_ROUTE, unix.RTM_GETNEIGH, unix.NLM_F_DUMP, header)
+	messages, err := request.Send(&b.strict, unix.RTM_GETNEIGH, unix.NLM_F_DUMP, header)
 	if err != nil {
 		return nil, err
 	}

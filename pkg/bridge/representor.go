@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
 // representor finds the port's netdev. It refuses one that this machine uses itself or that another port has.
@@ -59,7 +61,7 @@ func (b *bridgePlane) locate(port string) (netlink.Link, error) {
 		if err == nil {
 			return link, nil
 		}
-		if _, gone := errors.AsType[netlink.LinkNotFoundError](err); !gone || again {
+		if !errors.Is(err, links.ErrNotFound) || again {
 			return nil, fmt.Errorf("netdev with ifindex %d: %w", index, err)
 		}
 		b.representors.stale.Store(true) // its event has not been read yet

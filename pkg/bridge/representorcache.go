@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
@@ -216,8 +216,7 @@ func (p eswitchPort) ambiguityHint() string {
 
 // physPorts lists all netdevs: the netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id.
 func (b *bridgePlane) physPorts() ([]physPort, error) {
-	header, mask := nl.NewIfInfomsg(unix.AF_UNSPEC), nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
-	messages, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_GETLINK, unix.NLM_F_DUMP, header, mask)
+	messages, err := b.handle.All()
 	if err != nil {
 		return nil, err
 	}
@@ -231,10 +230,7 @@ func (b *bridgePlane) physPorts() ([]physPort, error) {
 }
 
 func parsePhysPort(message []byte) (physPort, error) {
-	if len(message) < unix.SizeofIfInfomsg {
-		return physPort{}, fmt.Errorf("answer of %d bytes, want at least %d", len(message), unix.SizeofIfInfomsg)
-	}
-	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	attrs, err := links.Attributes(message)
 	if err != nil {
 		return physPort{}, err
 	}

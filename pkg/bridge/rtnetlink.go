@@ -12,12 +12,14 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/bridge/sourcefilter"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
@@ -53,10 +55,9 @@ func openBridgePlane(uplinks []Uplink, underlay Underlay, resolver portResolver,
 	}
 	// Without it (before Linux 4.20) lists have everything, and cost more.
 	_ = unix.SetsockoptInt(b.strict.Socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-	if b.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+	if b.handle, err = links.Open(netns.None()); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
-	b.handle.DisableVFInfoCollection()
 	for _, u := range uplinks {
 		if link, err := b.find(u.Name); err == nil && link != nil {
 			b.uplinksNow[u.Name] = uplinkState{link.Attrs().Index, link.Attrs().MTU}
@@ -95,7 +96,7 @@ func (b *bridgePlane) close() {
 	_ = b.raw.Close()
 	_ = b.strict.Close()
 	if b.handle != nil {
-		_ = b.handle.Close()
+		b.handle.Close()
 	}
 	if b.devlink != nil {
 		b.devlink.Close()
@@ -135,7 +136,7 @@ func netdevName(prefix, id string) string {
 // find returns the netdev with a name or alternative name, nil if there is none.
 func (b *bridgePlane) find(name string) (netlink.Link, error) {
 	link, err := b.handle.LinkByName(name)
-	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
+	if errors.Is(err, links.ErrNotFound) {
 		return nil, nil
 	}
 	if err != nil {
@@ -206,7 +207,7 @@ func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error 
 	for _, attr := range attrs {
 		data.AddChild(attr)
 	}
-	_, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_NEWLINK, unix.NLM_F_ACK, header, info)
+	_, err := request.Send(&b.raw, unix.RTM_NEWLINK, unix.NLM_F_ACK, header, info)
 	return err
 }
 
@@ -239,7 +240,7 @@ func (b *bridgePlane) disableIPv6(link netlink.Link) error {
 func (b *bridgePlane) addresses(index, family int) ([]netip.Prefix, error) {
 	header := nl.NewIfAddrmsg(family)
 	header.Index = uint32(index)
-	messages, err := request.Send(&b.strict, unix.NETLINK_ROUTE, unix.RTM_GETADDR, unix.NLM_F_DUMP, header)
+	messages, err := request.Send(&b.strict, unix.RTM_GETADDR, unix.NLM_F_DUMP, header)
 	if errors.Is(err, unix.ENODEV) {
 		return nil, nil
 	}

@@ -70,7 +70,7 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool) er
 // vlansOf returns the VLANs of a port of the bridge, with their flags (BRIDGE_VLAN_INFO_*). The netlink library would read those of all
 // ports.
 func (b *bridgePlane) vlansOf(index int) (map[uint16]uint16, error) {
-	messages, err := request.Send(&b.raw, unix.NETLINK_ROUTE, unix.RTM_GETVLAN, unix.NLM_F_DUMP, bridgeVLANs{index})
+	messages, err := request.Send(&b.raw, unix.RTM_GETVLAN, unix.NLM_F_DUMP, bridgeVLANs{index})
 	if err != nil {
 		return nil, err
 	}

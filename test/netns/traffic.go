@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// etherTypeTest is one of those that IEEE 802 leaves for experiments.
-const etherTypeTest = 0x88b5
+// TestType is the EtherType of the frames of a [Traffic], one of those that IEEE 802 leaves for experiments.
+const TestType = 0x88b5
 
 // Traffic is frames that one netdev sends to another, one each millisecond.
 type Traffic struct {
@@ -48,7 +48,7 @@ func Send(from, to End) (_ *Traffic, err error) {
 	if err := unix.SetsockoptTimeval(t.receiver, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
 		return nil, err
 	}
-	frame := slices.Concat(to.MAC, from.MAC, []byte{etherTypeTest >> 8, etherTypeTest & 0xff}, make([]byte, 46))
+	frame := slices.Concat(to.MAC, from.MAC, []byte{TestType >> 8, TestType & 0xff}, make([]byte, 46))
 	t.done.Go(func() error { return t.send(index, frame) })
 	t.done.Go(t.receive)
 	return t, nil
@@ -67,7 +67,7 @@ func (e End) open() (socket, index int, err error) {
 	if err != nil {
 		return -1, 0, err
 	}
-	const networkOrder = etherTypeTest>>8 | etherTypeTest<<8&0xffff
+	const networkOrder = TestType>>8 | TestType<<8&0xffff
 	err = unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: link.Attrs().Index})
 	return socket, link.Attrs().Index, err
 }

@@ -239,7 +239,7 @@ func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte,
 	netdev.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
 
 	answers, err := request.Send(
-		c.socket, unix.NETLINK_GENERIC, int(c.family), unix.NLM_F_ACK,
+		c.socket, int(c.family), unix.NLM_F_ACK,
 		&nl.Genlmsg{Command: command, Version: unix.ETHTOOL_GENL_VERSION},
 		append([]*nl.RtAttr{netdev}, attributes...)...,
 	)

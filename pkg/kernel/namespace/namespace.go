@@ -47,3 +47,20 @@ func Do(ns netns.NsHandle, f func() error) error {
 	}()
 	return <-done
 }
+
+// New makes a network namespace that has no name, which ends when the caller closes it.
+func New() (ns netns.NsHandle, err error) {
+	here, err := netns.GetFromPath("/proc/self/ns/net")
+	if err != nil {
+		return netns.None(), err
+	}
+	defer here.Close()
+
+	err = Do(here, func() error {
+		if ns, err = netns.New(); err != nil { // the thread is in the new namespace then, which Do leaves
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		return nil
+	})
+	return ns, err
+}

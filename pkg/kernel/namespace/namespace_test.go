@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 
+	vnetns "github.com/vishvananda/netns"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
@@ -68,5 +70,23 @@ func TestOpen(t *testing.T) {
 	called := false
 	if err := namespace.Do(ns, func() error { called = true; return os.ErrInvalid }); !called || !errors.Is(err, os.ErrInvalid) {
 		t.Errorf("called: %t, error %v", called, err)
+	}
+}
+
+// TestNew: a new namespace is another one than that of the process.
+func TestNew(t *testing.T) {
+	netns.New(t) // skips the test where namespaces cannot be made
+	made, err := namespace.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer made.Close()
+	own, err := vnetns.GetFromPath("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	if made.Equal(own) {
+		t.Error("the namespace is that of the process")
 	}
 }

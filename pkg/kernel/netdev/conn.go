@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // conn speaks rtnetlink in one network namespace. Requests of several goroutines wait for each other, as they do in the kernel.
 type conn struct {
-	*netlink.Handle
+	*links.Handle
 	ns     netns.NsHandle
 	cookie uint64
-	socket *nl.SocketHandle // for the messages that Handle cannot send
-	conf6  bool             // the namespace's IPv6 sysctls can be restored
+	isPod  bool // the namespace is that of a pod
+	conf6  bool // the namespace's IPv6 sysctls can be restored
 }
 
 func dial(path string) (*conn, error) {
@@ -47,23 +47,12 @@ func (c *conn) connect() (err error) {
 	if fs.Type != unix.NSFS_MAGIC {
 		return errNotMounted
 	}
-	var socket *nl.NetlinkSocket
-	err = namespace.Do(c.ns, func() (err error) {
-		// Without a named family, the handle needs XFRM too, which not every kernel has loaded.
-		if c.Handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err == nil {
-			socket, err = nl.Subscribe(unix.NETLINK_ROUTE) // to no group
-		}
-		return err
-	})
-	if err != nil {
+	if c.Handle, err = links.Open(c.ns); err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}
-	c.DisableVFInfoCollection() // conn.vf asks, and only where it matters
-	c.socket = &nl.SocketHandle{Socket: socket}
-	if c.cookie, err = unix.GetsockoptUint64(socket.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
+	if c.cookie, err = unix.GetsockoptUint64(c.Socket().Socket.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
 		return fmt.Errorf("cookie of the network namespace (needs Linux 5.14): %w", err)
 	}
-	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
 	return nil
 }
 
@@ -74,9 +63,6 @@ func (c *conn) close() error {
 	if c.Handle != nil {
 		c.Handle.Close()
 	}
-	if c.socket != nil {
-		c.socket.Close()
-	}
 	return c.ns.Close()
 }
 
@@ -86,7 +72,7 @@ func (c *conn) close() error {
 func (c *conn) set(index int, flags, mask uint32, attributes ...*nl.RtAttr) error {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, mask
-	_, err := request.Send(c.socket, unix.NETLINK_ROUTE, unix.RTM_NEWLINK, unix.NLM_F_ACK, header, attributes...)
+	_, err := request.Send(c.Socket(), unix.RTM_NEWLINK, unix.NLM_F_ACK, header, attributes...)
 	return err
 }
 
@@ -104,24 +90,16 @@ func hardwareAddr(kind int, mac function.MAC) *nl.RtAttr {
 	return nl.NewRtAttr(kind, mac.HardwareAddr())
 }
 
-// ask returns the body of the RTM_NEWLINK for the link with the index or, if that is 0, with the name in the attributes.
+// ask is [links.Handle.Ask].
 func (c *conn) ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
-	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	header.Index = int32(index)
-	answers, err := request.Send(c.socket, unix.NETLINK_ROUTE, unix.RTM_GETLINK, 0, header, attributes...)
-	if err != nil {
-		return nil, err
-	}
-	if len(answers) != 1 || len(answers[0]) < unix.SizeofIfInfomsg {
-		return nil, errors.New("link: the kernel's answer is too short")
-	}
-	return answers[0], nil
+	return c.Ask(index, attributes...)
 }
 
 // link is a netdev in the namespace of a conn.
 type link struct {
 	Snapshot
 	rawFlags uint32 // IFF_* of linux/if.h
+	linkType uint16 // ARPHRD_* of linux/if_arp.h
 	master   int    // index of the netdev that it is a port of, 0 for none
 }
 
@@ -134,13 +112,13 @@ func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	case err != nil:
 		return nil, err
 	}
-	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	attrs, err := links.Attributes(message)
 	if err != nil {
 		return nil, fmt.Errorf("link: %w", err)
 	}
-	l, err := netlink.LinkDeserialize(nil, message)
+	l, err := links.Parse(message)
 	if err != nil {
-		return nil, fmt.Errorf("link: %w", err)
+		return nil, err
 	}
 	s := snapshotOf(l, attrs)
 	if s.Conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
@@ -149,7 +127,7 @@ func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	if !c.conf6 {
 		s.Conf.IPv6 = nil
 	}
-	return &link{Snapshot: s, rawFlags: l.Attrs().RawFlags, master: l.Attrs().MasterIndex}, nil
+	return &link{Snapshot: s, rawFlags: l.Attrs().RawFlags, linkType: nl.DeserializeIfInfomsg(message).Type, master: l.Attrs().MasterIndex}, nil
 }
 
 // with returns the link that has the name or altname, or nil if there is none.

@@ -39,8 +39,11 @@ type Options struct {
 	// SysRoot is where sysfs is mounted, "" for "/sys". Settings of queues are restored there if it shows the netdevs of the
 	// host's network namespace: a mount shows those of the namespace that it was made in.
 	SysRoot   string
-	Eswitches Eswitches         // limit the rates of Functions; nil for none
-	Trace     func(step string) // called before each change, on the goroutine that called the Engine; may be nil
+	Eswitches Eswitches // limit the rates of Functions; nil for none
+	// Rebind has the driver of a hardware netdev unregister and register it anew: see [RebindDriver]. It is for a netdev on
+	// which a pod left others that are found nowhere. With nil no netdev is registered anew.
+	Rebind Rebind
+	Trace  func(step string) // called before each change, on the goroutine that called the Engine; may be nil
 }
 
 // Engine changes netdevs. Several goroutines may use it at once, each for another netdev.
@@ -51,6 +54,8 @@ type Engine struct {
 	ethtool   *ethtool.Conn // in the host's namespace
 	settings  []settingGroup
 	eswitches Eswitches // nil for none
+	rebind    Rebind    // nil for none
+	probes    probes
 	trace     func(step string)
 
 	pfs pfPort
@@ -70,7 +75,7 @@ func New(options Options) (*Engine, error) {
 	}
 	e := &Engine{
 		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), sysRoot: cmp.Or(options.SysRoot, "/sys"),
-		eswitches: options.Eswitches, trace: options.Trace,
+		eswitches: options.Eswitches, rebind: options.Rebind, trace: options.Trace,
 		pfs: host, set: (*conn).set, busyTime: quirk.BusyPatience, settleTime: quirk.SettleTime,
 	}
 	e.settings = e.settingGroups()
@@ -102,6 +107,7 @@ func (e *Engine) step(what string, change func() error) error {
 
 // Close releases the host's namespace.
 func (e *Engine) Close() error {
+	e.probes.close()
 	e.ethtool.Close()
 	return e.host.close()
 }
@@ -170,6 +176,9 @@ func (e *Engine) snapshot(
 		return s, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, l.master)
 	case l.Carried.XDP != "":
 		return s, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, l.Carried.XDP)
+	}
+	if use, err := e.carriedOnHost(l); use != "" || err != nil {
+		return s, errors.Join(inUse(device.Name, use), err)
 	}
 	l.Settings = e.readSettings(l)
 	return e.plan(ctx, l.Snapshot, device, want)
@@ -604,7 +613,11 @@ func (e *Engine) dial(path string) (*conn, error) {
 	if process, ok := strings.CutPrefix(path, "/proc/"); ok {
 		path = filepath.Join(e.procRoot, process)
 	}
-	return dial(path)
+	pod, err := dial(path)
+	if err == nil {
+		pod.isPod = pod.cookie != e.host.cookie
+	}
+	return pod, err
 }
 
 // dialPlace returns nil if the namespace is gone: its path does not exist, means another one, or is a plain mount point.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
 // fallbackName makes the kernel find a free name, which matches fallback. It is for a netdev whose own name is taken.
@@ -63,6 +62,9 @@ func (e *Engine) Restore(
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
+	if err := e.detachForeign(ctx, l, place); err != nil {
+		return Restored{}, fmt.Errorf("netdev %s on the host: %w", l.Name, err)
+	}
 	return e.reconcile(ctx, p, device, before, l.Identity.Index)
 }
 
@@ -73,7 +75,7 @@ func (e *Engine) moveToHost(
 	index := now.Identity.Index
 	err := e.dropForeignAltNames(pod, index, now, before.AltNames)
 	if err == nil {
-		err = e.dropStacked(pod, index)
+		err = e.dropStacked(ctx, pod, index, ownNamespace)
 	}
 	if err != nil {
 		return fmt.Errorf("netdev %s in the pod: %w", now.Name, err)
@@ -120,15 +122,8 @@ func (e *Engine) moveToHost(
 
 // dropForeignAltNames removes the altnames that are not among keep.
 func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []string) error {
-	for _, alt := range now.AltNames {
-		if slices.Contains(keep, alt) {
-			continue
-		}
-		if err := e.dropAltName(c, index, alt); err != nil && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
-	}
-	return nil
+	foreign := slices.DeleteFunc(slices.Clone(now.AltNames), func(alt string) bool { return slices.Contains(keep, alt) })
+	return e.dropAltNames(c, index, foreign)
 }
 
 // reconcile undoes the differences on the host. It takes a second round for properties that can only be restored after others.
@@ -485,25 +480,4 @@ func (e *Engine) detachXDP(index int) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-// stacked are the kinds of virtual netdevs that go on to use the netdev below them when that moves to another namespace.
-var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"}
-
-// dropStacked deletes the virtual netdevs that the pod made on top of the netdev.
-func (e *Engine) dropStacked(pod *conn, index int) error {
-	links, err := request.Consistent(pod.LinkList)
-	if err != nil {
-		return err
-	}
-	for _, l := range links {
-		if l.Attrs().ParentIndex != index || l.Attrs().NetNsID >= 0 || !slices.Contains(stacked, l.Type()) {
-			continue
-		}
-		e.trace("delete " + l.Attrs().Name + " on top of it")
-		if err := pod.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
-			return fmt.Errorf("delete %s %s, which the pod made on top of it: %w", l.Type(), l.Attrs().Name, err)
-		}
-	}
-	return nil
 }

@@ -3,6 +3,7 @@ package request
 
 import (
 	"errors"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -11,17 +12,33 @@ import (
 // SkipStatistics is RTEXT_FILTER_SKIP_STATS: counters cost most of a list, and those of many VFs do not fit in an answer.
 const SkipStatistics = 1 << 3
 
-// Send sends a message of a protocol (NETLINK_*) with flags (NLM_F_*), and returns the bodies of the kernel's answers.
+// Send sends a message with flags (NLM_F_*), and returns the bodies of the kernel's answers, which
+// may have any size up to 16 MiB: see [ErrTooLarge]. With an error that is nl.ErrDumpInterrupted it returns what it got.
 func Send(
-	socket *nl.SocketHandle, protocol, message, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr,
+	socket *nl.SocketHandle, message, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr,
 ) ([][]byte, error) {
-	req := nl.NewNetlinkRequest(message, flags)
-	req.Sockets = map[int]*nl.SocketHandle{protocol: socket}
-	req.AddData(header)
-	for _, a := range attributes {
+	req := Message{Type: message, Flags: flags, Header: header, Attributes: attributes}.request(socket)
+
+	socket.Socket.Lock()
+	defer socket.Socket.Unlock()
+	return execute(socket.Socket, req)
+}
+
+// Message is one of several that [SendAll] sends.
+type Message struct {
+	Type, Flags int // RTM_*, NLM_F_*
+	Header      nl.NetlinkRequestData
+	Attributes  []*nl.RtAttr
+}
+
+func (m Message) request(socket *nl.SocketHandle) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(m.Type, m.Flags)
+	req.Seq = atomic.AddUint32(&socket.Seq, 1)
+	req.AddData(m.Header)
+	for _, a := range m.Attributes {
 		req.AddData(a)
 	}
-	return req.Execute(protocol, 0)
+	return req
 }
 
 // Consistent lists objects of the kernel, and lists them again if the kernel says that they changed meanwhile: an interrupted

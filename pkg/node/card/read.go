@@ -4,21 +4,21 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+	"github.com/vishvananda/netns"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
 // permanentMAC asks the kernel for the address that a netdev was made with, "" if it has none or is gone.
 func permanentMAC(netdev string) (function.MAC, error) {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	handle, err := links.Open(netns.None())
 	if err != nil {
 		return "", fmt.Errorf("socket: %w", err)
 	}
 	defer handle.Close()
 	link, err := handle.LinkByName(netdev)
-	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
+	if errors.Is(err, links.ErrNotFound) {
 		return "", nil
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
@@ -44,7 +45,7 @@ func defaultNetdevs(netNS string) ([]string, error) {
 		return nil, err
 	}
 	defer ns.Close()
-	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	handle, err := links.Open(ns)
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
@@ -69,7 +70,7 @@ func defaultNetdevs(netNS string) ([]string, error) {
 	var found []string
 	for _, index := range indexes {
 		link, err := handle.LinkByIndex(index)
-		if errors.As(err, &netlink.LinkNotFoundError{}) {
+		if errors.Is(err, links.ErrNotFound) {
 			continue
 		}
 		if err != nil {

@@ -136,7 +136,7 @@ func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *decision) (b
 	return allocated && slices.Contains(pods, t.pod.UID), nil
 }
 
-func (m *Manager) netdevGone(_ context.Context, _ trigger, d *decision) (bool, error) {
+func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool, error) {
 	a := d.record
 	name, err := m.netdevs.Netdev(a.Function)
 	gone := errors.Is(err, fs.ErrNotExist)
@@ -154,7 +154,11 @@ func (m *Manager) netdevGone(_ context.Context, _ trigger, d *decision) (bool, e
 		return lives, err
 	}
 	holds, err := m.engine.Holds(a.Place, a.Before.Identity)
-	return !holds, err
+	if holds || err != nil || name == "" {
+		return !holds && err == nil, err
+	}
+	moved, err := m.movedByPod(ctx, a)
+	return !moved && err == nil, err
 }
 
 // deviceBack says whether the Function can go back to the sandbox that lost it, and waits for its Port. It fails if the
@@ -176,6 +180,9 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool,
 		return false, nil
 	}
 	if lives, err := m.sandboxLives(a); !lives || err != nil {
+		return false, err
+	}
+	if err := m.losses.pause(a); err != nil {
 		return false, err
 	}
 	if m.options.Serve == nil {

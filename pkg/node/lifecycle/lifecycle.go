@@ -138,6 +138,7 @@ type Manager struct {
 	netdevs NetdevFinder
 	options Options
 	log     logr.Logger
+	losses  losses
 
 	// announcing are the announcements under way, whose context is lasting. [Manager.Run] calls stop when it ends. The mutex
 	// keeps an Attach that takes longer from beginning another one.

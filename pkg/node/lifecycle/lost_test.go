@@ -492,3 +492,29 @@ func TestNothingToLookAt(t *testing.T) {
 		})
 	}
 }
+
+// TestPodMovesNetdevToHost: a pod that moves its netdev to the host has not lost it, and does not get it back to move it
+// there again. The release finds it.
+func TestPodMovesNetdevToHost(t *testing.T) {
+	s, a, manager := runningWithSlot(t)
+	before := s.node.Snapshot(0)
+	pod := netns.New(t)
+	start(t, manager, claimed(0), pod)
+	l, err := pod.Handle().LinkByName("net0")
+	must.Succeed(t, err)
+	must.Succeed(t, pod.Handle().LinkSetNsFd(l, s.node.Host.Fd()))
+	for range 3 { // the last is taken when the one before is worked off
+		s.changes <- struct{}{}
+	}
+	for len(s.changes) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached || len(s.told) > 0 {
+		t.Errorf("state %s, told %q", record.State, s.told)
+	}
+	if got, err := s.node.Netdev(lifecycletest.ID(0)); got != "net0" || err != nil {
+		t.Errorf("netdev %q on the host, %v", got, err)
+	}
+	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
+	s.node.WantAsBefore(0, before)
+}

@@ -181,6 +181,7 @@ func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	}
 	m.healthChanged(a.Function)
 	if !again {
+		m.losses.add(a)
 		m.log.Info("A pod has lost its Function: the device went, or another driver has it", "function", a.Function.String(),
 			"interface", a.Interface.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
 		m.options.Report(a)

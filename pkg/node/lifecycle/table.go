@@ -92,7 +92,7 @@ const (
 	// what the last one left may harm.
 	Untouched Evidence = "it was allocated a moment ago, and no pod can have used it"
 	// NetdevGone: the sandbox's network namespace lives without the netdev, and the device is gone or has another netdev on
-	// the host. A Function without a netdev: its device is gone, or has lost the driver it had for the pod.
+	// the host; one that the pod moved there itself is not another one. A Function without a netdev: its device is gone, or has lost the driver it had for the pod.
 	NetdevGone Evidence = "the netdev is gone from the sandbox, which lives"
 	// DeviceBack: the Function has a netdev on the host, the sandbox's network namespace lives, and the xPU serves the
 	// Function's Port, if it has one. A program that had the Function without a netdev cannot get it back.

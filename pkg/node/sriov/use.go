@@ -8,11 +8,13 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
@@ -20,8 +22,13 @@ import (
 // if it is in a bridge or bond, has an address, or is up with a carrier. IPv6 link-local addresses do not count, because
 // the kernel gives one to every netdev that is set up.
 func NetdevUse(netdev string) (string, error) {
-	link, err := netlink.LinkByName(netdev)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
+	handle, err := links.Open(netns.None())
+	if err != nil {
+		return "", err
+	}
+	defer handle.Close()
+	link, err := handle.LinkByName(netdev)
+	if errors.Is(err, links.ErrNotFound) {
 		return "", nil
 	}
 	if err != nil {
@@ -30,7 +37,7 @@ func NetdevUse(netdev string) (string, error) {
 	if link.Attrs().MasterIndex != 0 {
 		return "is in a bridge or bond", nil
 	}
-	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	addresses, err := handle.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return "", fmt.Errorf("addresses: %w", err)
 	}

@@ -50,11 +50,11 @@ func guests() []guest {
 			name: "igb",
 			nic:  "igb",
 			modules: []string{
-				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "vxlan", "dummy", "veth",
+				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan", "vxlan", "dummy", "veth",
 				"igb", "igbvf",
 			},
 			suites: []suite{
-				{name: "netdev", path: "pkg/kernel/netdev", run: "^TestHardware", limit: time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere)", limit: 2 * time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$", limit: time.Minute},
 				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$", limit: 2 * time.Minute},
 				{
@@ -88,12 +88,12 @@ func guests() []guest {
 		{
 			name:    "simnic",
 			nic:     "simnic",
-			modules: []string{"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "bonding", "vxlan", "dummy", "veth"},
+			modules: []string{"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan", "bonding", "vxlan", "dummy", "veth"},
 			own:     "simnic",
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
-				{name: "netdev", path: "pkg/kernel/netdev", run: "^TestHardware", limit: time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere)", limit: 2 * time.Minute},
 				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$", limit: time.Minute},
 				{name: "devlink", path: "pkg/kernel/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: time.Minute},
@@ -106,7 +106,7 @@ func guests() []guest {
 				},
 				{name: "bridge-soak", path: "cmd/opi-bridge", run: "^TestSoak$", limit: time.Minute, soaks: true},
 				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test", limit: time.Minute},
-				{name: "representor", path: "pkg/bridge", run: "^TestHardware", limit: time.Minute},
+				{name: "representor", path: "pkg/bridge", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere)", limit: 2 * time.Minute},
 				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$", limit: time.Minute},
 				{
 					name: "fault", path: "test/qemu/node", run: "^TestFault$", limit: time.Minute,

@@ -1,0 +1,228 @@
+// Package links reads netdevs by rtnetlink whatever pods made of theirs. A pod that may configure its network can give a
+// netdev hundreds of long altnames, or a macvlan thousands of source addresses. The kernel's description is then larger than
+// what the netlink library reads, and may even be malformed: an attribute has a length of 16 bits, which wraps. Neither hides
+// the other netdevs here.
+package links
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
+)
+
+// ErrNotFound says that there is no such netdev.
+var ErrNotFound = errors.New("no such netdev")
+
+// Handle is a [netlink.Handle] that reads netdevs safely. What it reads has neither statistics of VFs nor other
+// information about them: see [request.SkipStatistics]. Its methods may be called by several goroutines at once.
+type Handle struct {
+	*netlink.Handle
+	socket *nl.SocketHandle
+}
+
+// Open returns a handle for a network namespace, [netns.None] for the namespace of the calling thread. Close it after use.
+func Open(ns netns.NsHandle) (*Handle, error) {
+	// Without a named family, the handle needs XFRM too, which not every kernel has loaded.
+	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	handle.DisableVFInfoCollection()
+	socket, err := nl.SubscribeAt(ns, netns.None(), unix.NETLINK_ROUTE) // to no group
+	if err != nil {
+		handle.Close()
+		return nil, err
+	}
+	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
+	return &Handle{Handle: handle, socket: &nl.SocketHandle{Socket: socket}}, nil
+}
+
+// Close releases the handle's sockets.
+func (h *Handle) Close() {
+	h.Handle.Close()
+	h.socket.Close()
+}
+
+// Socket is for messages that [netlink.Handle] cannot send: see [request.Send].
+func (h *Handle) Socket() *nl.SocketHandle { return h.socket }
+
+// All returns the bodies of the RTM_NEWLINK of all netdevs. Where one is so large that the kernel cannot list it, All asks
+// for each netdev alone and leaves out those that the kernel cannot describe. With an error that is [nl.ErrDumpInterrupted]
+// the list may lack netdevs.
+func (h *Handle) All() ([][]byte, error) {
+	messages, err := request.Send(h.socket, unix.RTM_GETLINK, unix.NLM_F_DUMP, nl.NewIfInfomsg(unix.AF_UNSPEC), noStatistics())
+	if tooLarge(err) {
+		return h.each()
+	}
+	return messages, err
+}
+
+// LinkList lists the netdevs of [Handle.All].
+func (h *Handle) LinkList() ([]netlink.Link, error) {
+	messages, err := h.All()
+	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
+		return nil, err
+	}
+
+	list := make([]netlink.Link, 0, len(messages))
+	for _, message := range messages {
+		link, parseErr := Parse(message)
+		if parseErr != nil {
+			return nil, parseErr
+		}
+		list = append(list, link)
+	}
+	return list, err
+}
+
+// tooLarge says whether the answer did not fit in the kernel's buffer, or in ours.
+func tooLarge(err error) bool {
+	return errors.Is(err, request.ErrTooLarge) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EMSGSIZE)
+}
+
+// each asks for each netdev alone. The list of statistics has all netdevs, and nothing of variable size.
+func (h *Handle) each() (messages [][]byte, err error) {
+	// struct if_stats_msg of linux/if_link.h: family, padding, ifindex, and a mask in which bit 0 is IFLA_STATS_LINK_64.
+	const size, indexAt, maskAt = 12, 4, 8
+	header := make(raw, size)
+	binary.NativeEndian.PutUint32(header[maskAt:], 1)
+	statistics, listErr := request.Send(h.socket, unix.RTM_GETSTATS, unix.NLM_F_DUMP, header)
+	if listErr != nil && !errors.Is(listErr, nl.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("list statistics: %w", listErr)
+	}
+
+	for _, s := range statistics {
+		if len(s) < size {
+			return nil, fmt.Errorf("statistics of %d bytes, want at least %d", len(s), size)
+		}
+		message, err := h.Ask(int(int32(binary.NativeEndian.Uint32(s[indexAt:]))), noStatistics())
+		switch {
+		case err == nil:
+			messages = append(messages, message)
+		case !tooLarge(err) && !errors.Is(err, unix.ENODEV):
+			return nil, err
+		}
+	}
+	return messages, listErr
+}
+
+// raw is a header of a netlink message.
+type raw []byte
+
+func (r raw) Len() int          { return len(r) }
+func (r raw) Serialize() []byte { return r }
+
+func noStatistics() *nl.RtAttr {
+	return nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
+}
+
+// Ask returns the body of the RTM_NEWLINK for the netdev with the index or, if that is 0, with the name in the attributes.
+func (h *Handle) Ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
+	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	header.Index = int32(index)
+	answers, err := request.Send(h.socket, unix.RTM_GETLINK, 0, header, attributes...)
+	if err != nil {
+		return nil, err
+	}
+	if len(answers) != 1 || len(answers[0]) < unix.SizeofIfInfomsg {
+		return nil, errors.New("link: the kernel's answer is too short")
+	}
+	return answers[0], nil
+}
+
+// LinkByIndex returns the netdev with the index. The error is [ErrNotFound] if there is none.
+func (h *Handle) LinkByIndex(index int) (netlink.Link, error) {
+	return h.link(fmt.Sprintf("index %d", index), index)
+}
+
+// LinkByName returns the netdev that has the name or altname. The error is [ErrNotFound] if there is none.
+func (h *Handle) LinkByName(name string) (netlink.Link, error) {
+	return h.link(name, 0, nl.NewRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name)))
+}
+
+func (h *Handle) link(what string, index int, attributes ...*nl.RtAttr) (netlink.Link, error) {
+	message, err := h.Ask(index, append(attributes, noStatistics())...)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
+	case err != nil:
+		return nil, err
+	}
+	return Parse(message)
+}
+
+// Parse reads the body of an RTM_NEWLINK or RTM_DELLINK. What cannot be believed of it is left out: see [Attributes].
+func Parse(message []byte) (netlink.Link, error) {
+	kept, err := trim(message)
+	if err != nil {
+		return nil, err
+	}
+	link, err := netlink.LinkDeserialize(nil, kept)
+	if err != nil {
+		return nil, fmt.Errorf("link: %w", err)
+	}
+	return link, nil
+}
+
+// Attributes are the attributes of the body of an RTM_NEWLINK. A description of 64 KiB or more has those up to
+// IFLA_LINKINFO only, and the kind of that; the netdev below it is not among them. A netdev of a kind that has nothing of
+// variable size there has all: the
+// length of IFLA_LINKINFO may be wrapped, and what seems to follow it may be bytes that a pod chose.
+func Attributes(message []byte) (attribute.Set, error) {
+	kept, err := trim(message)
+	if err != nil {
+		return nil, err
+	}
+	return attribute.Parse(kept[unix.SizeofIfInfomsg:])
+}
+
+// plain are the kinds whose IFLA_LINKINFO is small. Hardware has no kind.
+var plain = []string{"", "veth"}
+
+// trim returns the message without what cannot be believed.
+func trim(message []byte) ([]byte, error) {
+	if len(message) < unix.SizeofIfInfomsg {
+		return nil, fmt.Errorf("link of %d bytes, want at least %d", len(message), unix.SizeofIfInfomsg)
+	}
+	if len(message) <= math.MaxUint16 {
+		return message, nil
+	}
+
+	kept := slices.Clone(message[:unix.SizeofIfInfomsg])
+	for kind, value := range attribute.All(message[unix.SizeofIfInfomsg:]) {
+		if kind != unix.IFLA_LINKINFO {
+			kept = append(kept, nl.NewRtAttr(int(kind), value).Serialize()...)
+			continue
+		}
+		// The kernel writes IFLA_INFO_KIND first (rtnl_link_info_fill of net/core/rtnetlink.c).
+		name := kindOf(value)
+		if slices.Contains(plain, name) {
+			return message, nil
+		}
+		info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+		info.AddRtAttr(nl.IFLA_INFO_KIND, nl.ZeroTerminated(name))
+		return append(kept, info.Serialize()...), nil
+	}
+	return message, nil
+}
+
+// kindOf reads IFLA_INFO_KIND, which must be the first attribute.
+func kindOf(info []byte) string {
+	for kind, value := range attribute.All(info) {
+		if kind == nl.IFLA_INFO_KIND {
+			return attribute.Set{kind: value}.Text(kind)
+		}
+		break
+	}
+	return ""
+}

@@ -1,0 +1,315 @@
+package netdev_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	bpflink "github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// macvlan makes a macvlan, up, on a netdev of ns, in the namespace of the file descriptor.
+func macvlan(t testing.TB, ns *netns.Namespace, lower, name string, mode netlink.MacvlanMode, to int) *netlink.Macvlan {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = name, get(t, ns, lower).Attrs().Index, netlink.NsFd(to)
+	m := &netlink.Macvlan{LinkAttrs: attrs, Mode: mode}
+	must.Succeed(t, ns.Handle().LinkAdd(m))
+	return m
+}
+
+// addAltNames gives a netdev as many long altnames as the kernel takes.
+func addAltNames(t testing.TB, ns *netns.Namespace, name string) {
+	t.Helper()
+	l := get(t, ns, name)
+	for i := range 496 {
+		must.Succeed(t, ns.Handle().LinkAddAltName(l, fmt.Sprintf("%03d%s", i, strings.Repeat("x", 124))))
+	}
+}
+
+// TestHugeAnswers: a pod makes its netdevs so large that the netlink library cannot read them.
+func TestHugeAnswers(t *testing.T) {
+	for name, hostile := range map[string]func(t *testing.T, pod *netns.Namespace){
+		"altnames of the interface": func(t *testing.T, pod *netns.Namespace) { addAltNames(t, pod, "net1") },
+		"altnames of lo":            func(t *testing.T, pod *netns.Namespace) { addAltNames(t, pod, "lo") },
+		"macvlan sources": func(t *testing.T, pod *netns.Namespace) {
+			m := macvlan(t, pod, "net1", "mv0", netlink.MACVLAN_MODE_SOURCE, pod.Fd())
+			for i := range 6000 {
+				must.Succeed(t, pod.Handle().MacvlanMACAddrAdd(m, net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+			hostile(t, w.pod)
+			_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+			must.Succeed(t, err)
+			w.checkRestored(t, before)
+		})
+	}
+
+	// The netdev is on the host, as the kernel moves a card's there when the namespace ends, and the library lists nothing.
+	t.Run("after the end of the namespace", func(t *testing.T) {
+		w := newWorld(t, nil)
+		before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+		addAltNames(t, w.pod, "net1")
+		must.Succeed(t, w.pod.Handle().LinkSetNsFd(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: place.Index}}, w.host.Fd()))
+		must.Succeed(t, w.pod.Unmount())
+		if _, err := w.host.Handle().LinkList(); err == nil {
+			t.Error("the library lists the netdevs: nothing is shown")
+		}
+		_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+		must.Succeed(t, err)
+		w.checkRestored(t, before)
+	})
+}
+
+// TestStackedElsewhere: what a pod made on its netdev is in another namespace when the pod ends. It is deleted, or the
+// netdev is kept from the next owner.
+func TestStackedElsewhere(t *testing.T) {
+	type accomplice struct {
+		where string
+		gone  bool // the engine finds it
+		fd    func(t *testing.T, w *world) int
+	}
+	accomplices := []accomplice{
+		{"host", true, func(_ *testing.T, w *world) int { return w.host.Fd() }},
+		{"process", true, func(t *testing.T, _ *world) int { return process(t) }},
+		{"beside the pod", true, func(t *testing.T, w *world) int {
+			beside, err := netns.Make(w.pod.Path() + "2")
+			must.Succeed(t, err)
+			t.Cleanup(func() { must.Succeed(t, beside.Close()) })
+			return beside.Fd()
+		}},
+		{"file descriptor", false, func(t *testing.T, _ *world) int {
+			hidden, err := netns.Make(filepath.Join(t.TempDir(), "hidden"))
+			must.Succeed(t, err)
+			fd, err := unix.Dup(hidden.Fd())
+			must.Succeed(t, err)
+			t.Cleanup(func() { _ = unix.Close(fd) })
+			must.Succeed(t, hidden.Close())
+			return fd
+		}},
+	}
+	for _, a := range accomplices {
+		for _, moved := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s moved %t", a.where, moved), func(t *testing.T) {
+				w := newWorld(t, nil)
+				before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+				to := a.fd(t, w)
+				if moved {
+					m := macvlan(t, w.pod, "net1", "evil0", netlink.MACVLAN_MODE_BRIDGE, w.pod.Fd())
+					must.Succeed(t, w.pod.Handle().LinkSetNsFd(m, to))
+				} else {
+					macvlan(t, w.pod, "net1", "evil0", netlink.MACVLAN_MODE_PRIVATE, to)
+				}
+
+				_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+				switch {
+				case a.gone && err != nil:
+					t.Errorf("error %v", err)
+				case !a.gone && (!errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), "a macvlan or macvtap")):
+					t.Errorf("error %v, want %v", err, netdev.ErrLeaks)
+				}
+				if a.gone {
+					w.checkRestored(t, before)
+					_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+					must.Succeed(t, err)
+				}
+			})
+		}
+	}
+}
+
+// TestVLANElsewhere: a VLAN that the pod made on its netdev, in a namespace that is not found, is noticed by its number.
+func TestVLANElsewhere(t *testing.T) {
+	for id, protocol := range map[int]netlink.VlanProtocol{1: netlink.VLAN_PROTOCOL_8021Q, 4094: netlink.VLAN_PROTOCOL_8021AD} {
+		t.Run(fmt.Sprintf("%s %d", protocol, id), func(t *testing.T) {
+			w := newWorld(t, nil)
+			before, place, observed := w.attach(t, function.Interface{Name: "net1"})
+			hidden := netns.New(t) // which is not where namespaces are looked for
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.ParentIndex, attrs.Namespace = "evil0", observed.Index, netlink.NsFd(hidden.Fd())
+			err := w.pod.Handle().LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: id, VlanProtocol: protocol})
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				t.Skip("the kernel has no VLANs; the guest igb of test/qemu has them")
+			}
+			must.Succeed(t, err)
+
+			_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+			if !errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), fmt.Sprintf("a VLAN %d", id)) {
+				t.Errorf("error %v, want %v", err, netdev.ErrLeaks)
+			}
+			must.Succeed(t, hidden.Handle().LinkDel(get(t, hidden, "evil0")))
+			start := time.Now()
+			_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+			must.Succeed(t, err)
+			t.Logf("without a VLAN the release took %s", time.Since(start))
+		})
+	}
+}
+
+// TestIPVLANElsewhere: an ipvlan that the pod made on its netdev, in a namespace that is not found, is noticed.
+func TestIPVLANElsewhere(t *testing.T) {
+	w := newWorld(t, nil)
+	before, place, observed := w.attach(t, function.Interface{Name: "net1"})
+	hidden := netns.New(t) // which is not where namespaces are looked for
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = "evil0", observed.Index, netlink.NsFd(hidden.Fd())
+	err := w.pod.Handle().LinkAdd(&netlink.IPVlan{LinkAttrs: attrs, Mode: netlink.IPVLAN_MODE_L2})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skip("the kernel has no ipvlans; the guest igb of test/qemu has them")
+	}
+	must.Succeed(t, err)
+	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	if !errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), "an ipvlan") {
+		t.Errorf("error %v, want %v", err, netdev.ErrLeaks)
+	}
+}
+
+// process starts a process in a network namespace of its own, and returns a file descriptor of that.
+func process(t *testing.T) int {
+	t.Helper()
+	sleep := exec.Command("sleep", "600")
+	sleep.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	must.Succeed(t, sleep.Start())
+	t.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", sleep.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return fd
+}
+
+// TestStackedOnHost: a netdev on which the host has a macvlan is not taken, as the release would delete that.
+func TestStackedOnHost(t *testing.T) {
+	w := newWorld(t, nil)
+	macvlan(t, w.host, hostName, "mv0", netlink.MACVLAN_MODE_BRIDGE, w.host.Fd())
+	_, _, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), function.Interface{Name: "net1"})
+	if err == nil || !strings.Contains(err.Error(), "is in use on the host, by a macvlan") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestManyStacked: thousands of macvlans take a bounded time, in each call and in all.
+func TestManyStacked(t *testing.T) {
+	const count = 2000
+	w := newWorld(t, nil)
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+	for i := range count {
+		macvlan(t, w.pod, "net1", fmt.Sprintf("mv%d", i), netlink.MACVLAN_MODE_BRIDGE, w.pod.Fd())
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := w.engine.Restore(ctx, netdev.Device{}, before, place); !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), "2000 netdevs that the pod made on top of it are left") {
+		t.Errorf("error %v", err)
+	}
+
+	const patience = 10 * time.Second
+	for try, left := 1, count; ; try++ {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		start := time.Now()
+		_, err := w.engine.Restore(ctx, netdev.Device{}, before, place)
+		cancel()
+		if took := time.Since(start); took > 2*patience {
+			t.Errorf("try %d took %s", try, took)
+		}
+		if err == nil {
+			break
+		}
+		now := len(names(t, w.pod))
+		if now >= left {
+			t.Fatalf("try %d: %d are left after %d: %v", try, now, left, err)
+		}
+		left = now
+	}
+	w.checkRestored(t, before)
+}
+
+// program is one that lets every packet pass.
+func program(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
+	})
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = p.Close() })
+	return p
+}
+
+func attachTCX(t *testing.T, index int, held bool) {
+	t.Helper()
+	const next = -1 // TCX_NEXT
+	p := program(t, ebpf.SchedCLS, next)
+	if !held {
+		must.Succeed(t, bpflink.RawAttachProgram(bpflink.RawAttachProgramOptions{
+			Target: index, Program: p, Attach: ebpf.AttachTCXIngress,
+		}))
+		return
+	}
+	l, err := bpflink.AttachTCX(bpflink.TCXOptions{Interface: index, Program: p, Attach: ebpf.AttachTCXEgress})
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+func attachXDPLink(t *testing.T, index int) {
+	t.Helper()
+	const pass = 2 // XDP_PASS
+	l, err := bpflink.AttachXDP(bpflink.XDPOptions{
+		Interface: index, Program: program(t, ebpf.XDP, pass), Flags: bpflink.XDPGenericMode,
+	})
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+// TestProgramsOfThePod: no BPF program of the pod stays on the netdev, whatever holds it.
+func TestProgramsOfThePod(t *testing.T) {
+	for name, attach := range map[string]func(t *testing.T, index int){
+		"tcx":         func(t *testing.T, index int) { attachTCX(t, index, false) },
+		"tcx by link": func(t *testing.T, index int) { attachTCX(t, index, true) },
+		"XDP by link": attachXDPLink,
+		"all": func(t *testing.T, index int) {
+			attachTCX(t, index, false)
+			attachTCX(t, index, true)
+			attachXDPLink(t, index)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			before, place, observed := w.attach(t, function.Interface{Name: "net1"})
+			must.Succeed(t, w.pod.Do(func() error { attach(t, observed.Index); return nil }))
+			_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+			must.Succeed(t, err)
+			w.checkRestored(t, before) // Plan refuses a netdev with programs
+		})
+	}
+}
+
+// TestProgramsOnTheHost: a netdev that has a tcx program on the host is not taken.
+func TestProgramsOnTheHost(t *testing.T) {
+	w := newWorld(t, nil)
+	index := get(t, w.host, hostName).Attrs().Index
+	must.Succeed(t, w.host.Do(func() error { attachTCX(t, index, false); return nil }))
+	_, _, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), function.Interface{Name: "net1"})
+	if err == nil || !strings.Contains(err.Error(), "is in use on the host, by TCXIngress program") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,169 @@
+package netdev
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	bpflink "github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
+)
+
+// tcx are where a tcx program may be attached to a netdev. It stays there when the netdev moves, also if the process that
+// attached it has ended.
+var tcx = []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}
+
+// carriedOnHost says what the host has on a netdev that a release would take for the pod's, "" for nothing.
+func (e *Engine) carriedOnHost(l *link) (use string, err error) {
+	if use, err = e.handled(l); use != "" || err != nil {
+		return use, err
+	}
+	err = namespace.Do(e.host.ns, func() error {
+		for _, at := range tcx {
+			programs, err := tcxPrograms(l.Identity.Index, at)
+			if err != nil {
+				return err
+			}
+			if len(programs) > 0 {
+				use = fmt.Sprintf("%s program %d", at, programs[0].ID)
+			}
+		}
+		return nil
+	})
+	return use, err
+}
+
+func inUse(netdev, use string) error {
+	if use == "" {
+		return nil
+	}
+	return fmt.Errorf("netdev %s: is in use on the host, by %s", netdev, use)
+}
+
+// detachForeign takes away what a pod may have left on a netdev that is on the host again, and that goes on to read or
+// forge its frames: BPF programs, and netdevs on top of it.
+func (e *Engine) detachForeign(ctx context.Context, l *link, place Place) error {
+	if err := namespace.Do(e.host.ns, func() error { return e.detachPrograms(ctx, l) }); err != nil {
+		return err
+	}
+	return e.makeAlone(ctx, l, place)
+}
+
+// detachPrograms detaches tcx programs, and the XDP programs that a BPF link holds; rtnetlink detaches other XDP programs.
+func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
+	index := l.Identity.Index
+	for _, at := range tcx {
+		programs, err := tcxPrograms(index, at)
+		if err != nil {
+			return fmt.Errorf("%w: %w", err, ErrLeaks)
+		}
+		for _, p := range programs {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			e.trace(fmt.Sprintf("detach %s program %d", at, p.ID))
+			if err := detachTCX(index, at, p); err != nil {
+				return fmt.Errorf("detach %s program %d: %w: %w", at, p.ID, err, ErrLeaks)
+			}
+		}
+	}
+	if l.Carried.XDP == "" {
+		return nil
+	}
+	return e.detachXDPLinks(ctx, index)
+}
+
+// tcxPrograms lists the programs at one side of a netdev of the thread's namespace. A kernel without tcx has none.
+func tcxPrograms(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error) {
+	result, err := bpflink.QueryPrograms(bpflink.QueryOptions{Target: index, Attach: at})
+	switch {
+	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS):
+		return nil, nil
+	case errors.Is(err, unix.EPERM):
+		return nil, fmt.Errorf("BPF programs of a pod cannot be seen: bpf(2) must be allowed for the agent: %w", err)
+	case err != nil:
+		return nil, fmt.Errorf("list %s programs: %w", at, err)
+	}
+	return result.Programs, nil
+}
+
+// detachTCX detaches a program, which may have gone meanwhile.
+func detachTCX(index int, at ebpf.AttachType, p bpflink.AttachedProgram) error {
+	if id, held := p.LinkID(); held {
+		return unlessEnded(detachLink(id))
+	}
+	program, err := ebpf.NewProgramFromID(p.ID)
+	if err != nil {
+		return unlessEnded(err)
+	}
+	defer program.Close()
+	return unlessEnded(bpflink.RawDetachProgram(bpflink.RawDetachProgramOptions{Target: index, Program: program, Attach: at}))
+}
+
+func unlessEnded(err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+func detachLink(id bpflink.ID) error {
+	held, err := bpflink.NewFromID(id)
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	return held.Detach()
+}
+
+// detachXDPLinks detaches the BPF links that hold an XDP program of the netdev. rtnetlink does not say which links these
+// are. A link names its netdev by the index alone, so that its program must be the netdev's as well.
+func (e *Engine) detachXDPLinks(ctx context.Context, index int) error {
+	programs, err := e.xdpPrograms(index)
+	if err != nil {
+		return err
+	}
+	all := new(bpflink.Iterator)
+	defer all.Close()
+	for all.Next() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		info, err := all.Link.Info()
+		if err != nil || info.XDP() == nil || int(info.XDP().Ifindex) != index || !programs[uint32(info.Program)] {
+			continue
+		}
+		e.trace(fmt.Sprintf("detach BPF link %d of XDP program %d", info.ID, info.Program))
+		if err := all.Link.Detach(); err != nil {
+			return fmt.Errorf("detach BPF link %d of XDP program %d: %w: %w", info.ID, info.Program, err, ErrLeaks)
+		}
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("list BPF links: %w", err)
+	}
+	return nil
+}
+
+// xdpPrograms are the numbers of the XDP programs of a netdev, in each mode.
+func (e *Engine) xdpPrograms(index int) (map[uint32]bool, error) {
+	message, err := e.host.ask(index)
+	if err != nil {
+		return nil, err
+	}
+	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return nil, err
+	}
+	xdp, err := attribute.Parse(attrs[unix.IFLA_XDP])
+	programs := map[uint32]bool{}
+	for _, kind := range []uint16{unix.IFLA_XDP_PROG_ID, unix.IFLA_XDP_DRV_PROG_ID, unix.IFLA_XDP_SKB_PROG_ID, unix.IFLA_XDP_HW_PROG_ID} {
+		if xdp.Has(kind) {
+			programs[xdp.Uint32(kind)] = true
+		}
+	}
+	return programs, err
+}

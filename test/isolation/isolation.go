@@ -1,0 +1,206 @@
+// Package isolation is the test that two tenants after one another on a Function have nothing of each other, where the first
+// is hostile. It needs a Function, whatever it is made of: a veth, or a VF of a guest.
+package isolation
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// Stage is where the test plays. The interface of each pod is net1.
+type Stage struct {
+	Host *netns.Namespace
+	// Far is the other end of the Function's wire, where its frames come out.
+	Far       *netns.Namespace
+	FarNetdev string
+	// Attach gives the Function to a pod. Release takes it back; an error says that nobody gets it.
+	Attach  func(t *testing.T, pod *netns.Namespace)
+	Release func(t *testing.T, pod *netns.Namespace) error
+	// MayKeep says whether Release may fail by this error, which keeps the Function from the second tenant.
+	MayKeep func(error) bool
+}
+
+// tenant is the first one, with what helps it.
+type tenant struct {
+	*netns.Namespace
+	host *netns.Namespace
+	// accomplice is another pod of the tenant. hidden has no name, and no process is in it.
+	accomplice, hidden *netns.Namespace
+	index              int // of net1
+}
+
+// Run plays each trick on a stage of its own. newStage makes the stage, and calls t.Parallel if it can have several at once.
+func Run(t *testing.T, newStage func(t *testing.T) Stage) {
+	for _, trick := range tricks {
+		t.Run(trick.name, func(t *testing.T) {
+			s := newStage(t)
+			first := newTenant(t, s.Host)
+			s.Attach(t, first.Namespace)
+			l, err := first.Handle().LinkByName("net1")
+			must.Succeed(t, err)
+			first.index = l.Attrs().Index
+			trick.play(t, first)
+			switch err := s.Release(t, first.Namespace); {
+			case err != nil && s.MayKeep(err):
+				return
+			case err != nil:
+				t.Fatal(err)
+			}
+
+			second := netns.New(t)
+			s.Attach(t, second)
+			s.check(t, first, second)
+			must.Succeed(t, s.Release(t, second))
+		})
+	}
+}
+
+func newTenant(t *testing.T, host *netns.Namespace) *tenant {
+	t.Helper()
+	hidden, err := netns.Make(filepath.Join(t.TempDir(), "hidden"))
+	must.Succeed(t, err)
+	must.Succeed(t, hidden.Unmount())
+	t.Cleanup(func() {
+		if err := hidden.Close(); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EINVAL) {
+			t.Error(err)
+		}
+	})
+	return &tenant{Namespace: netns.New(t), host: host, accomplice: netns.New(t), hidden: hidden}
+}
+
+// check has the second tenant send and receive, while the first reads and forges by whatever it still has.
+func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
+	t.Helper()
+	near, far := end(t, second, "net1"), end(t, s.Far, s.FarNetdev)
+	forged := listen(t, s.Far, forgedType)
+	var spies []socket
+	for _, ns := range []*netns.Namespace{first.Namespace, first.accomplice, first.hidden} {
+		spies = append(spies, listen(t, ns, unix.ETH_P_ALL))
+	}
+
+	out, err := netns.Send(near, far)
+	must.Succeed(t, err)
+	in, err := netns.Send(far, near)
+	must.Succeed(t, err)
+	for range 50 {
+		for _, ns := range []*netns.Namespace{first.Namespace, first.accomplice, first.hidden} {
+			forge(t, ns, near.MAC)
+		}
+		time.Sleep(time.Millisecond) // between frames, as a sender that is not detected would
+	}
+	for direction, traffic := range map[string]*netns.Traffic{"sent": out, "received": in} {
+		if sent, lost, err := traffic.Stop(); err != nil || sent == 0 || lost > 0 {
+			t.Errorf("%d frames of the second tenant %s, %d lost: %v", sent, direction, lost, err)
+		}
+	}
+	for _, spy := range spies {
+		if n := spy.count(t, netns.TestType); n > 0 {
+			t.Errorf("the first tenant read %d frames of the second", n)
+		}
+	}
+	if n := forged.count(t, forgedType); n > 0 {
+		t.Errorf("the first tenant forged %d frames of the second", n)
+	}
+}
+
+func end(t *testing.T, ns *netns.Namespace, name string) netns.End {
+	t.Helper()
+	l, err := ns.Handle().LinkByName(name)
+	must.Succeed(t, err)
+	return netns.End{NetNS: ns, Netdev: name, MAC: l.Attrs().HardwareAddr}
+}
+
+// forgedType is the EtherType of forged frames, one that IEEE 802 leaves for experiments.
+const forgedType = 0x88b6
+
+func networkOrder(n uint16) uint16 { return n>>8 | n<<8 }
+
+// socket is a packet socket on all netdevs of a namespace.
+type socket int
+
+func listen(t *testing.T, ns *netns.Namespace, etherType uint16) socket {
+	t.Helper()
+	var fd int
+	must.Succeed(t, ns.Do(func() (err error) {
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(networkOrder(etherType)))
+		return err
+	}))
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return socket(fd)
+}
+
+// count reads what has come, and counts the frames of the type.
+func (s socket) count(t *testing.T, etherType uint16) (frames int) {
+	t.Helper()
+	const typeAt = 12
+	for buffer := make([]byte, 2048); ; {
+		n, err := unix.Read(int(s), buffer)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return frames
+		case err != nil && !errors.Is(err, unix.ENETDOWN):
+			t.Fatal(err)
+		case n > typeAt+1 && uint16(buffer[typeAt])<<8|uint16(buffer[typeAt+1]) == etherType:
+			frames++
+		}
+	}
+}
+
+// forge sends a frame with the source address from every netdev of a namespace.
+func forge(t *testing.T, ns *netns.Namespace, source net.HardwareAddr) {
+	t.Helper()
+	links, err := netns.Listed(ns.Handle().LinkList)
+	must.Succeed(t, err)
+	frame := append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, source...)
+	frame = append(frame, forgedType>>8, forgedType&0xff)
+	frame = append(frame, make([]byte, 46)...)
+	must.Succeed(t, ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		for _, l := range links {
+			if l.Attrs().Name != "lo" { // errors of netdevs that are down do not matter
+				_ = unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index, Halen: 6})
+			}
+		}
+		return nil
+	}))
+}
+
+// setUp sets all netdevs of a namespace up.
+func setUp(t *testing.T, ns *netns.Namespace) {
+	t.Helper()
+	links, err := ns.Handle().LinkList()
+	must.Succeed(t, err)
+	for _, l := range links {
+		must.Succeed(t, ns.Handle().LinkSetUp(l))
+	}
+}
+
+// macvlan makes a macvlan on net1 in another namespace, up.
+func (p *tenant) macvlan(t *testing.T, mode netlink.MacvlanMode, to *netns.Namespace) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = "evil0", p.index, netlink.NsFd(to.Fd())
+	must.Succeed(t, p.Handle().LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: mode}))
+	l, err := to.Handle().LinkByName("evil0")
+	must.Succeed(t, err)
+	must.Succeed(t, to.Handle().LinkSetUp(l))
+	must.Succeed(t, to.Handle().SetPromiscOn(l))
+	if got := l.Attrs().ParentIndex; got != p.index {
+		t.Fatal(fmt.Errorf("evil0 is on %d, want %d", got, p.index))
+	}
+}
