@@ -11,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/cardid"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
@@ -26,8 +27,8 @@ func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 	if err != nil {
 		return nil, err
 	}
-	if filepath.Clean(root) != "/" { // the routes are of another host
-		options.DefaultNetdevs = func() ([]string, error) { return nil, nil }
+	if filepath.Clean(root) != "/" { // the netdevs that this host has are not the other's
+		options.HostNetdevs = func() (hostuse.Netdevs, error) { return nil, nil }
 		host = ""
 	}
 	functions := inventory.New(options)

@@ -3,8 +3,6 @@
 package function
 
 import (
-	"slices"
-
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
@@ -35,9 +33,9 @@ type VDPA struct {
 }
 
 // Function is a PCI network function of the node, or an accelerator, as the kernel shows it. While it exists, only Netdev,
-// Driver and what a driver makes (RDMA, RDMADevices, PKey, VDPA, IOMMUGroup, DDPProfile), PFDriver, PFName, LinkType, LinkUp, LinkSpeed,
-// NumVFs, VFOffset, VFStride and DefaultRoute change. A move of the netdev and the RDMA devices to a pod changes Netdev and, if the node's
-// default route goes over the netdev, DefaultRoute.
+// Driver and what a driver makes (Passthrough, NoNetdev, RDMA, RDMADevices, PKey, VDPA, IOMMUGroup, DDPProfile), PFDriver, PFName,
+// LinkType, LinkUp, AdminDown, LinkSpeed, NumVFs, VFOffset, VFStride, HostUse and DefaultRoute change. A move of the netdev and the RDMA
+// devices to a pod changes Netdev and, if the host uses the netdev, HostUse and DefaultRoute.
 type Function struct {
 	ID       ID
 	Kind     Kind
@@ -55,13 +53,23 @@ type Function struct {
 	Vendor, Device string
 	ACPIIndex      string // number that the firmware gives the device, in decimal; "" if it gives none
 	Driver         string // kernel driver, "" if none is bound
-	NUMANode       int    // node of the Function's memory, -1 if the kernel does not know
-	PCIeRoot       string // root complex, "pci0000:3a", as in attribute resource.kubernetes.io/pcieRoot; "" if unknown
-	IOMMUGroup     string // name in /dev/vfio: "42", or "noiommu-42" without an IOMMU; "" without a group, and for an SF
-	AuxDevice      string // of an SF: "mlx5_core.sf.4", which changes when the SF is made again; "" for a PF or VF
-	Netdev         string // name of the netdev on the host; "" while it is in a pod, or if there is none
-	LinkType       string // "ether" or "infiniband": the netdev's, the last known while it is away, or else the PF's; "" if unknown
-	RDMA           bool   // whether the Function has an RDMA device, on the host or in a pod (rdma system set netns exclusive)
+	// Passthrough is what the kernel shows of the way in which Driver hands the Function to a program; see HandedBy.
+	Passthrough Passthrough
+	NUMANode    int    // node of the Function's memory, -1 if the kernel does not know
+	PCIeRoot    string // root complex, "pci0000:3a", as in attribute resource.kubernetes.io/pcieRoot; "" if unknown
+	IOMMUGroup  string // name in /dev/vfio: "42", or "noiommu-42" without an IOMMU; "" without a group, and for an SF
+	AuxDevice   string // of an SF: "mlx5_core.sf.4", which changes when the SF is made again; "" for a PF or VF
+	// Netdev is the name of the netdev on the host; "" while it is in a pod, or if there is none. Of several it is the one of
+	// a vDPA device on virtio_vdpa, which carries the data, or else the port's own and never a representor's: the first by
+	// phys_port_name, dev_port and the order in which the kernel made them.
+	Netdev string
+	// NoNetdev says that there is no netdev in any network namespace: the Function has no driver, or one that has made none.
+	NoNetdev bool
+	// HostUse is what the host itself uses the netdev for, as a predicate: "is a port of bridge br0", "has address
+	// 10.1.0.5/24"; "" for nothing. While that cannot be read, it says so for all Functions with a netdev on the host.
+	HostUse  string
+	LinkType string // "ether" or "infiniband": the netdev's, the last known while it is away, or else the PF's; "" if unknown
+	RDMA     bool   // whether the Function has an RDMA device, on the host or in a pod (rdma system set netns exclusive)
 	// RDMADevices are the names of the RDMA devices, sorted: "mlx5_2"; the last ones known while they are in a pod. The slice
 	// belongs to the inventory and must not be changed.
 	RDMADevices []string
@@ -72,17 +80,16 @@ type Function struct {
 	// bridge or a VLAN. While the routes cannot be read, it is true for all Functions with a netdev.
 	DefaultRoute bool
 	LinkUp       bool // the PF has a carrier, or had one when its netdev was last seen; true if it was never seen
+	// AdminDown says that the PF has no carrier because its netdev, which is on the host, is set down (IFF_UP is not set).
+	AdminDown bool
 	// LinkSpeed is a PF's, in Mbit/s, as its driver told it last; 0 if it never did, and for a VF or SF.
 	LinkSpeed int
 	Potential bool // the SF does not exist yet: it is made when it is allocated, see [PotentialSF]
 }
 
-// userspaceDrivers hand a device to a program instead of the kernel.
-var userspaceDrivers = [...]string{"vfio-pci", "uio_pci_generic", "igb_uio"}
-
-// Userspace says whether the Function's driver hands it to a program, so that it has no netdev.
-func (f Function) Userspace() bool {
-	return f.Netdev == "" && slices.Contains(userspaceDrivers[:], f.Driver)
+// OfPF is what names a PF, for questions about its card. It has nothing else of the PF.
+func OfPF(address pci.Address) Function {
+	return Function{ID: ID{Address: address}, Kind: PF, Class: Network, PF: address, Index: -1}
 }
 
 // PotentialSF is an SF that the PF could have, as the inventory would show it, without what its driver makes.
@@ -90,6 +97,6 @@ func PotentialSF(pf Function, sfnum uint32) Function {
 	return Function{
 		ID: SubfunctionID(pf.ID.Address, sfnum), Kind: SF, Class: pf.Class, PF: pf.ID.Address, PFName: pf.PFName,
 		PFDriver: pf.PFDriver, Index: int(sfnum), Vendor: pf.Vendor, Device: pf.Device, NUMANode: pf.NUMANode,
-		PCIeRoot: pf.PCIeRoot, LinkType: pf.LinkType, DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp, Potential: true,
+		PCIeRoot: pf.PCIeRoot, LinkType: pf.LinkType, DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp, AdminDown: pf.AdminDown, Potential: true,
 	}
 }

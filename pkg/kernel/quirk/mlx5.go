@@ -14,6 +14,12 @@ var mlx5 = []Quirk{{
 	Source: "mlx5e_create_devlink in drivers/net/ethernet/mellanox/mlx5/core/en/devlink.c",
 	Row:    "health reporters: unhealthy and tainted, and back",
 }, {
+	Driver: "mlx5_core", Name: "representors beside the PF's netdev",
+	Does:   "has the representors of a PF in switchdev mode in the net directory of the PF, in any order",
+	Answer: "the PF's netdev is the one whose phys_port_name is a physical port's, and never a representor's",
+	Source: "mlx5e_vport_rep_load in drivers/net/ethernet/mellanox/mlx5/core/en_rep.c; net/devlink/port.c",
+	Row:    "PFs and VFs found: address, PF, index, driver, NUMA node, IOMMU group, PCIe root",
+}, {
 	Driver: "mlx5_core", Name: "representors come first",
 	Does:   "makes the representors of VFs before the VFs' PCI devices are there",
 	Answer: "opi-bridge also asks which PF would have a VF, by sriov_offset and sriov_stride",

@@ -86,4 +86,17 @@ var several = []Quirk{{
 	Answer: "what the PF enforces is read back. An attachment fails if it is not what was asked for within 1 s",
 	Source: "ixgbe_ndo_set_vf_link_state in drivers/net/ethernet/intel/ixgbe/ixgbe_sriov.c",
 	Row:    "VLAN and QoS of a VF, enforced by the PF",
+}, {
+	Driver: "several", Name: "VFs that were not made",
+	Does: "answer that VFs were made when there are none or fewer: bnxt while its PF is down or short of resources, hns3 and " +
+		"be2net after every failure, bnx2x above its maximum",
+	Answer: "the VFs are counted after the driver has answered, and the condition Supplied has both numbers",
+	Source: "sriov_numvfs_store in drivers/pci/iov.c; bnxt_sriov_configure in drivers/net/ethernet/broadcom/bnxt/bnxt_sriov.c",
+	Row:    "VFs made by `spec.numVFs`; EBUSY and ERANGE become a condition",
+}, {
+	Driver: "several", Name: "busy by EAGAIN",
+	Does:   "answer EAGAIN to a change of the number of VFs while they work on a VF: i40e, and ice after a failed start",
+	Answer: "means the same as EBUSY",
+	Source: "i40e_pci_sriov_configure in drivers/net/ethernet/intel/i40e/i40e_virtchnl_pf.c",
+	Row:    "VFs made by `spec.numVFs`; EBUSY and ERANGE become a condition",
 }}

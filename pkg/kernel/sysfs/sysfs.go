@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
@@ -53,6 +54,9 @@ type Dir string
 
 // Dir is a directory below this one.
 func (d Dir) Dir(elements ...string) Dir { return Root(d).Dir(elements...) }
+
+// Base is the last element of the path: the name of a device on its bus.
+func (d Dir) Base() string { return filepath.Base(string(d)) }
 
 // Exists says whether the directory, or a link of that name, is there.
 func (d Dir) Exists() bool {
@@ -210,6 +214,11 @@ func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 	if driver, err := d.Link("driver"); driver != quirk.VirtioDriver {
 		return "", nil, err
 	}
+	return d.VirtioNetdevs()
+}
+
+// VirtioNetdevs is [Dir.Netdevs] of the virtio device below this device, which a virtio-pci or virtio_vdpa driver made.
+func (d Dir) VirtioNetdevs() (dir Dir, names []string, err error) {
 	children, err := d.Sorted()
 	if err != nil {
 		return "", nil, err
@@ -223,4 +232,30 @@ func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 		}
 	}
 	return "", nil, nil
+}
+
+// Passthrough says how the driver of this device, which is bound to it, hands the device to a program. The kernel shows a
+// device of vfio or uio below this one; before Linux 6.1 it shows only that the driver's module needs vfio's or uio's. A
+// driver that is built into the kernel is known by its name.
+func (d Dir) Passthrough(driver string, root Root) (function.Passthrough, error) {
+	switch {
+	case d.Has("vfio-dev"):
+		return function.VFIO, nil
+	case d.Has("uio"):
+		return function.UIO, nil
+	}
+
+	module, err := root.PCIDriver(driver).Link("module")
+	if err != nil {
+		return "", err
+	}
+	for _, core := range []struct {
+		module string
+		is     function.Passthrough
+	}{{"vfio_pci_core", function.VFIO}, {"vfio", function.VFIO}, {"uio", function.UIO}} {
+		if module != "" && root.Dir("module", core.module, "holders").Has(module) {
+			return core.is, nil
+		}
+	}
+	return function.PassthroughOf(driver), nil
 }

@@ -52,12 +52,14 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	f.VDPA = s.vdpas[filepath.Base(string(device))]
 	s.readNetdev(&f, device, &m)
 	f.DefaultRoute = f.Netdev != "" && (s.routed == nil || s.routed[f.Netdev])
+	f.HostUse = s.hostUse(f.Netdev, device)
 	if f.Kind == function.PF {
 		f.DDPProfile = s.readDDPProfile(f, device, &m)
 		f.PFName, f.PFDriver, f.LinkUp, f.LinkType, f.LinkSpeed = m.netdev, f.Driver, !m.down, m.linkType, m.speed
+		f.AdminDown = m.closed
 	} else {
 		pf := s.pfs[f.PF]
-		f.PFName, f.PFDriver, f.LinkUp, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.DDPProfile
+		f.PFName, f.PFDriver, f.LinkUp, f.AdminDown, f.DDPProfile = pf.PFName, pf.PFDriver, pf.LinkUp, pf.AdminDown, pf.DDPProfile
 		f.LinkType = cmp.Or(m.linkType, pf.LinkType)
 	}
 	s.readRDMA(&f, device, &m)
@@ -73,9 +75,13 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 	var err error
 	f.Driver, err = device.Link("driver")
 	s.report(device, reasonDriver, err)
-	netdevs, names, err := device.Netdevs()
+	netdevs, names, err := netdevsOf(device, virtioVDPA(f.VDPA))
 	s.report(device, reasonNetdev, err)
-	f.Netdev = ownNetdev(netdevs, names)
+	f.Netdev, f.NoNetdev = ownNetdev(netdevs, names), netdevs == "" && err == nil
+	if f.NoNetdev && f.Driver != "" {
+		f.Passthrough, err = device.Passthrough(f.Driver, s.sysfs)
+		s.report(device, reasonDriver, err)
+	}
 	if f.Netdev == "" {
 		if m.closed { // a netdev is set down before it moves to another namespace (dev_change_net_namespace in net/core/dev.c)
 			m.down, m.closed = m.downOpen, false
@@ -155,7 +161,7 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 // readIOMMUGroup reads the group once for each driver. Without an IOMMU, vfio makes up a group a little after the link to
 // vfio-pci appears, and takes it away with the driver.
 func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *lastSeen) {
-	coming := m.iommuGroup == "" && f.Driver == "vfio-pci"
+	coming := m.iommuGroup == "" && f.HandedBy() == function.VFIO
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := device.Link("iommu_group")
 		s.report(device, reasonIOMMU, err)

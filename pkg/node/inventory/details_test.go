@@ -12,6 +12,8 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // one scans and returns one Function.
@@ -69,9 +71,49 @@ func TestDetails(t *testing.T) {
 		"vDPA through virtio": {
 			tree: sysfsTree{
 				"bus/vdpa/devices/vdpa0": "-> ../../../" + vf + "vdpa0", vf + "vdpa0/driver": "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
+				vf + "vdpa0/virtio4/net/eth9/type": "1",
+			},
+			want: func(f *function.Function) {
+				f.VDPA, f.Netdev = function.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"}, "eth9"
+			},
+		},
+		"vDPA through virtio, in a pod": {
+			tree: sysfsTree{
+				"bus/vdpa/devices/vdpa0": "-> ../../../" + vf + "vdpa0", vf + "vdpa0/driver": "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
 				vf + "vdpa0/virtio4/net/": "",
 			},
-			want: func(f *function.Function) { f.VDPA = function.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"} },
+			want: func(f *function.Function) {
+				f.VDPA, f.Netdev = function.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"}, ""
+			},
+		},
+		"variant of vfio-pci": {
+			tree:   sysfsTree{vf + "driver": "-> ../../../../bus/pci/drivers/vendors_own", vf + "vfio-dev/vfio0/": ""},
+			remove: []string{vf + "net"},
+			want: func(f *function.Function) {
+				f.Driver, f.Passthrough, f.Netdev, f.NoNetdev = "vendors_own", function.VFIO, "", true
+			},
+		},
+		"variant of vfio-pci, on an older kernel": {
+			tree: sysfsTree{
+				vf + "driver":                              "-> ../../../../bus/pci/drivers/vendors-own",
+				"bus/pci/drivers/vendors-own/module":       "-> ../../../../module/vendors_own",
+				"module/vfio_pci_core/holders/vendors_own": "-> ../../vendors_own",
+			},
+			remove: []string{vf + "net"},
+			want: func(f *function.Function) {
+				f.Driver, f.Passthrough, f.Netdev, f.NoNetdev = "vendors-own", function.VFIO, "", true
+			},
+		},
+		"uio": {
+			tree:   sysfsTree{vf + "driver": "-> ../../../../bus/pci/drivers/dpdk", vf + "uio/uio0/": ""},
+			remove: []string{vf + "net"},
+			want: func(f *function.Function) {
+				f.Driver, f.Passthrough, f.Netdev, f.NoNetdev = "dpdk", function.UIO, "", true
+			},
+		},
+		"driver that has made no netdev": {
+			remove: []string{vf + "net"},
+			want:   func(f *function.Function) { f.Netdev, f.NoNetdev = "", true },
 		},
 		"vDPA through vhost, first of two": {
 			tree: sysfsTree{
@@ -92,6 +134,7 @@ func TestDetails(t *testing.T) {
 				*f = function.Function{
 					ID: function.ID{Address: "0000:3b:10.0"}, Kind: function.PF, Class: function.Accelerator, PF: "0000:3b:10.0", PFDriver: "vfio-pci", Index: -1,
 					Vendor: "8086", Device: "0d90", Driver: "vfio-pci", NUMANode: 1, PCIeRoot: "pci0000:3a", LinkUp: true,
+					Passthrough: function.VFIO, NoNetdev: true,
 				}
 			},
 		},
@@ -101,6 +144,9 @@ func TestDetails(t *testing.T) {
 			tree := host()
 			maps.Copy(tree, tt.tree)
 			tree.write(t, root)
+			for _, name := range tt.remove {
+				must.Succeed(t, os.RemoveAll(filepath.Join(root, name)))
+			}
 			want := wantVF(0, "ens3f0v0")
 			tt.want(&want)
 			s := testScanner(root)
@@ -110,6 +156,27 @@ func TestDetails(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNetdevOfVDPA: the netdev that is attached is the one that is shown, before the first scan and after it.
+func TestNetdevOfVDPA(t *testing.T) {
+	root := t.TempDir()
+	vf := inTree + "0000:3b:01.0/"
+	host().add(sysfsTree{
+		"bus/vdpa/devices/vdpa0": "-> ../../../" + vf + "vdpa0", vf + "vdpa0/driver": "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
+		vf + "vdpa0/virtio4/net/eth9/type": "1",
+	}).write(t, root)
+	i := New(Options{SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) { return nil, nil }})
+	for _, when := range []string{"before the first scan", "after it"} {
+		name, err := i.Netdev(function.ID{Address: "0000:3b:01.0"})
+		if name != "eth9" || err != nil {
+			t.Errorf("%s: netdev %q, %v, want eth9", when, name, err)
+		}
+		must.Succeed(t, i.scan())
+	}
+	if name, err := i.Netdev(function.ID{Address: "0000:3b:00.0"}); name != "ens3f0" || err != nil {
+		t.Errorf("netdev %q of the PF, %v, want ens3f0", name, err)
 	}
 }
 
@@ -151,13 +218,14 @@ func TestWhatPodsTake(t *testing.T) {
 	remove(dir+"net", dir+"infiniband")
 	vfio.write(t, root)
 	want.Driver, want.Netdev, want.RDMA, want.RDMADevices, want.PKey = "vfio-pci", "", false, nil, ""
+	want.Passthrough, want.NoNetdev = function.VFIO, true
 	look("bound to vfio-pci")
 
 	remove(dir+"iommu_group", dir+"driver")
-	want.Driver, want.IOMMUGroup = "", ""
+	want.Driver, want.Passthrough, want.IOMMUGroup = "", "", ""
 	look("without an IOMMU, bound to nothing")
 	vfio.write(t, root)
-	want.Driver = "vfio-pci"
+	want.Driver, want.Passthrough = "vfio-pci", function.VFIO
 	look("bound to vfio-pci, which is not ready yet")
 	sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/0", "kernel/iommu_groups/0/name": "vfio-noiommu"}.write(t, root)
 	want.IOMMUGroup = "noiommu-0"
@@ -186,7 +254,7 @@ func TestSubfunctionRDMA(t *testing.T) {
 	}).write(t, root)
 	got := one(t, testScanner(root), function.SubfunctionID("0000:3b:00.0", 88))
 	want := wantPF()
-	want.ID, want.Kind, want.Index, want.Driver, want.Netdev = got.ID, function.SF, 88, "", ""
+	want.ID, want.Kind, want.Index, want.Driver, want.Netdev, want.NoNetdev = got.ID, function.SF, 88, "", "", true
 	want.NumVFs, want.VFOffset, want.VFStride, want.TotalVFs = 0, 0, 0, 0
 	want.AuxDevice, want.RDMA, want.RDMADevices, want.VDPA = "mlx5_core.sf.2", true, []string{"mlx5_5"}, function.VDPA{Name: "vdpa0"}
 	if diff := gocmp.Diff(want, got); diff != "" {
@@ -285,7 +353,13 @@ func TestDefaultRoute(t *testing.T) {
 	s := testScanner(root)
 	var netdevs []string
 	failure := errors.New("no buffer space available")
-	s.options.DefaultNetdevs = func() ([]string, error) { return netdevs, failure }
+	s.options.HostNetdevs = func() (hostuse.Netdevs, error) {
+		found := hostuse.Netdevs{}
+		for _, name := range netdevs {
+			found[name] = hostuse.Netdev{DefaultRoute: true}
+		}
+		return found, failure
+	}
 	look := func(what string, want ...string) {
 		t.Helper()
 		functions, err := s.scan()

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/listen"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
@@ -31,15 +33,15 @@ const (
 	// for example, comes before sysfs loses the netdev.
 	quiet    = 50 * time.Millisecond
 	patience = 500 * time.Millisecond // the longest time from an event to the scan, however many events follow
-	retry    = time.Second            // until the next scan after one that could not read the PCI bus or the routes
+	retry    = time.Second            // until the next scan after one that could not read the PCI bus or the host's netdevs
 )
 
 // Options of an [Inventory]. Only SysRoot is needed.
 type Options struct {
 	SysRoot string // where the host's sysfs is, "/sys"
 	NetNS   string // path of the host's network namespace; "" is the process's own
-	// DefaultNetdevs returns the names of the netdevs that the node's default routes go over; nil asks the kernel.
-	DefaultNetdevs func() ([]string, error)
+	// HostNetdevs says what the host uses its netdevs for; nil asks the kernel.
+	HostNetdevs func() (hostuse.Netdevs, error)
 	// DDPProfile returns the name of the DDP package that a PF of driver ice runs, "" if it has none; nil asks devlink.
 	DDPProfile func(pf pci.Address) (string, error)
 	// Changed, where set, is called after each scan that came out different, the first included, on the goroutine of
@@ -108,7 +110,7 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 	var dir sysfs.Dir
 	var names []string
 	if err == nil {
-		dir, names, err = device.Netdevs()
+		dir, names, err = netdevsOf(device, i.virtioVDPA(id))
 	}
 	if err == nil && dir == "" {
 		err = ErrNoNetdev
@@ -136,6 +138,20 @@ func (i *Inventory) Driver(id function.ID) (string, error) {
 	return driver, nil
 }
 
+// virtioVDPA is the name of the Function's vDPA device on virtio_vdpa, "" for none. Without a scan it looks into sysfs.
+func (i *Inventory) virtioVDPA(id function.ID) string {
+	if f, known := i.Get(id); known {
+		return virtioVDPA(f.VDPA)
+	}
+	device, err := find(sysfs.Root(i.options.SysRoot), id)
+	if err != nil {
+		return ""
+	}
+	s := newScanner(i.options)
+	s.readVDPAs()
+	return virtioVDPA(s.vdpas[filepath.Base(string(device))])
+}
+
 // Synced waits until the Functions are known. It returns false if ctx ended before.
 func (i *Inventory) Synced(ctx context.Context) bool {
 	return loop.Wait(ctx, i.synced, 0)
@@ -157,8 +173,8 @@ func (i *Inventory) Run(ctx context.Context) error {
 	for {
 		var pause time.Duration
 		err := i.scan()
-		if err != nil || i.scanner.problems[problem{"", reasonRoutes}] != nil {
-			pause = retry // reading the routes fails if they change meanwhile, and no event may follow
+		if err != nil || i.scanner.problems[problem{"", reasonHostUse}] != nil {
+			pause = retry // reading the host's netdevs fails if they change meanwhile, and no event may follow
 		}
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
 			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
@@ -236,6 +252,10 @@ var sources = [...]listen.Source{
 		Name: "routes", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE),
 		Matters: routeMatters,
 	},
+	{
+		Name: "addresses", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR),
+		Matters: addressMatters,
+	},
 }
 
 // ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about a device
@@ -249,15 +269,25 @@ func ueventMatters(message []byte) bool {
 	return false
 }
 
-// routeMatters says whether a message of rtnetlink is about a default route: a struct nlmsghdr, then a struct
-// rtmsg that begins with the family and the length of the destination (include/uapi/linux/rtnetlink.h).
+// routeMatters says whether a message of rtnetlink is about a route that counts as a use of its netdev: a struct nlmsghdr,
+// then a struct rtmsg (include/uapi/linux/rtnetlink.h). The kernel's own routes come and go with every netdev of a pod.
 func routeMatters(message []byte) bool {
 	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
 		return false
 	}
-	switch binary.NativeEndian.Uint16(message[4:]) {
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		return message[unix.SizeofNlMsghdr+1] == 0
+	kind, route := binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:]
+	table, protocol, destinationType := route[4], route[5], route[7]
+	return (kind == unix.RTM_NEWROUTE || kind == unix.RTM_DELROUTE) &&
+		table != unix.RT_TABLE_LOCAL && protocol != unix.RTPROT_KERNEL && destinationType == unix.RTN_UNICAST
+}
+
+// addressMatters says whether a message of rtnetlink is about an address that counts as a use of its netdev: a struct
+// nlmsghdr, then a struct ifaddrmsg (include/uapi/linux/if_addr.h). An IPv6 link-local address comes with every netdev.
+func addressMatters(message []byte) bool {
+	if len(message) < unix.SizeofNlMsghdr+unix.SizeofIfAddrmsg {
+		return false
 	}
-	return false
+	kind, address := binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:]
+	family, scope := address[0], address[3]
+	return (kind == unix.RTM_NEWADDR || kind == unix.RTM_DELADDR) && !(family == unix.AF_INET6 && scope == unix.RT_SCOPE_LINK)
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -229,7 +230,7 @@ func TestRoutesReadAgain(t *testing.T) {
 	var readable atomic.Bool
 	w.Inventory = inventory.New(inventory.Options{
 		SysRoot: simulated.SysRoot(), NetNS: netns.New(t).Path(), Changed: w.changed, Log: logr.Discard(),
-		DefaultNetdevs: func() ([]string, error) {
+		HostNetdevs: func() (hostuse.Netdevs, error) {
 			if !readable.Load() {
 				return nil, netlink.ErrDumpInterrupted
 			}
@@ -564,4 +565,28 @@ func TestDriver(t *testing.T) {
 			t.Errorf("driver %q, error %v; want %q", driver, err, want)
 		}
 	}
+}
+
+// TestHostUseByEvent: a VF that the host takes as a bridge's port is seen as used, and as free when the host lets it go.
+func TestHostUseByEvent(t *testing.T) {
+	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = "br0"
+	bridge := &netlink.Bridge{LinkAttrs: attributes}
+	must.Succeed(t, w.host.Handle().LinkAdd(bridge))
+	link, err := w.host.Handle().LinkByName(w.get(t, firstVF).Netdev)
+	must.Succeed(t, err)
+	use := func() string { return w.get(t, firstVF).HostUse }
+
+	must.Succeed(t, w.host.Handle().LinkSetMaster(link, bridge))
+	w.until(t, "the VF is a port of the bridge", func() bool { return use() == "is a port of bridge br0" })
+	must.Succeed(t, w.host.Handle().LinkSetNoMaster(link))
+	w.until(t, "the VF has left the bridge", func() bool { return use() == "" })
+
+	address, err := netlink.ParseAddr("192.0.2.7/24")
+	must.Succeed(t, err)
+	must.Succeed(t, w.host.Handle().AddrAdd(link, address))
+	w.until(t, "the VF has an address", func() bool { return use() == "has address 192.0.2.7/24" })
+	must.Succeed(t, w.host.Handle().AddrDel(link, address))
+	w.until(t, "the VF has no address any more", func() bool { return use() == "" })
 }

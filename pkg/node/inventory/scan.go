@@ -14,6 +14,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
@@ -39,13 +40,13 @@ const (
 	reasonIOMMU    reason = "iommu"     // left out
 	reasonDDP      reason = "ddp"       // left out
 	reasonVFs      reason = "vfs"       // sriov_offset, sriov_stride or sriov_totalvfs; left out
-	reasonRoutes   reason = "routes"    // the node's, which stay as they were
+	reasonHostUse  reason = "host_use"  // of all netdevs, which stays as it was
 )
 
 var reasons = []reason{
 	reasonAddress, reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDriver, reasonNetdev, reasonCarrier,
 	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA, reasonIOMMU, reasonDDP,
-	reasonVFs, reasonRoutes,
+	reasonVFs, reasonHostUse,
 }
 
 // problem is about one entry of sysfs, named by its path below the root.
@@ -80,7 +81,8 @@ type scanner struct {
 	lastSeen map[function.ID]lastSeen
 	pfs      map[pci.Address]function.Function
 	vdpas    map[string]function.VDPA // by the name of the parent device
-	routed   map[string]bool          // by the name of the netdev; nil as long as the routes could not be read
+	routed   map[string]bool          // by the name of the netdev; nil as long as the host's netdevs could not be read
+	uses     hostuse.Netdevs          // nil as long as it could not be read
 	problems map[problem]error
 }
 
@@ -88,10 +90,10 @@ func newScanner(options Options) *scanner {
 	if options.DDPProfile == nil {
 		options.DDPProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
 	}
-	if options.DefaultNetdevs == nil {
-		options.DefaultNetdevs = func() ([]string, error) { return defaultNetdevs(options.NetNS) }
+	if options.HostNetdevs == nil {
+		options.HostNetdevs = func() (hostuse.Netdevs, error) { return hostuse.Read(options.NetNS) }
 	}
-	return &scanner{sysfs: sysfs.Root(options.SysRoot), options: options}
+	return &scanner{sysfs: sysfs.Root(options.SysRoot), options: options, problems: map[problem]error{}}
 }
 
 // scan returns all Functions, sorted, and leaves in problems what is wrong with single entries. An error means that nothing could be read.
@@ -104,7 +106,7 @@ func (s *scanner) scan() ([]function.Function, error) {
 	s.readHardware(entries)
 	s.findVFs()
 	s.readVDPAs()
-	s.readRoutes()
+	s.readHostUse()
 	s.before, s.lastSeen = s.lastSeen, make(map[function.ID]lastSeen, len(s.lastSeen))
 	functions, err := s.addSubfunctions(s.pciFunctions())
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 )
 
 // sysfsTree is the sysfs that a test wants: files by their path; a content that begins with "-> " is a symbolic link,
@@ -91,9 +92,9 @@ func host() sysfsTree {
 		add(vf("0000:3b:01.1", "0000:3b:00.0", ""))
 }
 
-// testScanner knows no default route.
+// testScanner knows no use of netdevs by the host.
 func testScanner(root string) *scanner {
-	return newScanner(Options{SysRoot: root, DefaultNetdevs: func() ([]string, error) { return nil, nil }})
+	return newScanner(Options{SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) { return nil, nil }})
 }
 
 func wantPF() function.Function {
@@ -229,11 +230,11 @@ func TestScan(t *testing.T) {
 		"PF down": {
 			change: sysfsTree{inTree + "0000:3b:00.0/net/ens3f0/operstate": "down"},
 			remove: []string{inTree + "0000:3b:00.0/net/ens3f0/carrier"},
-			want:   each(healthy, func(f *function.Function) { f.LinkUp = false }),
+			want:   each(healthy, func(f *function.Function) { f.LinkUp, f.AdminDown = false, true }),
 		},
 		"PF whose netdev is away": {
 			remove: []string{inTree + "0000:3b:00.0/net/ens3f0"},
-			want: append([]function.Function{changed(healthy[0], func(f *function.Function) { f.PFName, f.Netdev, f.LinkType = "", "", "" })},
+			want: append([]function.Function{changed(healthy[0], func(f *function.Function) { f.PFName, f.Netdev, f.LinkType, f.NoNetdev = "", "", "", true })},
 				changed(healthy[1], func(f *function.Function) { f.PFName = "" }),
 				changed(healthy[2], func(f *function.Function) { f.PFName, f.LinkType = "", "" })),
 		},
@@ -247,6 +248,13 @@ func TestScan(t *testing.T) {
 				inTree + "0000:3b:00.0/net/aab/phys_port_name":    "c1pf0vf1",
 				inTree + "0000:3b:00.0/net/aac/carrier":           "1", // a representor that is being made says nothing yet
 				inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": "p0",
+			},
+			want: healthy,
+		},
+		"two netdevs that only their order tells apart": {
+			change: sysfsTree{
+				inTree + "0000:3b:00.0/net/aaa/ifindex":    "12",
+				inTree + "0000:3b:00.0/net/ens3f0/ifindex": "5",
 			},
 			want: healthy,
 		},

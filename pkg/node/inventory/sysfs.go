@@ -86,8 +86,31 @@ func parseRoot(link string) string {
 	return root
 }
 
+// virtioVDPA is the name of a vDPA device whose netdev virtio_vdpa makes, "" for another one.
+func virtioVDPA(vdpa function.VDPA) string {
+	if vdpa.Driver != "virtio_vdpa" {
+		return ""
+	}
+	return vdpa.Name
+}
+
+// netdevsOf is [sysfs.Dir.Netdevs] of a device that may have a vDPA device on virtio_vdpa: the netdev below that one
+// counts, because the data goes over it, and not that of the device's own driver.
+func netdevsOf(device sysfs.Dir, virtioVDPA string) (dir sysfs.Dir, names []string, err error) {
+	if virtioVDPA == "" {
+		return device.Netdevs()
+	}
+	return device.Dir(virtioVDPA).VirtioNetdevs()
+}
+
+func isPCI(name string) bool {
+	_, err := pci.Parse(name)
+	return err == nil
+}
+
 // ownNetdev chooses among the netdevs of one device, which are in dir; "" if there are none. A PF whose eswitch is in
-// switchdev mode also has the representors. Of a PF with two ports, the netdev of the first port counts.
+// switchdev mode also has the representors, and may have them first. Of a PF with two ports, the netdev of the first port
+// counts, and of equals the one that was made first: names change.
 func ownNetdev(dir sysfs.Dir, netdevs []string) string {
 	switch len(netdevs) {
 	case 0:
@@ -96,16 +119,18 @@ func ownNetdev(dir sysfs.Dir, netdevs []string) string {
 		return netdevs[0]
 	}
 	type candidate struct {
-		rank, port int
-		name       string
+		rank, port, index int
+		name              string
 	}
 	var candidates []candidate
 	for _, name := range netdevs {
 		port, _ := dir.Dir(name).Number("dev_port")
-		candidates = append(candidates, candidate{rank(dir.Dir(name)), port, name})
+		index, _ := dir.Dir(name).Number("ifindex")
+		candidates = append(candidates, candidate{rank(dir.Dir(name)), port, index, name})
 	}
 	return slices.MinFunc(candidates, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port), cmp.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port), cmp.Compare(a.index, b.index),
+			cmp.Compare(a.name, b.name))
 	}).name
 }
 

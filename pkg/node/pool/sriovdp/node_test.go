@@ -10,6 +10,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -192,8 +193,8 @@ func functions(t testing.TB) []function.Function {
 		s.pci(d)
 	}
 	i := inventory.New(inventory.Options{
-		SysRoot:        s.root,
-		DefaultNetdevs: func() ([]string, error) { return []string{"eno1"}, nil },
+		SysRoot:     s.root,
+		HostNetdevs: func() (hostuse.Netdevs, error) { return hostuse.Netdevs{"eno1": {DefaultRoute: true}}, nil },
 		DDPProfile: func(pf pci.Address) (string, error) {
 			return map[pci.Address]string{"0000:3b:00.0": "ICE OS Default Package", "0000:3b:00.1": "ICE COMMS Package"}[pf], nil
 		},

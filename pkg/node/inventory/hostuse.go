@@ -1,0 +1,60 @@
+package inventory
+
+import (
+	"strings"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
+)
+
+// readHostUse reads what the host uses its netdevs for, and finds the netdevs below a default
+// route's: the ports of a bond or bridge, and what a VLAN lies on.
+func (s *scanner) readHostUse() {
+	uses, err := s.options.HostNetdevs()
+	if err != nil {
+		s.report("", reasonHostUse, err)
+		return
+	}
+	s.uses = uses
+
+	var found []string
+	for name, netdev := range uses {
+		if netdev.DefaultRoute {
+			found = append(found, name)
+		}
+	}
+
+	s.routed = map[string]bool{}
+	for len(found) > 0 {
+		netdev := found[0]
+		found = found[1:]
+		if s.routed[netdev] {
+			continue
+		}
+		s.routed[netdev] = true
+		entries, _, _ := s.sysfs.Dir("class/net", netdev).Names() // none if it went meanwhile
+		for _, name := range entries {
+			if lower, ok := strings.CutPrefix(name, "lower_"); ok {
+				found = append(found, lower)
+			}
+		}
+	}
+}
+
+// hostUse is what the host uses a netdev of the device for. What is not known counts as a use:
+// while nothing could be read, and where the name is another device's by now, until the next scan.
+func (s *scanner) hostUse(netdev string, device sysfs.Dir) string {
+	if netdev == "" {
+		return ""
+	}
+
+	now, known := s.uses[netdev]
+	failure := s.problems[problem{"", reasonHostUse}]
+	switch {
+	case !known && failure != nil:
+		return "may be used by the host: what the host does with its netdevs cannot be read: " +
+			failure.Error()
+	case isPCI(now.Parent) && isPCI(device.Base()) && now.Parent != device.Base():
+		return "may be used by the host: it is being renamed"
+	}
+	return now.Use
+}
