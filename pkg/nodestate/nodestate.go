@@ -33,13 +33,17 @@ type Function struct {
 	Driver      string         `json:"driver,omitempty"`
 	NUMANode    int            `json:"numaNode"`
 	PCIeRoot    string         `json:"pcieRoot,omitempty"`
+	AuxDevice   string         `json:"auxDevice,omitempty"`
 	Netdev      string         `json:"netdev,omitempty"`
 	LinkType    string         `json:"linkType,omitempty"`
 	LinkUp      bool           `json:"linkUp"`
+	AdminDown   bool           `json:"adminDown,omitempty"`
 	NumVFs      int            `json:"numVFs,omitempty"`
 	TotalVFs    int            `json:"totalVFs,omitempty"`
 	RDMADevices []string       `json:"rdmaDevices,omitempty"`
 	IOMMUGroup  string         `json:"iommuGroup,omitempty"`
+	// HostUse is what the host itself uses the netdev for, so that pods do not get the Function: "is a port of bridge br0".
+	HostUse string `json:"hostUse,omitempty"`
 	// DefaultRoute says that the node's own traffic goes over the netdev, so that pods do not get the Function.
 	DefaultRoute bool `json:"defaultRoute,omitempty"`
 	// Potential says that the SF is made when it is allocated. Gone says that there is no device any more, but an attachment.
@@ -163,6 +167,7 @@ func NewFunction(f function.Function) Function {
 		ID: f.ID, Kind: f.Kind, Class: f.Class, PF: f.PF, PFName: f.PFName, Index: f.Index,
 		Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, NUMANode: f.NUMANode, PCIeRoot: f.PCIeRoot,
 		Netdev: f.Netdev, LinkType: f.LinkType, LinkUp: f.LinkUp, NumVFs: f.NumVFs, TotalVFs: f.TotalVFs,
+		AuxDevice: f.AuxDevice, AdminDown: f.AdminDown, HostUse: f.HostUse,
 		RDMADevices: f.RDMADevices, IOMMUGroup: f.IOMMUGroup, DefaultRoute: f.DefaultRoute, Potential: f.Potential,
 	}
 }

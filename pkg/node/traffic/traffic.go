@@ -138,14 +138,21 @@ func (c *Collector) current() []prometheus.Metric {
 
 // readAll asks the kernel. A PF is known by its address: its name may be another one's by now.
 func (c *Collector) readAll() (metrics []prometheus.Metric) {
-	byPF := map[pci.Address][]function.Function{}
+	byPF, netdevs := map[pci.Address][]function.Function{}, map[pci.Address]string{}
 	for _, f := range c.Functions() {
-		if f.Kind == function.VF && f.PFName != "" {
+		switch f.Kind {
+		case function.VF:
 			byPF[f.PF] = append(byPF[f.PF], f)
+		case function.PF:
+			netdevs[f.PF] = f.Netdev
 		}
 	}
+
 	for pf, vfs := range byPF {
-		metrics = append(metrics, c.ofPF(pf, vfs)...)
+		// A PF whose netdev is in another namespace cannot be asked.
+		if name := netdevs[pf]; name != "" {
+			metrics = append(metrics, c.ofPF(pf, name, vfs)...)
+		}
 	}
 	for _, a := range c.Attachments() {
 		if a.State == journal.Attached {
@@ -156,8 +163,9 @@ func (c *Collector) readAll() (metrics []prometheus.Metric) {
 }
 
 // ofPF are the counters of a PF's VFs. There are none where the PF does not tell.
-func (c *Collector) ofPF(pf pci.Address, vfs []function.Function) (metrics []prometheus.Metric) {
-	name := vfs[0].PFName
+func (c *Collector) ofPF(
+	pf pci.Address, name string, vfs []function.Function,
+) (metrics []prometheus.Metric) {
 	all, err := c.Kernel.VFCounters(name, string(pf))
 	if err != nil {
 		c.Log.V(1).Info("PF does not tell what its VFs count", "pf", name, "address", string(pf), "error", err.Error())

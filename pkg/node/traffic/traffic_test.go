@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
@@ -47,6 +48,14 @@ func TestCollect(t *testing.T) {
 		vfs[i].PFName, vfs[i].NUMANode = "eth0", 1
 	}
 	vfs[3].PFName = "eth1"
+	away := pooltest.VFs(0x5f, 2) // the name that its PF had is another's by now
+	away[1].PFName = "eth0"
+	functions := slices.Concat(vfs, away)
+	for pf, name := range map[pci.Address]string{vfs[0].PF: "eth0", vfs[3].PF: "eth1", away[0].PF: ""} {
+		f := function.OfPF(pf)
+		f.Netdev = name
+		functions = append(functions, f)
+	}
 	attached := func(f function.Function, pod string, index int) journal.Attachment {
 		return journal.Attachment{
 			Function: f.ID, State: journal.Attached, Pod: journal.Pod{Namespace: "default", Name: pod}, Port: &journal.Port{Network: "blue"},
@@ -59,7 +68,7 @@ func TestCollect(t *testing.T) {
 	reserved.State = journal.Reserved
 	k := &kernel{}
 	c := &Collector{
-		Functions: func() []function.Function { return vfs },
+		Functions: func() []function.Function { return functions },
 		Attachments: func() []journal.Attachment {
 			return []journal.Attachment{attached(vfs[1], "web", 5), dpdk, attached(vfs[0], "ending", 6), reserved}
 		},

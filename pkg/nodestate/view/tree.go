@@ -80,6 +80,7 @@ func alike(a, b nodestate.Function) bool {
 	}
 	for _, f := range []*nodestate.Function{&a, &b} {
 		f.ID, f.Index, f.Netdev, f.IOMMUGroup, f.RDMADevices = function.ID{}, 0, present(f.Netdev), "", nil
+		f.AuxDevice = present(f.AuxDevice)
 	}
 	return reflect.DeepEqual(a, b)
 }
@@ -99,7 +100,7 @@ func (o TreeOptions) line(f nodestate.Function) string {
 			parts = append(parts, "the node's own traffic goes over it")
 		}
 	} else {
-		parts = append(parts, netdevOf(f), driverOf(f))
+		parts = append(parts, clean(f.AuxDevice), netdevOf(f), driverOf(f))
 	}
 	parts = append(parts, o.use(f))
 	return strings.Join(withoutEmpty(parts), ", ")

@@ -93,8 +93,11 @@ func name(f nodestate.Function) string {
 // link is the state of a PF's link and how many VFs it has.
 func link(f nodestate.Function) string {
 	parts := []string{"link down"}
-	if f.LinkUp {
+	switch {
+	case f.LinkUp:
 		parts[0] = "link up"
+	case f.AdminDown:
+		parts[0] = "administratively down"
 	}
 	if f.TotalVFs > 0 {
 		parts = append(parts, fmt.Sprintf("%d of %d VFs", f.NumVFs, f.TotalVFs))
@@ -168,6 +171,9 @@ func troubles(f nodestate.Function) []string {
 	var out []string
 	if f.Gone {
 		out = append(out, "the device is gone")
+	}
+	if f.HostUse != "" && f.Pool == "" && f.Kind != function.PF { // that of a Function in a pool is among its problems
+		out = append(out, clean("the host uses it: netdev "+f.Netdev+" "+f.HostUse))
 	}
 	for _, p := range f.Problems {
 		out = append(out, clean(p.Message))
