@@ -146,7 +146,7 @@ func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool,
 	} else {
 		gone = gone || name != "" || errors.Is(err, inventory.ErrNoNetdev)
 	}
-	if !gone {
+	if !gone || m.handedOn(a) {
 		return false, nil
 	}
 	lives, err := m.sandboxLives(a)
@@ -159,6 +159,13 @@ func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool,
 	}
 	moved, err := m.movedByPod(ctx, a)
 	return !moved && err == nil, err
+}
+
+// handedOn says whether the pod's runtime has taken the netdev's device for a virtual machine, as Kata Containers do: the
+// device is there, with a driver for programs, so that the pod has not lost it.
+func (m *Manager) handedOn(a journal.Attachment) bool {
+	f, exists := m.options.Seen(a.Function)
+	return exists && !a.Interface.Userspace && f.Userspace()
 }
 
 // deviceBack says whether the Function can go back to the sandbox that lost it, and waits for its Port. It fails if the

@@ -324,6 +324,40 @@ func TestNothingLost(t *testing.T) {
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 }
 
+// TestVMRuntimeTakesDevice: a pod whose runtime hands the device to a virtual machine has not lost the Function, and the pod
+// has if nobody has the device.
+func TestVMRuntimeTakesDevice(t *testing.T) {
+	for _, test := range []struct {
+		driver string
+		want   journal.State
+	}{{"vfio-pci", journal.Attached}, {"", journal.Lost}} {
+		t.Run("driver "+test.driver, func(t *testing.T) {
+			s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) {
+				o.Seen = func(id function.ID) (function.Function, bool) {
+					return function.Function{ID: id, Driver: test.driver, NoNetdev: true}, true
+				}
+			})
+			pod := netns.New(t)
+			start(t, manager, claimed(0), pod)
+			s.node.Unplug(0)
+			s.set(func() { s.driver = inventory.ErrNoNetdev })
+			if test.want == journal.Lost {
+				s.eventually(a.Journal, journal.Lost)
+				return
+			}
+			for range 2 { // the second is taken when the first is worked off
+				s.changes <- struct{}{}
+			}
+			for len(s.changes) > 0 {
+				time.Sleep(time.Millisecond)
+			}
+			if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != test.want {
+				t.Errorf("state %s, want %s", record.State, test.want)
+			}
+		})
+	}
+}
+
 // maker makes SFs: it plugs them in.
 type maker struct {
 	*slot
