@@ -51,7 +51,7 @@ const (
 	// BrokerLease is the name of the Lease that the broker renews in a tenant cluster, in the namespace of xpu-controller there.
 	BrokerLease = "xpu-broker"
 
-	// TaintLinkDown is on devices whose PF has no carrier (effect NoSchedule).
+	// TaintLinkDown is on devices whose PF has no carrier or is administratively down (effect NoSchedule).
 	TaintLinkDown = GroupName + "/link-down"
 
 	// TaintProvisionFailed is on a device whose Port the xPU refused, for a while, so that the scheduler tries
@@ -70,7 +70,9 @@ const (
 	TaintXPUAway = GroupName + "/xpu-away"
 
 	// TaintInUse is on a device that a pod still has by another way of publishing: the device plugin before its pool
-	// was moved to DRA, or another device plugin (effect NoSchedule).
+	// was moved to DRA, or another device plugin; and on a device that the host itself uses: its netdev is a port of a
+	// bridge, bond, OVS or VRF, has an address or a route, carries a VLAN, macvlan or tunnel, or has an XDP program
+	// (effect NoSchedule).
 	TaintInUse = GroupName + "/in-use"
 
 	// TaintLost is on a device that was unplugged or reset while a pod had it, and that the pod has not got back (effect
@@ -78,7 +80,8 @@ const (
 	TaintLost = GroupName + "/lost"
 
 	// TaintFault is on devices of which a health reporter of their driver tells an error that is not recovered
-	// (devlink-health, effect NoSchedule).
+	// (devlink-health), and on devices that no pod could use as they are: without a driver, without a netdev, or with a
+	// driver for programs that their pool does not ask for (effect NoSchedule).
 	TaintFault = GroupName + "/fault"
 )
 
@@ -138,6 +141,9 @@ const (
 	ReasonOutOfRange   = "OutOfRange"   // the PF can have fewer
 	ReasonBusy         = "Busy"         // EBUSY: somebody else changes it
 	ReasonRefused      = "Refused"      // by the driver
+	ReasonFault        = "Fault"        // the card is in error, and is left alone until its driver has recovered
+	ReasonNoDriver     = "NoDriver"     // VFs are there, but without a driver
+	ReasonNoNetdev     = "NoNetdev"     // VFs are there with a driver, but without netdevs
 	ReasonNotSupported = "NotSupported" // no SR-IOV, no subfunctions, or not in this eswitch mode
 )
 

@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
@@ -147,19 +148,20 @@ func (a *agent) discover(context.Context) error {
 		Changed: a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("health"),
 	})
 	a.sfs = &sriov.SFMaker{
-		Devlink: a.devlink, Functions: a.inventory, Changes: a.inputs.Subscribe, Changed: a.inputs.Notify,
+		Devlink: a.devlink, Functions: a.inventory, Fault: a.faults.Fault, Changes: a.inputs.Subscribe, Changed: a.inputs.Notify,
 		Log: a.log.WithName("sfs"),
 	}
 	a.setup = &setup.Runner{SFs: a.sfs, Drivers: &setup.PCIDrivers{
 		SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot, ProcRoot: a.config.ProcRoot, BootID: a.bootID,
-		Functions: a.inventory, Changes: a.inputs.Subscribe, Engine: a.engine, Log: a.log.WithName("drivers"),
+		Functions: a.inventory, Fault: a.faults.Fault, Changes: a.inputs.Subscribe, Engine: a.engine, Log: a.log.WithName("drivers"),
 	}}
 	a.nodes = &devnode.Finder{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot}
 	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
 	a.tracker = pool.NewTracker(functions, a.declarations, a.sfs.NoSFs, a.log.WithName("pool"))
 	a.vfs = &sriov.VFs{
 		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Assignments: a.kubelet,
-		NetdevUse: sriov.NetdevUse, Changed: a.outputs.Notify, Metrics: sriov.NewMetrics(a.registry),
+		HostNetdevs: func() (hostuse.Netdevs, error) { return hostuse.Read("") }, Fault: a.faults.Fault,
+		Changed: a.outputs.Notify, Metrics: sriov.NewMetrics(a.registry),
 		Log: a.log.WithName("vfs"),
 	}
 	poolOf := func(id function.ID) string {
@@ -197,8 +199,10 @@ func (a *agent) release(context.Context) (err error) {
 	a.conflicts = &conflicts{tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times}
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
 		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Expose: a.expose,
-		Announce: a.engine.Announce, Seen: a.inventory.Get, Driver: a.inventory.Driver, Serve: a.servePort, Tracer: a.tracer,
-		Quarantined: a.reportQuarantine, Unquarantined: a.reportRelease, Report: a.reportLoss, Changed: a.outputs.Notify, Taken: a.conflicts.taken,
+		Announce: a.engine.Announce, Seen: a.inventory.Get, Driver: a.inventory.Driver, Unusable: a.unusable,
+		Serve: a.servePort, Tracer: a.tracer,
+		Quarantined: a.reportQuarantine, Unquarantined: a.reportRelease, Report: a.reportLoss,
+		Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
 	}, a.log.WithName("lifecycle"))
 	a.conflicts.lifecycle = a.lifecycle
@@ -221,10 +225,7 @@ func (a *agent) allocate(context.Context) (err error) {
 			node: a.config.NodeName, find: a.inventory.Get, lifecycle: a.lifecycle, provisioner: a.provisioner,
 			log: a.log.WithName("deviceplugin"),
 		},
-		Taken: func(id function.ID) bool {
-			_, taken := a.journal.Get(id)
-			return taken
-		},
+		Taken:         a.held,
 		Nodes:         *a.nodes,
 		DeviceInfoDir: filepath.Join(a.config.DeviceInfoDir, "dp"),
 		CDI:           cdi,
@@ -275,6 +276,7 @@ func (a *agent) problems(p pool.Pool, f function.Function) []function.Problem {
 // release takes too long for it.
 func (a *agent) health(releasePending health.Source) *health.Checker {
 	return &health.Checker{
+		Pool: a.tracker.PoolOf, Held: a.held,
 		Fault:           a.faults.Fault,
 		XPUAway:         a.provisioner.Away,
 		ProvisionFailed: a.provisionFailed,
@@ -283,6 +285,23 @@ func (a *agent) health(releasePending health.Source) *health.Checker {
 		Lost:            a.lifecycle.Lost,
 		InUse:           a.conflicts.elsewhere,
 	}
+}
+
+// held says whether a pod has the Function, or had it and it is not free yet.
+func (a *agent) held(id function.ID) bool {
+	_, held := a.journal.Get(id)
+	return held
+}
+
+// unusable is Unusable of [lifecycle.Options]. What is not there any more is not judged.
+func (a *agent) unusable(id function.ID, driver string) (reason string) {
+	f, exists := a.tracker.Get(id)
+	if !exists {
+		return ""
+	}
+	p, _ := a.tracker.PoolOf(id)
+	problem, _ := health.Unusable(f, p, driver)
+	return problem.Message
 }
 
 // machine tells this node from all others, also from those of other clusters.

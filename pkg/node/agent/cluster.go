@@ -156,7 +156,8 @@ func (c *clustered) serve(ctx context.Context) error {
 	}
 	// Who has a Function is no problem of it.
 	problems := &health.Checker{
-		Fault: c.faults.Fault, XPUAway: c.provisioner.Away, Quarantined: c.lifecycle.Quarantined, Lost: c.lifecycle.Lost,
+		Pool: c.tracker.PoolOf, Held: c.held, Fault: c.faults.Fault, XPUAway: c.provisioner.Away,
+		Quarantined: c.lifecycle.Quarantined, Lost: c.lifecycle.Lost,
 	}
 	reporter := &pool.Reporter{
 		Tracker: c.tracker, API: c.api, Problems: problems.Problems, Card: c.cards.Of,

@@ -125,6 +125,8 @@ func notReserved(ctx context.Context, reservation journal.Attachment, err error)
 	switch {
 	case errors.As(err, new(lifecycle.TakenError)):
 		return fail(CodeTaken, "%w", err)
+	case errors.As(err, new(lifecycle.UnusableError)):
+		return fail(CodeAttach, "%w", err)
 	case reservation.Setup != nil:
 		return fail(CodeAttach, "%w", loop.WithCause(ctx, err))
 	}

@@ -3,12 +3,10 @@
 package devnode
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -54,8 +52,11 @@ func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
 // Of looks up what a container gets of a Function. It fails if the container could not use the Function. The error's text
 // follows the Function's name in a sentence.
 func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
-	of.Driver = cmp.Or(wish.Driver, of.Driver)
-	isVFIO, isUIO := of.Driver == "vfio-pci", slices.Contains([]string{"igb_uio", "uio", "uio_pci_generic"}, of.Driver)
+	handedBy := of.HandedBy()
+	if wish.Driver != "" {
+		of.Driver, handedBy = wish.Driver, function.PassthroughOf(wish.Driver)
+	}
+	isVFIO, isUIO := handedBy == function.VFIO, handedBy == function.UIO
 	set := Set{Info: map[string]map[string]string{}}
 	for _, part := range []struct {
 		wanted  bool
@@ -81,7 +82,7 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 
 func vfio(set *Set, of function.Function) error {
 	if of.IOMMUGroup == "" {
-		return errors.New("is bound to vfio-pci but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio")
+		return fmt.Errorf("is bound to %s but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio", of.Driver)
 	}
 	set.add("vfio", "mount", "/dev/vfio/vfio", "rw")
 	node := set.add("vfio", "dev-mount", "/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")

@@ -3,10 +3,9 @@
 package health
 
 import (
-	"fmt"
-
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
 // Source knows one kind of problem, and returns "" for a Function that does not have it. It is safe for concurrent use and
@@ -15,6 +14,11 @@ type Source func(function.ID) (message string)
 
 // Checker combines the sources. The source of a problem that cannot occur may be nil.
 type Checker struct {
+	// Pool is the pool that has a Function, and Held says whether a pod has the Function, or had it and it is not free yet.
+	// Without Pool, what the host shows of Functions is not judged.
+	Pool func(function.ID) (pool.Pool, bool)
+	Held func(function.ID) bool
+
 	XPUAway func(function.Function) (message string) // the xPU of the Function's PF does not answer
 	Fault   func(function.Function) (message string) // the driver of the Function or of its PF reports an error
 
@@ -33,8 +37,11 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 			problems = append(problems, function.Problem{Taint: taint, Message: message})
 		}
 	}
+	if problem, ok := c.unusable(f); !ok {
+		problems = append(problems, problem)
+	}
 	if !f.LinkUp {
-		note(v1alpha1.TaintLinkDown, fmt.Sprintf("PF %s (%s) has no link: check its cable and the xPU", f.PFName, f.PF))
+		note(v1alpha1.TaintLinkDown, f.NoLink())
 	}
 	if c.Fault != nil {
 		note(v1alpha1.TaintFault, c.Fault(f))
@@ -53,4 +60,13 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 	noteFrom(v1alpha1.TaintLost, c.Lost)
 	noteFrom(v1alpha1.TaintInUse, c.InUse)
 	return problems
+}
+
+// unusable is [Unusable] for a Function that is free. The driver of a pool with spec.driver is bound when a pod comes.
+func (c *Checker) unusable(f function.Function) (function.Problem, bool) {
+	if c.Pool == nil || c.Held(f.ID) {
+		return function.Problem{}, true
+	}
+	p, _ := c.Pool(f.ID)
+	return Unusable(f, p, string(p.Spec.Driver))
 }

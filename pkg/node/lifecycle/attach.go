@@ -58,6 +58,9 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 	if have.State != Free && have.Claim.UID != want.Claim.UID {
 		return taken("belongs to %s", owner(have)) // since the request was made up
 	}
+	if err := m.awaitUsable(ctx, want); err != nil {
+		return err
+	}
 	cni, wanted := want.CNI, want.Interface
 	want = want.BackToReserved()
 	want.CNI, want.Interface = cni, wanted
@@ -96,6 +99,27 @@ func (m *Manager) driver(id function.ID) string {
 		m.log.V(1).Info("The driver of a Function cannot be read, and is not compared", "function", id.String(), "error", err.Error())
 	}
 	return driver
+}
+
+// UnusableError is the error for a Function that cannot be attached, by what the host shows of it.
+type UnusableError struct{ reason string }
+
+func (e UnusableError) Error() string { return e.reason }
+
+// awaitUsable returns when the Function can be attached for the owner. It waits for at most [Patience], because a netdev that
+// just came back, or that a driver makes late, is seen a moment later.
+func (m *Manager) awaitUsable(ctx context.Context, want journal.Attachment) error {
+	driver := ""
+	if want.Setup != nil {
+		driver = want.Setup.Driver
+	}
+
+	return Retry(ctx, Patience(), func(context.Context) (done bool, err error) {
+		if reason := m.options.Unusable(want.Function, driver); reason != "" {
+			return false, UnusableError{reason}
+		}
+		return true, nil
+	})
 }
 
 // setUp does what the record's Setup says, if it has one. The caller has the Function's lock.
@@ -139,6 +163,9 @@ const maxNames = 64
 
 // move takes the netdev into the sandbox. The caller has the Function's lock.
 func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (netdev.Observed, error) {
+	if err := m.awaitUsable(ctx, record); err != nil {
+		return netdev.Observed{}, err
+	}
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
 	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) && tries < maxNames; tries++ {
 		record.Interface.Name = m.otherName(record)

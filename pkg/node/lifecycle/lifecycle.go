@@ -102,6 +102,10 @@ type Options struct {
 	// Driver is the kernel driver that a Function has at this moment, "" for none. The error is [io/fs.ErrNotExist] if there
 	// is no such Function, and any other one if that cannot be found out. Without it drivers are not compared.
 	Driver func(function.ID) (string, error)
+	// Unusable says why a Function cannot be attached, by what the host shows of it, "" for one that can; driver is the one
+	// that is bound for the owner, "" for the Function's own. It is asked before anything is done for an owner, and before
+	// an attach; see [health.Unusable]. Nil is never.
+	Unusable func(id function.ID, driver string) (reason string)
 	// Serve returns once the xPU serves the Function's Port, at once if there is none. It is called before a netdev goes
 	// back to the pod that lost it. If ctx ends first, the error says what is missing.
 	Serve func(ctx context.Context, a journal.Attachment) error
@@ -179,6 +183,9 @@ func New(j journal.Records, engine Engine, netdevs NetdevFinder, options Options
 	}
 	if options.Report == nil {
 		options.Report = func(journal.Attachment) {}
+	}
+	if options.Unusable == nil {
+		options.Unusable = func(function.ID, string) string { return "" }
 	}
 	options.Patience = cmp.Or(options.Patience, Patience())
 	options.GoneAfter = cmp.Or(options.GoneAfter, time.Minute)

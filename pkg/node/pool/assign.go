@@ -53,6 +53,11 @@ func (p Pool) Options(f function.Function) Options {
 	return Options{}
 }
 
+// NamesDriver says whether a selector of the pool names the driver: the pool is meant to have Functions with the driver.
+func (p Pool) NamesDriver(driver string) bool {
+	return slices.ContainsFunc(p.Spec.Selectors, func(s v1alpha1.FunctionSelector) bool { return slices.Contains(s.Drivers, driver) })
+}
+
 // ByPF returns the Functions of each PF in the order in which they are published: VFs before SFs, each by their index.
 func (p Pool) ByPF() map[pci.Address][]function.Function {
 	byPF := map[pci.Address][]function.Function{}

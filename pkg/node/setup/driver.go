@@ -39,6 +39,8 @@ type PCIDrivers struct {
 		Get(function.ID) (function.Function, bool)
 		lifecycle.NetdevFinder
 	}
+	// Fault says what a health reporter tells of a Function, "" for nothing; nil is never.
+	Fault func(function.Function) string
 	// Changes returns a channel that receives a value after every change of the Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	Engine  Engine
@@ -86,6 +88,9 @@ func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) err
 	case f.DefaultRoute:
 		return errors.New("the node's default route goes over its netdev")
 	}
+	if fault := p.fault(f); fault != "" {
+		return fmt.Errorf("its card is in error: %s", fault)
+	}
 	if err := p.hasDriver(driver); err != nil {
 		return err
 	}
@@ -97,6 +102,14 @@ func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) err
 		return fmt.Errorf("driver_override is %q, which somebody else set", override)
 	}
 	return p.isolated(d)
+}
+
+// fault says what a health reporter tells of the Function or of its PF. The driver of a card in error may never answer.
+func (p *PCIDrivers) fault(f function.Function) string {
+	if p.Fault == nil {
+		return ""
+	}
+	return cmp.Or(p.Fault(f), p.Fault(function.OfPF(f.PF)))
 }
 
 // snapshot describes the netdev that the kernel removes with the driver; nil if there is none.

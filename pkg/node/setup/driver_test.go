@@ -32,6 +32,7 @@ type host struct {
 	root  string
 	f     function.Function // but for the driver
 	steps []string
+	fault map[function.ID]string
 	// restored is the netdev that was made what it was.
 	restored *netdev.Snapshot
 }
@@ -119,6 +120,7 @@ func (h *host) Restore(_ context.Context, d netdev.Device, before netdev.Snapsho
 func (h *host) drivers() *PCIDrivers {
 	return &PCIDrivers{
 		SysRoot: h.root, DevRoot: h.t.TempDir(), ProcRoot: h.path("proc"), BootID: "boot-1", Functions: h, Engine: h,
+		Fault:   func(f function.Function) string { return h.fault[f.ID] },
 		Changes: func(context.Context) <-chan struct{} { return nil }, Trace: h.trace, Log: testr.New(h.t),
 	}
 }
@@ -176,6 +178,8 @@ func TestPlanRefuses(t *testing.T) {
 			h.link("bus/pci/drivers/other", "kernel/iommu_groups/42/devices/0000:3b:00.3/driver")
 		}, "its IOMMU group 42 also has 0000:3b:00.3 (driver other)"},
 		{"PF with VFs", func(h *host) { h.f.NumVFs = 4 }, "it is a PF with 4 VFs"},
+		{"VF in error", func(h *host) { h.fault = map[function.ID]string{vf: "its own"} }, "its card is in error: its own"},
+		{"PF in error", func(h *host) { h.fault = map[function.ID]string{{Address: "0000:3b:00.0"}: "fw"} }, "its card is in error: fw"},
 		{"default route", func(h *host) { h.f.DefaultRoute = true }, "the node's default route goes over its netdev"},
 		{"somebody's override", func(h *host) { h.file(h.device("driver_override"), "mlx5_core\n") }, `driver_override is "mlx5_core"`},
 		{"bond", func(h *host) { h.link("bond0", h.device("net/eth5/upper_bond0")) }, "netdev eth5 is in use on the host, by bond0"},

@@ -89,6 +89,7 @@ func (b OwnDrivers) Snapshot() []function.Function {
 	for i := range functions {
 		if o := setups[functions[i].ID]; o != nil {
 			functions[i].Driver, functions[i].RDMA = o.Own, o.RDMA
+			functions[i].Passthrough, functions[i].NoNetdev = "", o.Netdev == nil
 		}
 	}
 	return functions

@@ -52,6 +52,9 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	if p != nil || have == want {
 		return p
 	}
+	if p = v.inError(pf); p != nil {
+		return p
+	}
 	vfs, err := v.vfs(pf)
 	if err != nil {
 		return failed(err)
@@ -76,7 +79,7 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	case !slices.Equal(vfs, now):
 		return problemf(v1alpha1.ReasonBusy, "is being changed by somebody else")
 	}
-	if p = v.inUse(ctx, pf, vfs); p != nil {
+	if p = cmp.Or(v.inError(pf), v.inUse(ctx, pf, vfs)); p != nil {
 		return p
 	}
 	making(have)
@@ -175,7 +178,8 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 		return failed(err)
 	}
 	driver, _ := v.device(pf).Link("driver")
-	p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: see the kernel's log", have, driver, n)
+	p := problemf(v1alpha1.ReasonRefused, "has %d VFs after driver %s was told to make %d: "+
+		"see the kernel's log%s", have, driver, n, v.whetherDown(pf))
 	if p.final = have > 0; p.final {
 		p.message += "; it is left alone until numVFs or its driver changes"
 	}
@@ -188,7 +192,7 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	var errno unix.Errno
 	errors.As(err, &errno)
 	switch {
-	case errno == unix.EBUSY:
+	case errno == unix.EBUSY || errno == unix.EAGAIN: // EAGAIN is i40e's and ice's while they work on a VF
 		return problemf(v1alpha1.ReasonBusy,
 			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?", n, driver, errno.Error())
 	case errno == unix.ERANGE:
@@ -205,7 +209,36 @@ func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 		err = errno // without the file, which the message is about anyway
 	}
 	return problemf(v1alpha1.ReasonRefused,
-		"cannot be given %d VFs: driver %s says %q; see the kernel's log", n, driver, err)
+		"cannot be given %d VFs: driver %s says %q; see the kernel's log%s", n, driver, err, v.whetherDown(pf))
+}
+
+// whetherDown adds to a message that the PF is administratively down, where it is: some drivers make no VFs then, and bnxt
+// says that it made them (quirk "VFs that were not made"). No link is another thing, and keeps no driver from making VFs.
+func (v *VFs) whetherDown(pf pci.Address) string {
+	dir, names, err := v.device(pf).Netdevs()
+	if err != nil || len(names) != 1 {
+		return ""
+	}
+	text, err := dir.Dir(names[0]).Attribute("flags")
+	if err != nil {
+		return ""
+	}
+	if flags, err := strconv.ParseUint(text, 0, 32); err != nil || flags&unix.IFF_UP != 0 {
+		return ""
+	}
+	return "; the PF is administratively down: " + function.HowToSetUp(names[0])
+}
+
+// inError says that a PF is left alone because a health reporter tells an error of its card: a change resets the card, and
+// may never end. It is nil for a PF without an error.
+func (v *VFs) inError(pf pci.Address) *problem {
+	if v.Fault == nil {
+		return nil
+	}
+	if fault := v.Fault(function.OfPF(pf)); fault != "" {
+		return problemf(v1alpha1.ReasonFault, "is not changed: %s; its VFs are changed when the driver has recovered", fault)
+	}
+	return nil
 }
 
 func failed(err error) *problem {

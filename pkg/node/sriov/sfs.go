@@ -39,6 +39,8 @@ type SFMaker struct {
 	Functions interface {
 		Get(function.ID) (function.Function, bool)
 	}
+	// Fault says what a health reporter tells of a PF, "" for nothing; nil is never. No SF is made on a card in error.
+	Fault func(pf function.Function) string
 	// Changes returns a channel that gets a value after every change of Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	// Changed is called when what [SFMaker.NoSFs] says may have changed. It must not block.
@@ -119,6 +121,9 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 			}
 			return fmt.Errorf("cannot be made: PF %s %s", sf.Address, problem.message)
 		}
+		if fault := m.fault(sf.Address); fault != "" {
+			return fmt.Errorf("is not made: PF %s: %s", sf.Address, fault)
+		}
 		sfnum, _ := sf.SFNum()
 		added, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address), pfNumber(sf.Address, others), sfnum)
 		if errors.Is(err, unix.ENOSPC) {
@@ -142,6 +147,14 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 		m.Log.Info("SF made", "function", sf.String(), "mac", mac, "took", time.Since(begin))
 	}
 	return nil
+}
+
+// fault says what a health reporter tells of a PF, "" for nothing. An SF is deleted in any case, as its release needs that.
+func (m *SFMaker) fault(address pci.Address) string {
+	if m.Fault == nil {
+		return ""
+	}
+	return m.Fault(function.OfPF(address))
 }
 
 func wrap(err *error, sf function.ID) {

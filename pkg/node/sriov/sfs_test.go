@@ -254,6 +254,33 @@ func TestMakeSF(t *testing.T) {
 	}
 }
 
+// TestNoSFOnASickCard: nothing is made on a card in error, and what is there is used and deleted.
+func TestNoSFOnASickCard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEswitch(uplink())
+		maker := e.maker(t)
+		sick := "reporter fw"
+		maker.Fault = func(f function.Function) string {
+			if f.ID.Address != sf88.Address || f.Kind != function.PF {
+				t.Errorf("asked about %+v", f)
+			}
+			return sick
+		}
+		err := maker.Make(t.Context(), sf88, sfMAC)
+		if err == nil || !strings.Contains(err.Error(), "is not made: PF "+string(sf88.Address)+": reporter fw") || len(e.commands) > 0 {
+			t.Errorf("error %v after %q, want that the card is in error", err, e.commands)
+		}
+		sick = ""
+		if err := maker.Make(t.Context(), sf88, sfMAC); err != nil {
+			t.Error(err)
+		}
+		sick = "reporter fw"
+		if err := errors.Join(maker.Make(t.Context(), sf88, sfMAC), maker.Delete(t.Context(), sf88)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestSFSurvivesDeath: whichever change the process died at, the next one makes the SF, or deletes it.
 func TestSFSurvivesDeath(t *testing.T) {
 	for _, test := range []struct {

@@ -2,55 +2,16 @@ package sriov
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
-
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
-
-// NetdevUse says what the host does with a netdev of the process's network namespace, "" for nothing. A netdev is in use
-// if it is in a bridge or bond, has an address, or is up with a carrier. IPv6 link-local addresses do not count, because
-// the kernel gives one to every netdev that is set up.
-func NetdevUse(netdev string) (string, error) {
-	handle, err := links.Open(netns.None())
-	if err != nil {
-		return "", err
-	}
-	defer handle.Close()
-	link, err := handle.LinkByName(netdev)
-	if errors.Is(err, links.ErrNotFound) {
-		return "", nil
-	}
-	if err != nil {
-		return "", err
-	}
-	if link.Attrs().MasterIndex != 0 {
-		return "is in a bridge or bond", nil
-	}
-	addresses, err := handle.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return "", fmt.Errorf("addresses: %w", err)
-	}
-	for _, a := range addresses {
-		if a.IP.To4() != nil || !a.IP.IsLinkLocalUnicast() {
-			return "has address " + a.IPNet.String(), nil
-		}
-	}
-	if flags := link.Attrs().RawFlags; flags&unix.IFF_UP != 0 && flags&unix.IFF_LOWER_UP != 0 {
-		return "is up and has a carrier", nil
-	}
-	return "", nil
-}
 
 // shownUses is how many uses a message names.
 const shownUses = 3
@@ -129,11 +90,29 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	if dir != "" && len(names) == 0 {
 		return []string{"its netdev is in another network namespace"}, nil
 	}
+
+	var netdevs hostuse.Netdevs
+	if len(vfs) > 0 {
+		if netdevs, err = v.HostNetdevs(); err != nil {
+			return nil, fmt.Errorf("what the host does with its netdevs cannot be read: %w", err)
+		}
+	}
+
+	shown := map[pci.Address]function.Function{} // by the inventory, which also knows the netdevs of vDPA devices
+	for _, f := range v.Functions.Snapshot() {
+		if f.Kind == function.VF {
+			shown[f.ID.Address] = f
+		}
+	}
+
 	var uses []string
 	for _, vf := range vfs {
-		use, err := v.useOf(vf)
+		use, err := v.useOf(vf, netdevs)
 		if err != nil {
 			return nil, fmt.Errorf("VF %s: %w", vf, err)
+		}
+		if f := shown[vf]; use == "" && f.HostUse != "" {
+			use = fmt.Sprintf("has netdev %s, which %s", f.Netdev, f.HostUse)
 		}
 		if use != "" {
 			uses = append(uses, fmt.Sprintf("VF %s %s", vf, use))
@@ -143,28 +122,31 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 }
 
 // useOf says how a VF is used, "" for not at all. A VF without a driver is not used. A VF whose driver makes no netdev,
-// such as vfio-pci, counts as used, because the kernel does not tell whether a program has it open.
-func (v *VFs) useOf(vf pci.Address) (string, error) {
+// such as vfio-pci, counts as used, because the kernel does not tell whether a program has it open. So does a VF that is up
+// with a carrier, because a program may use its netdev, which goes with the VF.
+func (v *VFs) useOf(vf pci.Address, netdevs hostuse.Netdevs) (string, error) {
 	driver, err := v.device(vf).Link("driver")
 	if err != nil || driver == "" {
 		return "", err
 	}
-	dir, netdevs, err := v.device(vf).Netdevs()
+
+	dir, names, err := v.device(vf).Netdevs()
 	switch {
 	case err != nil:
 		return "", err
 	case dir == "":
 		return fmt.Sprintf("has driver %s and no netdev, as a program may use it", driver), nil
-	case len(netdevs) == 0:
+	case len(names) == 0:
 		return "has its netdev in another network namespace", nil
 	}
-	for _, netdev := range netdevs {
-		use, err := v.NetdevUse(netdev)
-		if err != nil {
-			return "", fmt.Errorf("netdev %s: %w", netdev, err)
-		}
-		if use != "" {
-			return fmt.Sprintf("has netdev %s, which %s", netdev, use), nil
+
+	for _, name := range names {
+		netdev := netdevs[name]
+		switch {
+		case netdev.Use != "":
+			return fmt.Sprintf("has netdev %s, which %s", name, netdev.Use), nil
+		case netdev.Carrier:
+			return fmt.Sprintf("has netdev %s, which is up and has a carrier", name), nil
 		}
 	}
 	return "", nil

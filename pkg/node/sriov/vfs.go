@@ -17,6 +17,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
@@ -48,7 +49,9 @@ type VFs struct {
 	Assignments interface {
 		Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 	}
-	NetdevUse func(netdev string) (string, error) // see [NetdevUse]
+	HostNetdevs func() (hostuse.Netdevs, error) // see [hostuse.Read]
+	// Fault says what a health reporter tells of a PF, "" for nothing; nil is never. A card in error is not changed.
+	Fault func(pf function.Function) string
 	// Changed is called when what [VFs.Supply] says has changed. It must neither block nor call methods of VFs.
 	Changed func()
 	Writing func(pf pci.Address, n int) // where set, called before n is written to a PF's sriov_numvfs
@@ -63,10 +66,11 @@ type VFs struct {
 	supplies map[string]pool.Supply // by DevicePool
 }
 
-// demand is a DevicePool with numVFs, and the PFs that it names.
+// demand is a DevicePool with numVFs, and the PFs that it names. lacking are the PFs whose VFs are there but cannot serve.
 type demand struct {
-	pool pool.Pool
-	pfs  []function.Function
+	pool    pool.Pool
+	pfs     []function.Function
+	lacking map[pci.Address]*problem
 }
 
 // pfState is what is known of a PF with one driver that is to have one number of VFs. When either changes the PF gets a
@@ -158,7 +162,7 @@ func (v *VFs) plan() {
 		if p.Spec.NumVFs == nil {
 			continue
 		}
-		d := demand{p, p.NamedPFs(functions)}
+		d := demand{p, p.NamedPFs(functions), v.lacking(p, functions)}
 		for _, f := range d.pfs {
 			if v.pfs[f.PF] == nil {
 				v.pfs[f.PF] = v.planPF(f, before[f.PF], p)
@@ -272,6 +276,7 @@ func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 				"make numVFs the same, or name the PF in one of them only", pf.numVFs, pf.pool, want)
 		} else {
 			known = known && pf.answered
+			shortage = cmp.Or(shortage, d.lacking[f.PF])
 		}
 		if shortage != nil {
 			s.Shortages = append(s.Shortages, shortage.shortage(f.PF))

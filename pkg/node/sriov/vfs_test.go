@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
@@ -50,10 +52,13 @@ type host struct {
 	pools       []pool.Pool
 	attachments []journal.Attachment
 	assigned    map[string]podresources.Assignment
-	away        error             // of the kubelet
-	asked       int               // the kubelet
-	uses        map[string]string // of netdevs by the host
-	refused     int               // a number of VFs that no PF takes, 0 for none
+	away        error // of the kubelet
+	asked       int   // the kubelet
+	uses        hostuse.Netdevs
+	vdpa        map[pci.Address]string // what the netdevs of vDPA devices are used for
+	unreadable  error                  // the answer to what the host uses
+	sick        string                 // what a health reporter tells of all PFs
+	refused     int                    // a number of VFs that no PF takes, 0 for none
 	writes      []string
 	locks       []string    // taken and, with "not", given up
 	held        function.ID // somebody else has its lock
@@ -64,7 +69,7 @@ type host struct {
 // newHost makes a host whose PFs have these numbers of VFs.
 func newHost(t *testing.T, numVFs ...int) *host {
 	t.Helper()
-	h := &host{t: t, root: t.TempDir(), uses: map[string]string{}}
+	h := &host{t: t, root: t.TempDir(), uses: hostuse.Netdevs{}}
 	for i, n := range numVFs {
 		pf := pci.Address(fmt.Sprintf("0000:3b:00.%d", i))
 		h.device(pf, "igb", fmt.Sprintf("ens%d", i))
@@ -75,10 +80,10 @@ func newHost(t *testing.T, numVFs ...int) *host {
 	}
 	h.vfs = &VFs{
 		SysRoot: h.root, Functions: h, Pools: h, Journal: h, Assignments: h,
-		NetdevUse: func(netdev string) (string, error) { return h.use(netdev), nil },
-		Changed:   func() { h.set(func() { h.changed++ }) },
-		Writing:   h.writing,
-		Metrics:   NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
+		HostNetdevs: h.netdevs, Fault: h.fault,
+		Changed: func() { h.set(func() { h.changed++ }) },
+		Writing: h.writing,
+		Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t),
 	}
 	return h
 }
@@ -184,6 +189,20 @@ func (h *host) Snapshot() []function.Function {
 			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf, Index: -1, Vendor: "8086",
 			PFName: fmt.Sprintf("ens%d", i), Driver: driver, NumVFs: len(vfs),
 		})
+		for _, link := range vfs {
+			driver, err := sysfs.Root(h.root).PCI(link.Address).Link("driver")
+			h.must(err)
+			netdevs, _, err := sysfs.Root(h.root).PCI(link.Address).Netdevs()
+			h.must(err)
+			f := function.Function{
+				ID: function.ID{Address: link.Address}, Kind: function.VF, Class: function.Network, PF: pf, Index: link.Index,
+				Driver: driver, NoNetdev: netdevs == "",
+			}
+			if use := h.vdpaUse(link.Address); use != "" {
+				f.Netdev, f.HostUse = "eth9", use
+			}
+			out = append(out, f)
+		}
 	}
 	h.set(func() { h.looks++ })
 	return out
@@ -230,10 +249,22 @@ func (h *host) Assigned(context.Context) (map[string]podresources.Assignment, er
 	return h.assigned, h.away
 }
 
-func (h *host) use(netdev string) string {
+func (h *host) netdevs() (hostuse.Netdevs, error) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	return h.uses[netdev]
+	return maps.Clone(h.uses), h.unreadable
+}
+
+func (h *host) vdpaUse(vf pci.Address) string {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.vdpa[vf]
+}
+
+func (h *host) fault(function.Function) string {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.sick
 }
 
 // wants is a DevicePool that wants n VFs of a PF.
@@ -423,12 +454,32 @@ func TestVFsInUse(t *testing.T) {
 			func(h *host) {
 				h.set(func() {
 					for i := range 5 {
-						h.uses[fmt.Sprintf("v0-%d", i)] = "is in a bridge or bond"
+						h.uses[fmt.Sprintf("v0-%d", i)] = hostuse.Netdev{Use: "is a port of bridge br0"}
 					}
 				})
 			},
 			func(h *host) { h.set(func() { clear(h.uses) }) },
-			"VF 0000:3b:01.2 has netdev v0-2, which is in a bridge or bond and 2 more; its",
+			"VF 0000:3b:01.2 has netdev v0-2, which is a port of bridge br0 and 2 more; its",
+		},
+		{
+			"VF that is up with a carrier",
+			func(h *host) { h.set(func() { h.uses["v0-3"] = hostuse.Netdev{Carrier: true} }) },
+			func(h *host) { h.set(func() { clear(h.uses) }) },
+			"VF 0000:3b:01.3 has netdev v0-3, which is up and has a carrier",
+		},
+		{
+			"netdev of a VF's vDPA device",
+			func(h *host) {
+				h.set(func() { h.vdpa = map[pci.Address]string{vf(pf0, 2): "has address 192.0.2.7/24"} })
+			},
+			func(h *host) { h.set(func() { h.vdpa = nil }) },
+			"VF 0000:3b:01.2 has netdev eth9, which has address 192.0.2.7/24",
+		},
+		{
+			"what the host uses is not known",
+			func(h *host) { h.set(func() { h.unreadable = errors.New("message too long") }) },
+			func(h *host) { h.set(func() { h.unreadable = nil }) },
+			"may be in use: what the host does with its netdevs cannot be read: message too long",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -558,6 +609,7 @@ func TestRefused(t *testing.T) {
 		reason, message string
 	}{
 		{unix.EBUSY, "igb", v1alpha1.ReasonBusy, "does somebody else change its VFs?"},
+		{unix.EAGAIN, "i40e", v1alpha1.ReasonBusy, "cannot be given 3 VFs now"},
 		{unix.ERANGE, "igb", v1alpha1.ReasonOutOfRange, "can have 7 VFs at most, not 3"},
 		{unix.ENOENT, "", v1alpha1.ReasonNotSupported, "has no driver"},
 		{unix.ENOENT, "vfio-pci", v1alpha1.ReasonNotSupported, "has driver vfio-pci, which makes no VFs"},

@@ -21,6 +21,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
@@ -89,7 +90,7 @@ func (s *supplier) run(t *testing.T) (end func()) {
 	s.tracker = pool.NewTracker(s.inventory, s, nil, testr.New(t))
 	s.vfs = &sriov.VFs{
 		SysRoot: "/sys", Functions: s.inventory, Pools: s.tracker, Journal: s.journal, Assignments: s.pods,
-		NetdevUse: sriov.NetdevUse, Writing: s.writing, Metrics: sriov.NewMetrics(prometheus.NewRegistry()),
+		HostNetdevs: func() (hostuse.Netdevs, error) { return hostuse.Read("") }, Writing: s.writing, Metrics: sriov.NewMetrics(prometheus.NewRegistry()),
 		Log: testr.New(t), Changed: func() {
 			s.outputs.Notify()
 			s.all.Notify()

@@ -1,0 +1,104 @@
+package health
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
+)
+
+func pools(selector v1alpha1.FunctionSelector) pool.Pool {
+	return pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{selector}}}
+}
+
+// TestUnusable: what keeps a Function from a pod by what the host shows of the Function, and what
+// does not.
+func TestUnusable(t *testing.T) {
+	vf := function.Function{
+		ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Class: function.Network, PF: "0000:3b:00.0", PFName: "ens1f0",
+		Driver: "igbvf", Netdev: "eth5", LinkUp: true,
+	}
+	netdevs := pools(v1alpha1.FunctionSelector{PFNames: []string{"ens1f0"}})
+	programs := pools(v1alpha1.FunctionSelector{Drivers: []string{"vfio-pci", "mlx5_vfio_pci"}})
+	rdma := pools(v1alpha1.FunctionSelector{IsRdma: true})
+	with := func(change func(*function.Function)) function.Function {
+		f := vf
+		change(&f)
+		return f
+	}
+	bound := func(driver string) function.Function {
+		return with(func(f *function.Function) { f.Driver, f.Netdev, f.NoNetdev = driver, "", true })
+	}
+
+	for name, test := range map[string]struct {
+		f      function.Function
+		p      pool.Pool
+		driver string
+		taint  string
+		text   string
+	}{
+		"healthy":                       {f: vf, p: netdevs},
+		"netdev in another namespace":   {f: with(func(f *function.Function) { f.Netdev = "" }), p: netdevs},
+		"no driver":                     {bound(""), netdevs, "", v1alpha1.TaintFault, "has no driver"},
+		"no driver, in no pool":         {bound(""), pool.Pool{}, "", v1alpha1.TaintFault, "has no driver"},
+		"no driver, one will be bound":  {f: bound(""), p: netdevs, driver: "vfio-pci"},
+		"port of a bridge":              {with(func(f *function.Function) { f.HostUse = "is a port of bridge br0" }), netdevs, "", v1alpha1.TaintInUse, "netdev eth5 is a port of bridge br0"},
+		"port of a bridge, for program": {with(func(f *function.Function) { f.HostUse = "is a port of bridge br0" }), netdevs, "vfio-pci", v1alpha1.TaintInUse, "bridge br0"},
+		"left with vfio-pci":            {bound("vfio-pci"), netdevs, "", v1alpha1.TaintFault, "driver is vfio-pci, which makes no netdev, and its pool has netdevs"},
+		"left with a variant of vfio":   {bound("mlx5_vfio_pci"), netdevs, "", v1alpha1.TaintFault, "driver is mlx5_vfio_pci"},
+		"driver that the pool names":    {f: bound("vfio-pci"), p: programs},
+		"variant that the pool names":   {f: bound("mlx5_vfio_pci"), p: programs},
+		"driver that the owner names":   {f: bound("vfio-pci"), p: netdevs, driver: "vfio-pci"},
+		"no netdev":                     {bound("iavf"), netdevs, "", v1alpha1.TaintFault, "driver iavf has made no netdev yet"},
+		"no netdev, but RDMA":           {f: with(func(f *function.Function) { f.Netdev, f.NoNetdev, f.RDMA = "", true, true }), p: rdma},
+		"no netdev, but vDPA": {
+			f: with(func(f *function.Function) { f.Netdev, f.NoNetdev, f.VDPA.Name = "", true, "vdpa0" }), p: netdevs,
+		},
+		"accelerator":          {f: with(func(f *function.Function) { f.Class, f.Netdev, f.NoNetdev = function.Accelerator, "", true }), p: netdevs},
+		"SF that will be made": {f: function.PotentialSF(function.Function{Class: function.Network}, 5), p: netdevs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			problem, ok := Unusable(test.f, test.p, test.driver)
+			if ok != (test.taint == "") || problem.Taint != test.taint || !strings.Contains(problem.Message, test.text) {
+				t.Errorf("usable %t, %+v; want taint %q and %q", ok, problem, test.taint, test.text)
+			}
+		})
+	}
+}
+
+// TestOnlyFreeFunctionsAreJudged: the host's view says nothing of a Function that a pod has.
+func TestOnlyFreeFunctionsAreJudged(t *testing.T) {
+	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Class: function.Network, NoNetdev: true, LinkUp: true}
+	held := true
+	c := &Checker{
+		Pool: func(function.ID) (pool.Pool, bool) { return pools(v1alpha1.FunctionSelector{}), true },
+		Held: func(function.ID) bool { return held },
+	}
+	if got := c.Problems(f); len(got) > 0 {
+		t.Errorf("a Function of a pod has %+v", got)
+	}
+	held = false
+	if got := c.Problems(f); len(got) != 1 || got[0].Taint != v1alpha1.TaintFault {
+		t.Errorf("a free Function without driver has %+v", got)
+	}
+}
+
+// TestLinkDownAndAdministrativelyDown are two things, with two remedies.
+func TestLinkDownAndAdministrativelyDown(t *testing.T) {
+	f := function.Function{PF: "0000:3b:00.0", PFName: "ens1f0"}
+	for _, test := range []struct {
+		admin bool
+		want  string
+	}{
+		{false, "PF ens1f0 (0000:3b:00.0) has no link: check its cable and the xPU"},
+		{true, `PF ens1f0 (0000:3b:00.0) is administratively down: set it up by "ip link set ens1f0 up"`},
+	} {
+		f.AdminDown = test.admin
+		got := (&Checker{}).Problems(f)
+		if len(got) != 1 || got[0].Taint != v1alpha1.TaintLinkDown || !strings.HasPrefix(got[0].Message, test.want) {
+			t.Errorf("problems %+v, want %q", got, test.want)
+		}
+	}
+}
