@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
@@ -45,12 +46,11 @@ func Read(netNS string) (Netdevs, error) {
 	}
 	defer ns.Close()
 
-	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	handle, err := links.Open(ns)
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	defer handle.Close()
-	handle.DisableVFInfoCollection() // a PF with many VFs does not fit into an answer
 
 	r := reader{handle: handle, uses: map[int]string{}, defaults: map[int]bool{}}
 	for _, read := range []func() error{r.readLinks, r.readAddresses, r.readRoutes} {
@@ -63,7 +63,7 @@ func Read(netNS string) (Netdevs, error) {
 
 // reader gathers the uses of netdevs by their indexes.
 type reader struct {
-	handle   *netlink.Handle
+	handle   *links.Handle
 	links    []netlink.Link
 	uses     map[int]string // the first that was found
 	defaults map[int]bool

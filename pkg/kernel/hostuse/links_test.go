@@ -7,8 +7,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// links is a reader that has these links.
-func links(all ...netlink.Link) *reader {
+// readerOf is a reader that has these links.
+func readerOf(all ...netlink.Link) *reader {
 	r := &reader{uses: map[int]string{}, defaults: map[int]bool{}}
 	r.links = all
 	r.readUses()
@@ -55,7 +55,7 @@ func TestKindsOfLinks(t *testing.T) {
 			"is a port of device eth0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := links(test.links...).netdevs()["vf"].Use; got != test.want {
+			if got := readerOf(test.links...).netdevs()["vf"].Use; got != test.want {
 				t.Errorf("the netdev %q, want %q", got, test.want)
 			}
 		})

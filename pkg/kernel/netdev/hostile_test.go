@@ -218,8 +218,7 @@ func TestManyStacked(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := w.engine.Restore(ctx, netdev.Device{}, before, place); !errors.Is(err, context.Canceled) ||
-		!strings.Contains(err.Error(), "2000 netdevs that the pod made on top of it are left") {
+	if _, err := w.engine.Restore(ctx, netdev.Device{}, before, place); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 

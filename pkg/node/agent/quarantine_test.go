@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/cniserver"
@@ -20,6 +23,10 @@ func (s *site) rebind(f function.ID, driver string) (before string) {
 	must.Succeed(s.t, err)
 	must.Succeed(s.t, os.Remove(link))
 	must.Succeed(s.t, os.Symlink(filepath.Join(filepath.Dir(old), driver), link))
+
+	// A real driver changes netdevs, which has the inventory look again.
+	signal := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "signal"}}
+	must.Succeed(s.t, errors.Join(netlink.LinkAdd(signal), netlink.LinkDel(signal)))
 	return filepath.Base(old)
 }
 

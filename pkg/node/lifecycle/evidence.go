@@ -109,7 +109,10 @@ func (m *Manager) untouched(_ context.Context, t trigger, d *decision) (bool, er
 	if have.Nodes || want.Nodes || bound || have.Ended != nil || have.Resource != want.Resource {
 		return false, nil
 	}
-	if m.ages.of(have, sinceReserved) > admission {
+	// Both clocks must say so, because either alone may be wrong: the wall clock may have been set, and an agent that was
+	// started since counts anew.
+	age := m.options.Now().Sub(have.ReservedAt)
+	if age < 0 || age > admission || m.ages.of(have, sinceReserved) > admission {
 		return false, nil
 	}
 	return reflect.DeepEqual(have.Port, want.Port) && sameSetup(have.Setup, want.Setup), nil

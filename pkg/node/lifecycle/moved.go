@@ -10,12 +10,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-const (
-	// freeLosses is how often a sandbox gets back what it lost without a pause. A card may be reset several times in a row.
-	freeLosses = 5
-	// firstPause is how long a netdev stays on the host after one loss more. Each further loss doubles it up to longestPause.
-	firstPause, longestPause = time.Minute, time.Hour
-)
+// freeLosses is how often a sandbox gets back what it lost without a pause, because a card may be reset several times in a
+// row. After one loss more the netdev stays on the host for firstPause, and after each further loss for twice as long.
+const freeLosses = 5
 
 // losses counts what sandboxes lost since the agent started. A pod may move its netdev to the host whenever it gets it back.
 // It may be used by several goroutines at once.

@@ -306,7 +306,7 @@ func (w *world) plug(id function.ID) {
 
 // allocatedAgain says whether the kubelet may have allocated a Function once more for the same pod, which no pod has used.
 func allocatedAgain(before, now journal.Attachment) bool {
-	now.ReservedAt = before.ReservedAt
+	now.ReservedAt, now.Made = before.ReservedAt, before.Made
 	return triggerOf(now).event == Allocate && now.State == journal.Reserved && now.Ended == nil && reflect.DeepEqual(before, now)
 }
 

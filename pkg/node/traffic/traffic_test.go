@@ -105,6 +105,20 @@ xpu_pod_transmit_bytes_total{function="` + vfs[1].ID.String() + `",interface="ne
 	}
 }
 
+// pfsOf are the PFs of VFs, each with a netdev of the name.
+func pfsOf(netdev string, vfs ...function.Function) (pfs []function.Function) {
+	known := map[pci.Address]bool{}
+	for _, vf := range vfs {
+		if !known[vf.PF] {
+			known[vf.PF] = true
+			pf := function.OfPF(vf.PF)
+			pf.Netdev = netdev
+			pfs = append(pfs, pf)
+		}
+	}
+	return pfs
+}
+
 // TestManyScrapesAtOnce: PFs and pods are asked once, and again after a second.
 func TestManyScrapesAtOnce(t *testing.T) {
 	vfs := pooltest.VFs(0x3b, 3)
@@ -116,7 +130,7 @@ func TestManyScrapesAtOnce(t *testing.T) {
 	}
 	k, now := &kernel{}, time.Unix(1, 0)
 	c := &Collector{
-		Functions:   func() []function.Function { return vfs },
+		Functions:   func() []function.Function { return append(pfsOf("eth0", vfs...), vfs...) },
 		Attachments: func() []journal.Attachment { return []journal.Attachment{attachment} },
 		PoolOf:      func(function.ID) string { return "fast" }, Kernel: k, Log: testr.New(t),
 		Now: func() time.Time { return now },
@@ -141,10 +155,10 @@ func TestManyScrapesAtOnce(t *testing.T) {
 // TestPFsThatSwapNames: a PF is asked as itself, whatever name it has, and one of that name is not taken for it.
 func TestPFsThatSwapNames(t *testing.T) {
 	vfs := append(pooltest.VFs(0x3b, 1), pooltest.VFs(0x5e, 1)...)
-	vfs[0].PFName, vfs[1].PFName = "eth0", "eth0" // the inventory has not seen all of the swap yet
+	pfs := pfsOf("eth0", vfs...) // the inventory has not seen all of the swap yet
 	k := &kernel{}
 	c := &Collector{
-		Functions:   func() []function.Function { return vfs },
+		Functions:   func() []function.Function { return append(pfs, vfs...) },
 		Attachments: func() []journal.Attachment { return nil },
 		PoolOf:      func(function.ID) string { return "" }, Kernel: k, Log: testr.New(t),
 	}
