@@ -11,6 +11,8 @@
  *  - devlink rate objects; health reporters "fw" of the PF and "vnic" of each VF's port:
  *    simnic_break takes "1" (or "1 N" for VF N), an error that recovery fails for until
  *    "0" (or "0 N"), and "x", an error that is recovered at once
+ *  - personality.h: what a PF and its VFs do otherwise than the rest, changed while they run;
+ *    simnic_vfs has what is in effect for each VF, whatever the PF tells
  *  - each VF is a vDPA management device: its vDPA devices are virtio-net to drivers of
  *    the vDPA bus, and carry nothing
  */
@@ -30,6 +32,8 @@
 #include <uapi/linux/vdpa.h>
 #include <net/devlink.h>
 
+#include "personality.h"
+
 #define MAX_VFS 127
 static char *auxprefix = "simnic";
 module_param(auxprefix, charp, 0444);
@@ -39,21 +43,33 @@ static DEFINE_IDA(sf_ida);
 static DEFINE_IDA(pf_ida);
 
 struct snic_pf;
-enum kind { UPLINK, REP, FUNC };
+enum role { UPLINK, REP, FUNC };
+/* what a PF enforces for a VF */
+struct vf_conf {
+	u8 mac[ETH_ALEN];
+	u16 vlan;
+	u8 qos;
+	__be16 proto;
+	bool spoofchk, trusted;
+	int link, min, max;
+};
 struct snic_fn {
 	struct snic_pf *pf;
 	bool sf, active, port_reg, broken;
 	struct devlink_health_reporter *hr;
 	u32 num;		/* vf number or sfnum */
 	int auxid;
-	u8 mac[ETH_ALEN];
 	struct net_device __rcu *rep, *dev;
 	struct devlink_port port;
 	struct auxiliary_device *aux;
 	struct vdpa_mgmt_dev vdpa;
 	struct list_head list;
-	/* legacy VF config */
-	u16 vlan; u8 qos; bool spoofchk, trusted; int link, min, max;
+	struct pci_dev *pdev;			/* of a VF that is bound */
+	/* what is in effect, and what will be at the time of applies; the VF resets until up */
+	struct vf_conf conf, next;
+	unsigned long applies, up;		/* jiffies */
+	bool applying, resetting;
+	struct delayed_work settling, born;
 };
 struct snic_pf {
 	struct pci_dev *pdev;
@@ -68,8 +84,9 @@ struct snic_pf {
 	struct netdev_phys_item_id swid;
 	struct devlink_health_reporter *hr;
 	bool broken;
+	struct knobs knobs;	/* rtnl */
 };
-struct snic_nd { struct snic_pf *pf; struct snic_fn *fn; enum kind kind; };
+struct snic_nd { struct snic_pf *pf; struct snic_fn *fn; enum role role; };
 struct snic_aux { struct auxiliary_device adev; struct snic_fn *fn; };
 
 static void deliver(struct sk_buff *skb, struct net_device *to)
@@ -89,14 +106,14 @@ static void l2switch(struct snic_pf *pf, struct snic_fn *from, struct sk_buff *s
 {
 	struct ethhdr *eth = (struct ethhdr *)skb->data;
 	bool mc = is_multicast_ether_addr(eth->h_dest);
-	u16 vlan = from ? from->vlan : 0;
+	u16 vlan = from ? from->conf.vlan : 0;
 	struct net_device *d;
 	struct sk_buff *c;
 	int i;
 
-	if (from && from->spoofchk) {
+	if (from && from->conf.spoofchk) {
 		/* without an administrative address it is the VF's own */
-		const u8 *mac = from->mac;
+		const u8 *mac = from->conf.mac;
 
 		d = rcu_dereference(from->dev);
 		if (d && is_zero_ether_addr(mac))
@@ -107,7 +124,7 @@ static void l2switch(struct snic_pf *pf, struct snic_fn *from, struct sk_buff *s
 	for (i = 0; i < MAX_VFS; i++) {
 		struct snic_fn *f = READ_ONCE(pf->vf[i]);
 
-		if (!f || f == from || f->vlan != vlan)
+		if (!f || f == from || f->conf.vlan != vlan)
 			continue;
 		d = rcu_dereference(f->dev);
 		if (!d)
@@ -138,7 +155,7 @@ static netdev_tx_t snic_xmit(struct sk_buff *skb, struct net_device *dev)
 	dev_sw_netstats_tx_add(dev, 1, len);
 	skb_tx_timestamp(skb);
 	rcu_read_lock();
-	switch (nd->kind) {
+	switch (nd->role) {
 	case REP:
 		deliver(skb, rcu_dereference(nd->fn->dev));
 		break;
@@ -168,12 +185,16 @@ static void fn_carrier(struct snic_fn *f)	/* rtnl */
 
 	if (!d)
 		return;
-	if (r)
+	if (f->resetting)
+		on = false;
+	else if (r)
 		on = netif_running(r);
-	else if (f->link == IFLA_VF_LINK_STATE_AUTO)
-		on = netif_running(f->pf->uplink) && netif_carrier_ok(f->pf->uplink);
+	else if (f->conf.link != IFLA_VF_LINK_STATE_AUTO)
+		on = f->conf.link == IFLA_VF_LINK_STATE_ENABLE;
+	else if (f->pf->knobs.carrier == OF_PORT)
+		on = true;
 	else
-		on = f->link == IFLA_VF_LINK_STATE_ENABLE;
+		on = netif_running(f->pf->uplink) && netif_carrier_ok(f->pf->uplink);
 	if (on)
 		netif_carrier_on(d);
 	else
@@ -185,6 +206,9 @@ static void fn_carrier(struct snic_fn *f)	/* rtnl */
 			netif_carrier_off(r);
 	}
 }
+
+static void fn_settle_work(struct work_struct *w);
+static void fn_born_work(struct work_struct *w);
 
 static void refresh(struct net_device *dev)
 {
@@ -198,16 +222,90 @@ static void refresh(struct net_device *dev)
 			if (nd->pf->vf[i])
 				fn_carrier(nd->pf->vf[i]);
 }
+/* ---- a VF that settles: what was asked for comes into effect later, and resets end. All of
+ * it is under rtnl, and due by time, so that whoever holds rtnl may wait for it.
+ */
+static void fn_follow(struct snic_fn *f, s32 when)
+{
+	struct net_device *d = rtnl_dereference(f->dev);
+
+	if (!d || f->pf->knobs.follow != when || !is_valid_ether_addr(f->conf.mac) ||
+	    ether_addr_equal(d->dev_addr, f->conf.mac))
+		return;
+	eth_hw_addr_set(d, f->conf.mac);
+	call_netdevice_notifiers(NETDEV_CHANGEADDR, d);
+}
+
+static void fn_apply(struct snic_fn *f)
+{
+	f->applying = false;
+	f->conf = f->next;
+	fn_follow(f, NOW);
+	fn_carrier(f);
+}
+
+static void fn_settle(struct snic_fn *f)
+{
+	if (f->applying && time_after_eq(jiffies, f->applies))
+		fn_apply(f);
+	if (f->resetting && time_after_eq(jiffies, f->up)) {
+		f->resetting = false;
+		fn_follow(f, AT_RESET);
+		fn_carrier(f);
+	}
+}
+
+static void fn_settle_work(struct work_struct *w)
+{
+	struct snic_fn *f = container_of(to_delayed_work(w), struct snic_fn, settling);
+
+	rtnl_lock();
+	fn_settle(f);
+	if (f->applying || f->resetting)
+		schedule_delayed_work(&f->settling, 1);
+	rtnl_unlock();
+}
+
+static void fn_reset(struct snic_fn *f, s32 ms)
+{
+	if (!ms)
+		return;
+	f->resetting = true;
+	f->up = jiffies + msecs_to_jiffies(ms);
+	fn_carrier(f);
+	schedule_delayed_work(&f->settling, 1);
+}
+
+/* Waits for the end of a reset, and says whether the VF is still in it. */
+static bool fn_busy(struct snic_fn *f, s32 ms)
+{
+	unsigned long end = jiffies + msecs_to_jiffies(ms);
+
+	fn_settle(f);
+	while (f->resetting && time_before(jiffies, end)) {
+		msleep(1);
+		fn_settle(f);
+	}
+	return f->resetting;
+}
+
 static int snic_open(struct net_device *dev)
 {
 	struct snic_nd *nd = netdev_priv(dev);
+	struct knobs *k = &nd->pf->knobs;
 
-	if (nd->kind == UPLINK)
+	if (nd->role == FUNC && !nd->fn->sf) {
+		if (fn_busy(nd->fn, 0) && k->vf_up != OK)
+			return k->vf_up;
+		fn_follow(nd->fn, AT_OPEN);
+	}
+	if (nd->role == UPLINK)
 		netif_carrier_on(dev);
 	netif_start_queue(dev);
 	refresh(dev);
 	return 0;
 }
+
 static int snic_stop(struct net_device *dev)
 {
 	netif_stop_queue(dev);
@@ -216,62 +314,278 @@ static int snic_stop(struct net_device *dev)
 	return 0;
 }
 
+/* ---- what the PF is told and tells */
 static struct snic_fn *vfget(struct net_device *dev, int vf)
 {
 	struct snic_nd *nd = netdev_priv(dev);
 
 	return vf >= 0 && vf < nd->pf->nvfs ? nd->pf->vf[vf] : NULL;
 }
-#define VF(dev, n) struct snic_fn *f = vfget(dev, n); if (!f) return -EINVAL
+
+static bool met(struct snic_pf *pf, s32 condition)
+{
+	if (condition == NOTHING)
+		return true;
+	if (!netif_running(pf->uplink))
+		return false;
+	return condition == UP || (netif_carrier_ok(pf->uplink) &&
+				   (condition == CARRIER || condition == pf->knobs.speed));
+}
+
+/* The answer to one field, whose value is none, or the same as before. */
+static int ask(struct snic_fn *f, enum field field, bool none, bool same)
+{
+	struct answer *a = &f->pf->knobs.field[field];
+	int answer = none ? a->zero : a->set;
+
+	if (same && a->same != OK)
+		answer = a->same;
+	if (answer == OK && !met(f->pf, a->needs))
+		answer = a->unmet;
+	return answer;
+}
+
+/* The answer to everything that a PF is told. */
+static int ask_pf(struct snic_fn *f)
+{
+	struct knobs *k = &f->pf->knobs;
+
+	if (k->set_down != OK && !netif_running(f->pf->uplink))
+		return k->set_down;
+	if (k->set_busy != OK && fn_busy(f, k->set_wait))
+		return k->set_busy;
+	fn_settle(f);
+	return OK;
+}
+
+/* A field of next was changed: it has its effect now or later, and the VF resets. */
+static void changed(struct snic_fn *f, enum field field)
+{
+	struct answer *a = &f->pf->knobs.field[field];
+
+	if (a->delay) {
+		f->applying = true;
+		f->applies = jiffies + msecs_to_jiffies(a->delay);
+		schedule_delayed_work(&f->settling, 1);
+	} else if (!f->applying) {
+		fn_apply(f);
+	}
+	fn_reset(f, a->reset);
+}
+
+/* Sets f to the VF, and returns if the PF does not take anything for it. */
+#define VF(dev, n) \
+	struct snic_fn *f = vfget(dev, n); \
+	int err; \
+	if (!f) \
+		return -EINVAL; \
+	err = ask_pf(f); \
+	if (err) \
+		return min(err, 0)
+
 static int vf_mac(struct net_device *d, int vf, u8 *mac)
 {
 	VF(d, vf);
 	if (is_multicast_ether_addr(mac))
 		return -EINVAL;
-	ether_addr_copy(f->mac, mac);
+	err = ask(f, MAC, is_zero_ether_addr(mac), ether_addr_equal(mac, f->next.mac));
+	if (err)
+		return min(err, 0);
+	ether_addr_copy(f->next.mac, mac);
+	changed(f, MAC);
 	return 0;
 }
+
 static int vf_vlan(struct net_device *d, int vf, u16 vlan, u8 qos, __be16 proto)
 {
+	struct knobs *k;
+
 	VF(d, vf);
+	k = &f->pf->knobs;
 	if (vlan > 4095 || qos > 7)
 		return -EINVAL;
-	if (proto != htons(ETH_P_8021Q))
-		return -EPROTONOSUPPORT;
-	f->vlan = vlan; f->qos = qos;
+	if (proto != htons(ETH_P_8021Q) && (proto != htons(ETH_P_8021AD) || k->ad != OK))
+		return k->ad < 0 ? k->ad : -EPROTONOSUPPORT;
+	if (qos && !vlan && k->qos_alone != OK)
+		return min(k->qos_alone, 0);
+	err = ask(f, VLAN, !vlan, vlan == f->next.vlan && qos == f->next.qos);
+	if (err)
+		return min(err, 0);
+	err = ask(f, QOS, !qos, qos == f->next.qos);
+	if (err < 0)
+		return err;
+	f->next.vlan = vlan;
+	f->next.qos = err == IGNORE ? 0 : qos;
+	f->next.proto = proto;
+	changed(f, VLAN);
 	return 0;
 }
+
 static int vf_rate(struct net_device *d, int vf, int min, int max)
 {
+	int limit;
+
 	VF(d, vf);
-	if (min < 0 || max < 0 || max > SPEED_25000 || (max && min > max))
+	limit = f->pf->knobs.speed;
+	if (min < 0 || max < 0 || max > limit || (max && min > max))
 		return -EINVAL;
-	f->min = min; f->max = max;
+	err = ask(f, MIN, !min, min == f->next.min);
+	if (err < 0)
+		return err;
+	if (err == IGNORE)
+		min = f->next.min;
+	err = ask(f, MAX, !max, max == f->next.max);
+	if (err < 0)
+		return err;
+	if (err == IGNORE)
+		max = f->next.max;
+	f->next.min = min;
+	f->next.max = max;
+	changed(f, MAX);
 	return 0;
 }
-static int vf_spoof(struct net_device *d, int vf, bool v) { VF(d, vf); f->spoofchk = v; return 0; }
-static int vf_trust(struct net_device *d, int vf, bool v) { VF(d, vf); f->trusted = v; return 0; }
-static int vf_link(struct net_device *d, int vf, int v) { VF(d, vf); f->link = v; fn_carrier(f); return 0; }
-static int vf_get(struct net_device *d, int vf, struct ifla_vf_info *ivi)
+
+static int vf_spoof(struct net_device *d, int vf, bool v)
 {
 	VF(d, vf);
-	ivi->vf = vf;
-	ether_addr_copy(ivi->mac, f->mac);
-	ivi->vlan = f->vlan; ivi->qos = f->qos; ivi->vlan_proto = htons(ETH_P_8021Q);
-	ivi->spoofchk = f->spoofchk; ivi->trusted = f->trusted; ivi->linkstate = f->link;
-	ivi->min_tx_rate = f->min; ivi->max_tx_rate = f->max;
+	err = ask(f, SPOOFCHK, !v, v == f->next.spoofchk);
+	if (err)
+		return min(err, 0);
+	f->next.spoofchk = v;
+	changed(f, SPOOFCHK);
 	return 0;
 }
+
+static int vf_trust(struct net_device *d, int vf, bool v)
+{
+	VF(d, vf);
+	err = ask(f, TRUST, !v, v == f->next.trusted);
+	if (err)
+		return min(err, 0);
+	f->next.trusted = v;
+	changed(f, TRUST);
+	return 0;
+}
+
+static int vf_link(struct net_device *d, int vf, int v)
+{
+	VF(d, vf);
+	err = ask(f, LINK, v == IFLA_VF_LINK_STATE_AUTO, v == f->next.link);
+	if (err == OK && v == IFLA_VF_LINK_STATE_ENABLE)
+		err = f->pf->knobs.link_enable;
+	if (err)
+		return min(err, 0);
+	f->next.link = v;
+	changed(f, LINK);
+	return 0;
+}
+
+/* What is told in place of a value. */
+static u32 told(struct snic_pf *pf, enum field field, u32 value)
+{
+	struct answer *a = &pf->knobs.field[field];
+	s32 tell = a->tell;
+
+	if (tell == AS_IT_IS && !value)
+		tell = a->none;
+	if (tell == SPEED)
+		return pf->knobs.speed;
+	return tell < 0 ? value : tell;
+}
+
+static int get_answer(struct snic_fn *f)
+{
+	struct snic_pf *pf = f->pf;
+	struct knobs *k = &pf->knobs;
+	int i;
+
+	if (k->get != OK)
+		return k->get;
+	if (k->get_down != OK && !netif_running(pf->uplink))
+		return k->get_down;
+	if (k->get_busy != OK && fn_busy(f, k->get_wait))
+		return k->get_busy;
+	for (i = 0; i < pf->nvfs && k->get_any != OK; i++)
+		if (fn_busy(pf->vf[i], 0))
+			return k->get_any;
+	fn_settle(f);
+	return OK;
+}
+
+static int vf_get(struct net_device *d, int vf, struct ifla_vf_info *ivi)
+{
+	struct snic_fn *f = vfget(d, vf);
+	struct answer *a;
+	struct net_device *own;
+	int err;
+
+	if (!f)
+		return -EINVAL;
+	err = get_answer(f);
+	if (err)
+		return err < 0 ? err : -EOPNOTSUPP;
+	a = f->pf->knobs.field;
+	own = rtnl_dereference(f->dev);
+	ivi->vf = vf;
+	ether_addr_copy(ivi->mac, f->conf.mac);
+	if (own && (a[MAC].tell == OWN || (a[MAC].none == OWN && is_zero_ether_addr(f->conf.mac))))
+		ether_addr_copy(ivi->mac, own->dev_addr);
+	ivi->vlan = told(f->pf, VLAN, f->conf.vlan);
+	ivi->qos = told(f->pf, QOS, f->conf.qos);
+	ivi->vlan_proto = f->pf->knobs.proto_told ? f->conf.proto : 0;
+	if (a[SPOOFCHK].tell != UNKNOWN)
+		ivi->spoofchk = told(f->pf, SPOOFCHK, f->conf.spoofchk);
+	if (a[TRUST].tell != UNKNOWN)
+		ivi->trusted = told(f->pf, TRUST, f->conf.trusted);
+	ivi->linkstate = told(f->pf, LINK, f->conf.link);
+	ivi->min_tx_rate = told(f->pf, MIN, f->conf.min);
+	ivi->max_tx_rate = told(f->pf, MAX, f->conf.max);
+	return 0;
+}
+
+/* ---- what a VF's own driver answers */
+static int vf_own_mac(struct snic_fn *f, const u8 *mac)
+{
+	struct knobs *k = &f->pf->knobs;
+
+	if (fn_busy(f, k->vf_wait) && k->vf_busy != OK)
+		return k->vf_busy;
+	if (is_zero_ether_addr(f->conf.mac) || (f->conf.trusted && k->vf_trusted))
+		return OK;	/* no administrative address, or one that binds nobody */
+	return ether_addr_equal(mac, f->conf.mac) ? k->vf_equal : k->vf_admin;
+}
+
 static int snic_set_mac(struct net_device *dev, void *p)
 {
 	struct snic_nd *nd = netdev_priv(dev);
 	struct sockaddr *sa = p;
+	struct snic_fn *f;
+	int err;
 
-	if (nd->kind == FUNC && !nd->fn->sf && !nd->fn->trusted && !is_zero_ether_addr(nd->fn->mac) &&
-	    !ether_addr_equal(sa->sa_data, nd->fn->mac))
-		return -EPERM;	/* the PF has set an administrative MAC */
-	return eth_mac_addr(dev, p);
+	if (nd->role != FUNC || nd->fn->sf)
+		return eth_mac_addr(dev, p);
+	f = nd->fn;
+	err = vf_own_mac(f, sa->sa_data);
+	if (err)
+		return min(err, 0);
+	err = eth_mac_addr(dev, p);
+	if (!err && nd->pf->knobs.vf_through) {
+		ether_addr_copy(f->conf.mac, sa->sa_data);
+		ether_addr_copy(f->next.mac, sa->sa_data);
+	}
+	return err;
 }
+
+static int snic_change_mtu(struct net_device *dev, int mtu)
+{
+	struct snic_nd *nd = netdev_priv(dev);
+
+	WRITE_ONCE(dev->mtu, mtu);
+	if (nd->role == FUNC && !nd->fn->sf && netif_running(dev))
+		fn_reset(nd->fn, nd->pf->knobs.vf_mtu);
+	return 0;
+}
+
 static const struct net_device_ops ops_uplink = {
 	.ndo_open = snic_open, .ndo_stop = snic_stop, .ndo_start_xmit = snic_xmit,
 	.ndo_set_mac_address = eth_mac_addr, .ndo_validate_addr = eth_validate_addr,
@@ -282,15 +596,18 @@ static const struct net_device_ops ops_uplink = {
 static const struct net_device_ops ops_fn = {
 	.ndo_open = snic_open, .ndo_stop = snic_stop, .ndo_start_xmit = snic_xmit,
 	.ndo_set_mac_address = snic_set_mac, .ndo_validate_addr = eth_validate_addr,
+	.ndo_change_mtu = snic_change_mtu,
 };
 static int link_ks(struct net_device *d, struct ethtool_link_ksettings *c)
 {
-	c->base.speed = SPEED_25000; c->base.duplex = DUPLEX_FULL; c->base.port = PORT_OTHER;
+	struct snic_nd *nd = netdev_priv(d);
+
+	c->base.speed = READ_ONCE(nd->pf->knobs.speed); c->base.duplex = DUPLEX_FULL; c->base.port = PORT_OTHER;
 	return 0;
 }
 static const struct ethtool_ops eth_ops = { .get_link = ethtool_op_get_link, .get_link_ksettings = link_ks };
 
-static struct net_device *mknd(struct snic_pf *pf, struct snic_fn *fn, enum kind kind,
+static struct net_device *mknd(struct snic_pf *pf, struct snic_fn *fn, enum role role,
 			       struct device *parent, struct devlink_port *port, const u8 *mac)
 {
 	struct net_device *dev = alloc_etherdev(sizeof(struct snic_nd));
@@ -300,8 +617,8 @@ static struct net_device *mknd(struct snic_pf *pf, struct snic_fn *fn, enum kind
 	if (!dev)
 		return ERR_PTR(-ENOMEM);
 	nd = netdev_priv(dev);
-	nd->pf = pf; nd->fn = fn; nd->kind = kind;
-	dev->netdev_ops = kind == UPLINK ? &ops_uplink : &ops_fn;
+	nd->pf = pf; nd->fn = fn; nd->role = role;
+	dev->netdev_ops = role == UPLINK ? &ops_uplink : &ops_fn;
 	dev->ethtool_ops = &eth_ops;
 	dev->pcpu_stat_type = NETDEV_PCPU_STAT_TSTATS;
 	dev->max_mtu = 9978;
@@ -341,13 +658,14 @@ static void rmnd(struct net_device __rcu **slot)
 static struct snic_fn *p2f(struct devlink_port *p) { return container_of(p, struct snic_fn, port); }
 static int fn_mac_get(struct devlink_port *p, u8 *a, int *l, struct netlink_ext_ack *e)
 {
-	ether_addr_copy(a, p2f(p)->mac);
+	ether_addr_copy(a, p2f(p)->conf.mac);
 	*l = ETH_ALEN;
 	return 0;
 }
 static int fn_mac_set(struct devlink_port *p, const u8 *a, int l, struct netlink_ext_ack *e)
 {
-	ether_addr_copy(p2f(p)->mac, a);
+	ether_addr_copy(p2f(p)->conf.mac, a);
+	ether_addr_copy(p2f(p)->next.mac, a);
 	return 0;
 }
 static int fn_state_get(struct devlink_port *p, enum devlink_port_fn_state *s,
@@ -501,6 +819,9 @@ static struct snic_fn *fn_new(struct snic_pf *pf, bool sf, u32 num)
 
 	if (f) {
 		f->pf = pf; f->sf = sf; f->num = num;
+		f->conf.proto = f->next.proto = htons(ETH_P_8021Q);
+		INIT_DELAYED_WORK(&f->settling, fn_settle_work);
+		INIT_DELAYED_WORK(&f->born, fn_born_work);
 	}
 	return f;
 }
@@ -640,17 +961,76 @@ static ssize_t simnic_break_store(struct device *d, struct device_attribute *a, 
 }
 static DEVICE_ATTR_WO(simnic_break);
 
+static ssize_t simnic_personality_show(struct device *d, struct device_attribute *a, char *buf)
+{
+	struct snic_pf *pf = dev_get_drvdata(d);
+	int n;
+
+	rtnl_lock();
+	n = knobs_print(&pf->knobs, buf);
+	rtnl_unlock();
+	return n;
+}
+static ssize_t simnic_personality_store(struct device *d, struct device_attribute *a, const char *b, size_t n)
+{
+	struct snic_pf *pf = dev_get_drvdata(d);
+	char *text = kstrndup(b, n, GFP_KERNEL);
+	struct knobs k;
+	int err;
+
+	if (!text)
+		return -ENOMEM;
+	err = knobs_parse(&k, text);
+	kfree(text);
+	if (err)
+		return err;
+	rtnl_lock();
+	pf->knobs = k;
+	refresh(pf->uplink);
+	rtnl_unlock();
+	return n;
+}
+static DEVICE_ATTR_RW(simnic_personality);
+
+/* What is in effect for the VFs, a line for each: the witness of what the PF tells. */
+static ssize_t simnic_vfs_show(struct device *d, struct device_attribute *a, char *buf)
+{
+	static const u8 none[ETH_ALEN];
+	struct snic_pf *pf = dev_get_drvdata(d);
+	struct net_device *own;
+	struct vf_conf *c;
+	int i, n = 0;
+
+	rtnl_lock();
+	for (i = 0; i < pf->nvfs; i++) {
+		fn_settle(pf->vf[i]);
+		c = &pf->vf[i]->conf;
+		own = rtnl_dereference(pf->vf[i]->dev);
+		n += sysfs_emit_at(buf, n, "%d mac %pM vlan %u qos %u proto %04x min %d max %d spoofchk %d "
+				   "trust %d link %d own %pM resets %d\n", i, c->mac, c->vlan, c->qos,
+				   ntohs(c->proto), c->min, c->max, c->spoofchk, c->trusted, c->link,
+				   own ? own->dev_addr : none, pf->vf[i]->resetting || pf->vf[i]->applying);
+	}
+	rtnl_unlock();
+	return n;
+}
+static DEVICE_ATTR_RO(simnic_vfs);
+
+static const struct device_attribute *const pf_attrs[] = {
+	&dev_attr_simnic_break, &dev_attr_simnic_personality, &dev_attr_simnic_vfs,
+};
+
 /* ---- SF auxiliary driver */
 static int sf_probe(struct auxiliary_device *a, const struct auxiliary_device_id *id)
 {
 	struct snic_fn *f = container_of(a, struct snic_aux, adev)->fn;
-	struct net_device *d = mknd(f->pf, f, FUNC, &a->dev, NULL, f->mac);
+	struct net_device *d = mknd(f->pf, f, FUNC, &a->dev, NULL, f->conf.mac);
 
 	if (IS_ERR(d))
 		return PTR_ERR(d);
 	rtnl_lock();
 	rcu_assign_pointer(f->dev, d);
-	ether_addr_copy(f->mac, d->dev_addr);
+	ether_addr_copy(f->conf.mac, d->dev_addr);
 	fn_carrier(f);
 	rtnl_unlock();
 	return 0;
@@ -741,7 +1121,7 @@ static int vdpa_dev_add(struct vdpa_mgmt_dev *m, const char *name, const struct 
 		return PTR_ERR(s);
 	s->vdpa.dma_dev = m->device;
 	s->vdpa.mdev = m;
-	ether_addr_copy(s->config.mac, f->mac);
+	ether_addr_copy(s->config.mac, f->conf.mac);
 	err = _vdpa_register_device(&s->vdpa, VDPA_VQS);
 	if (err)
 		put_device(&s->vdpa.dev);
@@ -760,24 +1140,45 @@ static int fn_vdpa_add(struct snic_fn *f, struct device *parent)
 }
 
 /* ---- PCI */
-static int vf_probe(struct pci_dev *pdev)
+static int fn_born(struct snic_fn *f)
 {
-	struct snic_pf *pf = pci_get_drvdata(pci_physfn(pdev));
-	int n = pci_iov_vf_id(pdev);
-	struct net_device *d;
-	struct snic_fn *f;
+	struct net_device *d = mknd(f->pf, f, FUNC, &f->pdev->dev, NULL, f->conf.mac);
 
-	if (pci_physfn(pdev)->driver != pdev->driver)
-		return -ENODEV;
-	f = pf->vf[n];
-	d = mknd(pf, f, FUNC, &pdev->dev, NULL, f->mac);
 	if (IS_ERR(d))
 		return PTR_ERR(d);
-	pci_set_drvdata(pdev, f);
 	rtnl_lock();
 	rcu_assign_pointer(f->dev, d);
 	fn_carrier(f);
 	rtnl_unlock();
+	return 0;
+}
+static void fn_born_work(struct work_struct *w)
+{
+	struct snic_fn *f = container_of(to_delayed_work(w), struct snic_fn, born);
+	int err = fn_born(f);
+
+	if (err)
+		dev_err(&f->pdev->dev, "netdev: %d\n", err);
+}
+static int vf_probe(struct pci_dev *pdev)
+{
+	struct snic_pf *pf = pci_get_drvdata(pci_physfn(pdev));
+	int n = pci_iov_vf_id(pdev);
+	struct snic_fn *f;
+	int err;
+
+	if (pci_physfn(pdev)->driver != pdev->driver)
+		return -ENODEV;
+	f = pf->vf[n];
+	f->pdev = pdev;
+	pci_set_drvdata(pdev, f);
+	if (READ_ONCE(pf->knobs.numvfs_late)) {
+		schedule_delayed_work(&f->born, msecs_to_jiffies(pf->knobs.numvfs_late));
+	} else {
+		err = fn_born(f);
+		if (err)
+			return err;
+	}
 	if (fn_vdpa_add(f, &pdev->dev))
 		f->vdpa.device = NULL;
 	return 0;
@@ -792,6 +1193,7 @@ static void vfs_free(struct snic_pf *pf)	/* devl lock; their PCI functions are g
 		WRITE_ONCE(pf->vf[--pf->nvfs], NULL);
 		rtnl_unlock();
 		synchronize_net();	/* for l2switch */
+		cancel_delayed_work_sync(&f->settling);
 		kfree(f);
 	}
 }
@@ -817,6 +1219,18 @@ static int vfs_new(struct snic_pf *pf, int n)	/* devl lock */
 	}
 	return 0;
 }
+static int sriov_answer(struct snic_pf *pf, int *n)
+{
+	struct knobs *k = &pf->knobs;
+
+	if (k->numvfs != OK)
+		return k->numvfs;
+	if (k->numvfs_down != OK && !netif_running(pf->uplink))
+		return k->numvfs_down;
+	if (k->numvfs_most)
+		*n = min(*n, k->numvfs_most);
+	return OK;
+}
 static int snic_sriov(struct pci_dev *pdev, int n)
 {
 	struct snic_pf *pf = pci_get_drvdata(pdev);
@@ -824,6 +1238,11 @@ static int snic_sriov(struct pci_dev *pdev, int n)
 
 	if (n > MAX_VFS)
 		return -EINVAL;
+	if (n) {
+		err = sriov_answer(pf, &n);
+		if (err)
+			return min(err, 0);	/* IGNORE: success, with no VF */
+	}
 	if (!n)
 		pci_disable_sriov(pdev);
 	devl_lock(pf->devlink);
@@ -846,7 +1265,7 @@ static int snic_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
 	struct devlink_port_attrs a = { .flavour = DEVLINK_PORT_FLAVOUR_PHYSICAL };
 	struct snic_pf *pf;
-	int err;
+	int i, err;
 
 	if (pdev->is_virtfn)
 		return vf_probe(pdev);
@@ -861,6 +1280,7 @@ static int snic_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		return err;
 	}
 	INIT_LIST_HEAD(&pf->sfs);
+	knobs_default(&pf->knobs);
 	pf->swid.id_len = 8;
 	get_random_bytes(pf->swid.id, 8);
 	pci_set_drvdata(pdev, pf);
@@ -887,7 +1307,8 @@ static int snic_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		err = PTR_ERR(pf->uplink);
 		goto e_port;
 	}
-	device_create_file(&pdev->dev, &dev_attr_simnic_break);
+	for (i = 0; i < ARRAY_SIZE(pf_attrs); i++)
+		device_create_file(&pdev->dev, pf_attrs[i]);
 	devl_register(pf->devlink);
 	devl_unlock(pf->devlink);
 	return 0;
@@ -909,18 +1330,21 @@ static void snic_remove(struct pci_dev *pdev)
 {
 	struct snic_pf *pf;
 	struct snic_fn *f, *t;
+	int i;
 
 	if (pdev->is_virtfn) {
 		f = pci_get_drvdata(pdev);
 		if (f->vdpa.device)
 			vdpa_mgmtdev_unregister(&f->vdpa);
+		cancel_delayed_work_sync(&f->born);
 		rmnd(&f->dev);
 		return;
 	}
 	pf = pci_get_drvdata(pdev);
 	if (pf->nvfs)
 		snic_sriov(pdev, 0);
-	device_remove_file(&pdev->dev, &dev_attr_simnic_break);
+	for (i = 0; i < ARRAY_SIZE(pf_attrs); i++)
+		device_remove_file(&pdev->dev, pf_attrs[i]);
 	devl_lock(pf->devlink);
 	devl_unregister(pf->devlink);
 	list_for_each_entry_safe(f, t, &pf->sfs, list)
