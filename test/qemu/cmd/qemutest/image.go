@@ -60,6 +60,9 @@ func makeImage(
 				args = append(args, "-soak="+o.soak.String())
 				s.limit += o.soak
 			}
+			if s.personalities {
+				args = append(args, "-personalities="+o.personalities)
+			}
 			args = append(args, "-test.timeout="+s.limit.String())
 			p.Commands = append(p.Commands, plan.Command{Name: s.name, Dir: home, Args: args})
 		}

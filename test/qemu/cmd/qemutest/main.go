@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -46,6 +47,7 @@ func main() {
 type options struct {
 	cache, output, mirror, guest, only, run string
 	shell, verbose, full                    bool
+	personalities                           string // names with commas between
 	cards, vfs                              int
 	limit, soak                             time.Duration
 }
@@ -69,6 +71,8 @@ func parse() (o options, err error) {
 	flags.IntVar(&o.cards, "cards", 2, "igb cards of the guest")
 	flags.IntVar(&o.vfs, "vfs", 3, "VFs made at each PF, at most 7")
 	flags.DurationVar(&o.limit, "limit", 8*time.Minute, "time that a guest may take; not for a shell")
+	flags.StringVar(&o.personalities, "personalities", "", `drivers that simnic plays: "third", another third of them each `+
+		`day; "all"; or names, with commas between. Empty: a third, all with -full`)
 	flags.DurationVar(&o.soak, "soak", 0, "time that each test takes which soaks; 0 is some seconds")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return options{}, err
@@ -81,6 +85,9 @@ func parse() (o options, err error) {
 	}
 	if o.shell && o.guest == "" {
 		o.guest = "igb"
+	}
+	if o.personalities, err = played(o.personalities, o.full, time.Now()); err != nil {
+		return options{}, err
 	}
 	o.output, err = filepath.Abs(o.output)
 	return o, err
@@ -99,6 +106,9 @@ func run(ctx context.Context) (status int, err error) {
 		if o.mirror, err = debian.MachineMirror(ctx); err != nil {
 			return 0, err
 		}
+	}
+	if slices.ContainsFunc(selected, guest.plays) {
+		fmt.Printf("simnic plays %s\n", o.personalities)
 	}
 	fmt.Printf("unpacking QEMU, a kernel and a compiler into %s, the first time\n", o.cache)
 	release := debian.Release{

@@ -36,6 +36,8 @@ type suite struct {
 	programs []string
 	// soaks says that the tests have the flag -soak, which says how long.
 	soaks bool
+	// personalities says that the tests have the flag -personalities, which says which drivers simnic plays.
+	personalities bool
 	// api asks for an API server, which all suites of the guest then share: see plan.AdminKubeconfig.
 	api bool
 }
@@ -116,6 +118,10 @@ func guests() []guest {
 					name: "node", path: "test/qemu/node", run: "^TestXPU$", limit: 2 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni", "cmd/opi-bridge"},
 				},
+				{
+					name: "personalities", path: "test/qemu/hardware", run: "^TestPersonalities$", limit: 6 * time.Minute,
+					personalities: true,
+				},
 				{name: "subfunction", path: "test/qemu/hardware", run: "^TestSubfunction", limit: time.Minute},
 				{
 					name: "subfunction-claim", path: "test/qemu/node", run: "^TestClaimedSubfunction$", limit: time.Minute,
@@ -166,6 +172,11 @@ func (o options) wants(s suite) bool {
 // needAPI tells whether a suite of the guest needs an API server.
 func (g guest) needAPI() bool {
 	return slices.ContainsFunc(g.suites, func(s suite) bool { return s.api })
+}
+
+// plays says whether a suite of the guest plays the drivers of other cards.
+func (g guest) plays() bool {
+	return slices.ContainsFunc(g.suites, func(s suite) bool { return s.personalities })
 }
 
 // binary is the name of the suite's test binary, which is the same for all suites of a package.

@@ -1,0 +1,407 @@
+package hardware
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
+)
+
+// What an attachment and a release may take, emulated processors included: the agent tries again what failed for a
+// moment, and gives up after a while.
+const (
+	attachTime  = 2 * time.Second
+	restoreTime = 5 * time.Second // of one call
+	releaseTime = 10 * time.Second
+)
+
+// wish is something that a pod asks of a VF.
+type wish struct {
+	knob  string // of the personality
+	field string // as an error must name it
+	ask   func(*function.Interface)
+}
+
+// wishes are all that a pod can ask of a VF, each without the others but for the VLAN.
+var wishes = []wish{
+	{"mac", "mac", func(i *function.Interface) { i.MAC = "02:00:00:00:00:21" }},
+	{"vlan", "vf.vlan", func(i *function.Interface) { i.VF.VLAN = new(100) }},
+	{"qos", "vf.qos", func(i *function.Interface) { i.VF.VLAN, i.VF.QoS = new(100), new(3) }},
+	{"vlan.ad", "vf.vlanProtocol", func(i *function.Interface) { i.VF.VLAN, i.VF.Proto = new(100), "802.1ad" }},
+	{"min", "vf.minTxRate", func(i *function.Interface) { i.VF.MinTxRate = new(100) }},
+	{"max", "vf.maxTxRate", func(i *function.Interface) { i.VF.MaxTxRate = new(500) }},
+	{"spoofchk", "vf.spoofCheck", func(i *function.Interface) { i.VF.SpoofCheck = new(true) }},
+	{"trust", "vf.trust", func(i *function.Interface) { i.VF.Trust = new(true) }},
+	{"link.enable", "vf.linkState", func(i *function.Interface) { i.VF.LinkState = function.LinkEnable }},
+}
+
+// tells says whether the PF tells of its VFs at all.
+func tells(p personality.Personality) bool { return p.Value("get") == personality.OK }
+
+// must be attached, because the driver does what is asked and tells of it.
+func (w wish) granted(p personality.Personality) bool {
+	field, _, special := strings.Cut(w.knob, ".")
+	switch {
+	case w.knob == "mac" && !tells(p):
+		return true // the netdev's own is all that there is
+	case !tells(p) || p.Value(field) != personality.OK || special && p.Value(w.knob) != personality.OK:
+		return false
+	case w.knob == "vlan.ad":
+		return p.Value("vlan.proto-told") == "yes"
+	case w.knob == "qos":
+		return p.Value("vlan") == personality.OK
+	}
+	return p.Value(field+".tell") == "value" || w.knob == "mac"
+}
+
+// TestPersonalities plays the drivers of other cards. Whatever they do, a pod has what it asked for within 2 s, or an error
+// names the field; and afterwards the VF is what it was, or something was noted that isolates the next owner as well, or
+// an error keeps it from the next owner.
+func TestPersonalities(t *testing.T) {
+	card.InGuest(t, "simnic")
+	pf := card.PFs(t)[0]
+	s := stage.New(t, pf)
+	engine, err := netdev.New(netdev.Options{})
+	must.Succeed(t, err)
+	defer engine.Close()
+
+	for _, p := range stage.Personalities(t) {
+		t.Run(p.Name, func(t *testing.T) {
+			s.Play(t, p)
+			l := &lives{stage: s, engine: engine, personality: p, pf: pf, device: deviceOf(t, pf, 0)}
+			l.all(t)
+		})
+	}
+}
+
+// lives are those of a VF with one personality.
+type lives struct {
+	stage       *stage.Stage
+	engine      *netdev.Engine
+	personality personality.Personality
+	pf          pci.Address
+	device      netdev.Device
+}
+
+func (l *lives) all(t *testing.T) {
+	everything := function.Interface{Name: "net1", MTU: 1400, VF: &function.VFConfig{}}
+	for _, w := range wishes {
+		if w.granted(l.personality) && w.knob != "vlan.ad" {
+			w.ask(&everything)
+		}
+	}
+
+	l.run(t, "everything that it has", func(t *testing.T) { l.live(t, everything, nil, nil) })
+	for _, w := range wishes {
+		if w.granted(l.personality) && w.knob != "vlan.ad" {
+			continue
+		}
+		l.run(t, w.field, func(t *testing.T) {
+			want := function.Interface{Name: "net1", VF: &function.VFConfig{}}
+			w.ask(&want)
+			l.single(t, w, want)
+		})
+	}
+	l.run(t, "VF in reset", func(t *testing.T) {
+		l.live(t, everything, func() { l.reset(t) }, nil)
+	})
+	l.run(t, "hostile pod", func(t *testing.T) {
+		l.live(t, everything, nil, func(pod *netns.Namespace) { vandalise(t, pod) })
+	})
+	if tells(l.personality) {
+		l.run(t, "PF silent at release", func(t *testing.T) { l.silent(t, everything) })
+		l.run(t, "PF down at release", func(t *testing.T) { l.down(t, everything) })
+	}
+}
+
+// run runs a life, and makes the VF what it was should that fail.
+func (l *lives) run(t *testing.T, name string, life func(*testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Cleanup(func() {
+			if t.Failed() {
+				l.stage.Write(t, "")
+				l.stage.Clear(t)
+				l.stage.Write(t, l.personality.Script())
+			}
+		})
+		life(t)
+	})
+}
+
+// held is a VF in a pod.
+type held struct {
+	snapshot netdev.Snapshot
+	place    netdev.Place
+	pod      *netns.Namespace
+	before   stage.VF
+	name     string // of its netdev on the host
+}
+
+// attach tries for as long as an attachment may take, as the agent does.
+func (l *lives) attach(t *testing.T, want function.Interface) (held, error) {
+	t.Helper()
+	h := held{pod: netns.New(t), before: l.stage.Settled(t, 0), name: l.device.Name}
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), attachTime)
+	defer cancel()
+
+	for {
+		var err error
+		h.snapshot, h.place, err = l.engine.Plan(ctx, l.device, h.pod.Path(), want)
+		if err == nil {
+			_, err = l.engine.Attach(ctx, l.device, h.snapshot, h.place, want)
+		}
+		if took := time.Since(begin); took > attachTime+restoreTime {
+			t.Errorf("attach took %s", took)
+		}
+		if err == nil || ctx.Err() != nil || time.Since(begin) > attachTime/2 {
+			return h, err
+		}
+	}
+}
+
+// release tries for as long as a release may take, as the agent does. Its error is the last one.
+func (l *lives) release(t *testing.T, h held) (netdev.Restored, error) {
+	t.Helper()
+	begin := time.Now()
+	for {
+		restored, err := l.restore(t, h)
+		if err == nil || errors.Is(err, netdev.ErrLeaks) {
+			return restored, err
+		}
+		if time.Since(begin) > releaseTime {
+			return restored, fmt.Errorf("for %s: %w", releaseTime, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// restore is one call, which must keep to its time.
+func (l *lives) restore(t *testing.T, h held) (netdev.Restored, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), restoreTime)
+	defer cancel()
+	begin := time.Now()
+	restored, err := l.engine.Restore(ctx, netdev.Device{Name: l.device.Name, PF: l.device.PF}, h.snapshot, h.place)
+	if took := time.Since(begin); took > restoreTime+time.Second {
+		t.Errorf("Restore took %s, with a context of %s", took, restoreTime)
+	}
+	return restored, err
+}
+
+// live attaches and releases, and wants both. The driver does before just before, and the pod what it does.
+func (l *lives) live(t *testing.T, want function.Interface, before func(), does func(*netns.Namespace)) {
+	t.Helper()
+	if before != nil {
+		before()
+	}
+	begin := time.Now()
+	h, err := l.attach(t, want)
+	if err != nil {
+		t.Fatalf("after %s: %v", time.Since(begin), err)
+	}
+	t.Logf("attached after %s", time.Since(begin).Round(time.Millisecond))
+	l.wantAttached(t, h, want)
+
+	if does != nil {
+		does(h.pod)
+	}
+	l.wantReleased(t, h)
+}
+
+// single asks for one thing that the driver does not do, or does without telling: the pod does not start, with an error that
+// names the field, or it has it.
+func (l *lives) single(t *testing.T, w wish, want function.Interface) {
+	t.Helper()
+	h, err := l.attach(t, want)
+	if err == nil {
+		l.wantAttached(t, h, want)
+		l.wantReleased(t, h)
+		return
+	}
+
+	t.Log(err)
+	if !strings.Contains(err.Error(), w.field) {
+		t.Errorf("error %v, want one that names %s", err, w.field)
+	}
+	if diff := cmp.Diff(h.before, l.stage.Settled(t, 0)); diff != "" {
+		t.Errorf("after the refusal (-want +got):\n%s", diff)
+	}
+	if card.Netdev(card.VF(t, l.pf, 0)) != h.name {
+		t.Errorf("netdev %s is not on the host", h.name)
+	}
+}
+
+// wantAttached compares what is in effect with what was asked for.
+func (l *lives) wantAttached(t *testing.T, h held, want function.Interface) {
+	t.Helper()
+	got, expected := l.stage.Settled(t, 0), h.before
+	if want.MAC != "" {
+		expected.Own = string(want.MAC)
+		if tells(l.personality) {
+			expected.MAC = string(want.MAC)
+		}
+	}
+	if vf := want.VF; tells(l.personality) {
+		set(&expected.VLAN, vf.VLAN)
+		set(&expected.QoS, vf.QoS)
+		set(&expected.Min, vf.MinTxRate)
+		set(&expected.Max, vf.MaxTxRate)
+		expected.SpoofChk += number(vf.SpoofCheck)
+		expected.Trust += number(vf.Trust)
+		if vf.LinkState == function.LinkEnable {
+			expected.Link = 1
+		}
+		if vf.Proto == function.VLAN8021AD {
+			expected.Proto = "88a8"
+		}
+	}
+
+	if diff := cmp.Diff(expected, got); diff != "" {
+		t.Errorf("in effect for the pod (-want +got):\n%s", diff)
+	}
+	link, err := h.pod.Handle().LinkByName(want.Name)
+	if err != nil || link.Attrs().RawFlags&unix.IFF_UP == 0 || want.MTU != 0 && link.Attrs().MTU != want.MTU {
+		t.Errorf("%s in the pod: %+v, %v", want.Name, link, err)
+	}
+}
+
+func set(to, value *int) {
+	if value != nil {
+		*to = *value
+	}
+}
+
+func number(b *bool) int {
+	if b != nil && *b {
+		return 1
+	}
+	return 0
+}
+
+// wantReleased wants one of the three outcomes of a release.
+func (l *lives) wantReleased(t *testing.T, h held) {
+	t.Helper()
+	restored, err := l.release(t, h)
+	if errors.Is(err, netdev.ErrLeaks) {
+		t.Logf("kept from the next owner: %v", err)
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	now := l.stage.Settled(t, 0)
+	if l.personality.Value("max.zero") == personality.Ignore && now.Max == speed(l.personality) {
+		now.Max = 0 // limits nothing
+	}
+	if now.VLAN == 0 {
+		now.Proto = h.before.Proto // which then says nothing
+	}
+	if len(restored.Notes) > 0 {
+		t.Logf("noted: %q", restored.Notes)
+		now.MAC, now.Own = h.before.MAC, h.before.Own // what isolates the next owner as well
+	}
+	if now.MAC == h.before.Own && l.tellsOwn() {
+		now.MAC = h.before.MAC // was told, and is an administrative one since
+	}
+	if diff := cmp.Diff(h.before, now); diff != "" {
+		t.Errorf("after the release (-want +got):\n%s", diff)
+	}
+	if name := card.Netdev(card.VF(t, l.pf, 0)); name != h.name || restored.Name != h.name {
+		t.Errorf("netdev of the host is %q, told as %q, want %q", name, restored.Name, h.name)
+	}
+}
+
+// tellsOwn says whether the PF tells a MAC that the VF chose as the one that it enforces.
+func (l *lives) tellsOwn() bool {
+	p := l.personality
+	return p.Value("mac.tell-none") == "own" || p.Value("mac.tell") == "own" || p.Value("vf.mac.through") == "yes"
+}
+
+func speed(p personality.Personality) (mbits int) {
+	_, _ = fmt.Sscan(p.Value("speed"), &mbits)
+	return mbits
+}
+
+// reset has the driver reset the VF by something that changes nothing. It does nothing with a driver that never resets.
+func (l *lives) reset(t *testing.T) {
+	t.Helper()
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	must.Succeed(t, err)
+	defer handle.Close()
+	pf := linkOf(t, l.device.PF.Name)
+
+	if l.personality.Value("vlan.reset") != "0" {
+		must.Succeed(t, handle.LinkSetVfVlanQos(pf, 0, 0, 0))
+	}
+}
+
+// silent has the PF tell nothing when the Function is released: that is no outcome, and the next try has one.
+func (l *lives) silent(t *testing.T, want function.Interface) {
+	t.Helper()
+	h, err := l.attach(t, want)
+	must.Succeed(t, err)
+	l.stage.Settled(t, 0)
+
+	l.stage.Write(t, l.personality.Script()+"get=EAGAIN\n")
+	if restored, err := l.restore(t, h); err == nil {
+		t.Errorf("released with %+v while the PF told nothing", restored)
+	} else {
+		t.Log(err)
+	}
+	l.stage.Write(t, l.personality.Script())
+	l.wantReleased(t, h)
+}
+
+// down has the PF be down when the Function is released.
+func (l *lives) down(t *testing.T, want function.Interface) {
+	t.Helper()
+	h, err := l.attach(t, want)
+	must.Succeed(t, err)
+	pf := linkOf(t, l.device.PF.Name)
+	must.Succeed(t, netlink.LinkSetDown(pf))
+	defer func() { must.Succeed(t, netlink.LinkSetUp(pf)) }()
+
+	restored, err := l.restore(t, h)
+	t.Logf("while the PF is down: %+v, %v", restored, err)
+	must.Succeed(t, netlink.LinkSetUp(pf))
+	l.wantReleased(t, h)
+}
+
+// vandalise does to the pod's interface what a tenant with CAP_NET_ADMIN can. What the driver refuses is refused.
+func vandalise(t *testing.T, pod *netns.Namespace) {
+	t.Helper()
+	handle := pod.Handle()
+	link, err := handle.LinkByName("net1")
+	must.Succeed(t, err)
+
+	must.Succeed(t, handle.LinkAdd(&netlink.Macvlan{
+		LinkAttrs: netlink.LinkAttrs{Name: "evil", ParentIndex: link.Attrs().Index}, Mode: netlink.MACVLAN_MODE_PRIVATE,
+	}))
+	must.Succeed(t, handle.LinkSetAlias(link, "evil"))
+	must.Succeed(t, handle.LinkAddAltName(link, "evil-altname"))
+	must.Succeed(t, handle.SetPromiscOn(link))
+	must.Succeed(t, handle.LinkSetAllmulticastOn(link))
+	_ = handle.LinkSetMTU(link, 1300)
+	must.Succeed(t, handle.LinkSetDown(link))
+	_ = handle.LinkSetHardwareAddr(link, []byte{0x02, 0, 0, 0, 0, 0x66})
+	must.Succeed(t, handle.LinkSetName(link, "evil0"))
+	_ = handle.LinkSetUp(link)
+}

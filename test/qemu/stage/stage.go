@@ -1,0 +1,178 @@
+// Package stage has the simulated NIC of a guest play the drivers of other cards, for tests, and says what is really in
+// effect, whatever its PF tells.
+package stage
+
+import (
+	"flag"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/zoo"
+)
+
+// names is the flag by which qemutest says which personalities are played.
+var names = flag.String("personalities", "", "play these only, by name, with commas between; all if it is empty")
+
+// patience is how long a PF may take to become what it was.
+const patience = 20 * time.Second
+
+// Personalities are those that the test shall play.
+func Personalities(t *testing.T) []personality.Personality {
+	t.Helper()
+	all, err := zoo.All()
+	must.Succeed(t, err)
+	if *names == "" {
+		return all
+	}
+
+	wanted := strings.Split(*names, ",")
+	all = slices.DeleteFunc(all, func(p personality.Personality) bool { return !slices.Contains(wanted, p.Name) })
+	if len(all) != len(wanted) {
+		t.Fatalf("there are %d of the personalities %q", len(all), wanted)
+	}
+	return all
+}
+
+// Stage is a PF of the guest simnic with its VFs.
+type Stage struct {
+	pf      pci.Address
+	vfs     []pci.Address
+	own     []string // MAC addresses of the VFs' netdevs, by index
+	devlink *devlink.Conn
+}
+
+// New takes a PF. When the test ends, everything is as it was.
+func New(t *testing.T, pf pci.Address) *Stage {
+	t.Helper()
+	conn, err := devlink.Dial("")
+	must.Succeed(t, err)
+	t.Cleanup(conn.Close)
+
+	s := &Stage{pf: pf, devlink: conn}
+	for i := range card.Number(t, pf, "sriov_numvfs") {
+		s.vfs = append(s.vfs, card.VF(t, pf, i))
+		s.own = append(s.own, s.VF(t, i).Own)
+	}
+	return s
+}
+
+// Play has the PF play a personality until the test ends.
+func (s *Stage) Play(t *testing.T, p personality.Personality) {
+	t.Helper()
+	if p.Switchdev {
+		must.Succeed(t, s.devlink.SetEswitchMode(devlink.OfPCI(s.pf), devlink.Switchdev))
+	}
+	t.Cleanup(func() {
+		s.Write(t, "")
+		if p.Switchdev {
+			must.Succeed(t, s.devlink.SetEswitchMode(devlink.OfPCI(s.pf), devlink.Legacy))
+		}
+		s.Clear(t)
+	})
+
+	s.Write(t, p.Script())
+}
+
+// Write sets the knobs of the lines, and all others to their default.
+func (s *Stage) Write(t *testing.T, lines string) {
+	t.Helper()
+	card.SetAttribute(t, s.pf, "simnic_personality", lines+"\n")
+}
+
+// Clear makes the VFs what they were, so that what one test left does not fail the next one. By the default personality
+// everything is taken at once.
+func (s *Stage) Clear(t *testing.T) {
+	t.Helper()
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	must.Succeed(t, err)
+	defer handle.Close()
+
+	pf, err := handle.LinkByName(card.Netdev(s.pf))
+	must.Succeed(t, err)
+	must.Succeed(t, handle.LinkSetUp(pf))
+	for i, vf := range s.vfs {
+		must.Eventually(t, "VF is settled and on the host", func() bool {
+			return !s.VF(t, i).Resets && card.Netdev(vf) != ""
+		})
+		must.Succeed(t, handle.LinkSetVfHardwareAddr(pf, i, make([]byte, 6)))
+		must.Succeed(t, handle.LinkSetVfVlanQos(pf, i, 0, 0))
+		must.Succeed(t, handle.LinkSetVfRate(pf, i, 0, 0))
+		must.Succeed(t, handle.LinkSetVfSpoofchk(pf, i, false))
+		must.Succeed(t, handle.LinkSetVfTrust(pf, i, false))
+		must.Succeed(t, handle.LinkSetVfState(pf, i, 0))
+		s.clearNetdev(t, handle, i)
+	}
+}
+
+// clearNetdev gives a VF's netdev its MAC again, and takes it down.
+func (s *Stage) clearNetdev(t *testing.T, handle *netlink.Handle, index int) {
+	t.Helper()
+	link, err := handle.LinkByName(card.Netdev(s.vfs[index]))
+	must.Succeed(t, err)
+	must.Succeed(t, handle.LinkSetDown(link))
+
+	if own := s.own[index]; link.Attrs().HardwareAddr.String() != own {
+		address, err := net.ParseMAC(own)
+		must.Succeed(t, err)
+		must.Succeed(t, handle.LinkSetHardwareAddr(link, address))
+	}
+}
+
+// VF is what is in effect for a VF.
+type VF struct {
+	MAC       string // the administrative one, zeros for none
+	VLAN, QoS int
+	Proto     string // "8100" or "88a8"
+	Min, Max  int    // Mbit/s
+	SpoofChk  int
+	Trust     int
+	Link      int    // IFLA_VF_LINK_STATE_* of linux/if_link.h
+	Own       string // MAC of the VF's netdev, wherever that is
+	Resets    bool   // or what was asked for comes into effect later
+}
+
+// VF reads what is in effect for a VF.
+func (s *Stage) VF(t *testing.T, index int) VF {
+	t.Helper()
+	lines := strings.Split(card.Attribute(t, s.pf, "simnic_vfs"), "\n")
+	if index >= len(lines) {
+		t.Fatalf("%s has no VF %d: %q", s.pf, index, lines)
+	}
+
+	var vf VF
+	var number, resets int
+	_, err := fmt.Sscanf(lines[index],
+		"%d mac %s vlan %d qos %d proto %s min %d max %d spoofchk %d trust %d link %d own %s resets %d",
+		&number, &vf.MAC, &vf.VLAN, &vf.QoS, &vf.Proto, &vf.Min, &vf.Max, &vf.SpoofChk, &vf.Trust, &vf.Link, &vf.Own, &resets)
+	if err != nil || number != index {
+		t.Fatalf("%s of %s: %q: %v", "simnic_vfs", s.pf, lines[index], err)
+	}
+	vf.Resets = resets != 0
+	return vf
+}
+
+// Settled is what is in effect for a VF when it resets no more.
+func (s *Stage) Settled(t *testing.T, index int) VF {
+	t.Helper()
+	var vf VF
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		if vf = s.VF(t, index); !vf.Resets {
+			return vf
+		}
+	}
+	t.Fatalf("VF %d of %s resets for more than %s", index, filepath.Base(string(s.pf)), patience)
+	return vf
+}
