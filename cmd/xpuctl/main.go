@@ -54,7 +54,7 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 	if strings.TrimSuffix(program, ".exe") == pluginName {
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl xpu"}
 	}
-	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(), discoverCommand(),
+	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(), discoverCommand(), hardwareReportCommand(),
 		explainCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(), bundleCommand(), manCommand(), &cobra.Command{
 			Use:   "version",
 			Short: "Print the version",

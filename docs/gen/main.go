@@ -1,6 +1,7 @@
 // Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md,
-// chart.md, quirks.md and schedule.schema.json of docs/reference, and the table in docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of
-// the project; "make generate" calls it after crd-ref-docs.
+// chart.md, quirks.md and schedule.schema.json of docs/reference, and the tables in docs/reference/hardware.md and
+// docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of the project; "make generate" calls it after
+// crd-ref-docs.
 package main
 
 import (
@@ -12,7 +13,9 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
+	"github.com/opiproject/xpu-device-plugin/test/qemu/zoo"
 )
 
 func main() {
@@ -25,7 +28,7 @@ func main() {
 func run(dir string) error {
 	flags, err := flagsPage([]string{
 		"xpu-agent", "xpu-agent install-cni", "xpu-agent state", "xpu-agent release", "xpu-controller", "opi-bridge",
-		"xpuctl", "xpuctl explain pod", "xpuctl discover", "xpuctl pools", "xpuctl ports", "xpuctl networks", "xpuctl xpus",
+		"xpuctl", "xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools", "xpuctl ports", "xpuctl networks", "xpuctl xpus",
 		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule", "xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp",
 	})
 	if err != nil {
@@ -50,12 +53,19 @@ func run(dir string) error {
 	if err != nil {
 		return err
 	}
+	cards, err := zoo.All()
+	if err != nil {
+		return err
+	}
 	for name, page := range map[string][]byte{
-		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(), "chart.md": chart, "schedule.schema.json": schema,
+		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(cards), "chart.md": chart, "schedule.schema.json": schema,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {
 			return err
 		}
+	}
+	if err := hardwareTables(filepath.Join(dir, "hardware.md"), "docs/gen/hardware.yaml", cards); err != nil {
+		return err
 	}
 	if err := lifecycleTable("docs/explanation/lifecycle.md"); err != nil {
 		return err
@@ -92,12 +102,12 @@ func flagsPage(programs []string) ([]byte, error) {
 	return page.Bytes(), nil
 }
 
-// quirksPage lists what single drivers do.
-func quirksPage() []byte {
+// quirksPage lists what single drivers do, and what the cards of the zoo do.
+func quirksPage(cards []personality.Personality) []byte {
 	var page bytes.Buffer
 	page.WriteString(`# Quirks of drivers
 
-<!-- Made by docs/gen from pkg/kernel/quirk. Do not edit. -->
+<!-- Made by docs/gen from pkg/kernel/quirk and test/qemu/zoo. Do not edit. -->
 
 What single drivers do otherwise than the rest, and what this project does about it. Which card shows it is in
 [hardware.md](hardware.md), in the row that is named.
@@ -108,5 +118,13 @@ What single drivers do otherwise than the rest, and what this project does about
 	for _, q := range quirk.All() {
 		fmt.Fprintf(&page, "| %s | %s | %s | %s | %s | %s |\n", q.Driver, q.Name, q.Does, q.Answer, q.Source, q.Row)
 	}
+	page.WriteString(`
+## Cards
+
+What the drivers of a card do otherwise than the rest, by the kernel's source or a report. What is played is played by
+[simnic](../../test/qemu/simnic/README.md), with these knobs, in suite ` + "`personalities`" + ` of the guests; the
+[knobs are described there](../../test/qemu/simnic/README.md#knobs).
+`)
+	page.WriteString(deviations(cards))
 	return page.Bytes()
 }

@@ -1,10 +1,14 @@
 package personality
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Kind is what values a knob has.
@@ -32,7 +36,8 @@ const (
 var words = map[Kind][]string{
 	Answer: {
 		OK, Ignore, "EPERM", "ENOENT", "EIO", "EAGAIN", "EACCES", "EBUSY", "ENODEV", "EINVAL", "ENOSPC", "ERANGE", "EOPNOTSUPP",
-		"EPROTONOSUPPORT", "EADDRNOTAVAIL", "ENETDOWN", "ETIMEDOUT", "ENOTSUPP",
+		"EPROTONOSUPPORT", "EADDRNOTAVAIL", "ENXIO", "ENOMEM", "ENOSYS", "EPROTO", "EALREADY", "ENETDOWN",
+		"ETIMEDOUT", "ENOTSUPP",
 	},
 	Condition: {"nothing", "carrier", "up"},
 	Told:      {"value", "unknown", "own", "speed"},
@@ -140,4 +145,24 @@ func (s Setting) validate() error {
 		return fmt.Errorf("knob %s: %q is no %s", s.Knob, s.Value, k.Kind)
 	}
 	return nil
+}
+
+// AnswerOf is the answer that an error of the kernel is: "ok" for nil, and "EIO" for an errno that is no answer here.
+func AnswerOf(err error) string {
+	if err == nil {
+		return OK
+	}
+
+	errno := syscall.Errno(0)
+	if !errors.As(err, &errno) {
+		return "EIO"
+	}
+	name := unix.ErrnoName(errno)
+	if errno == 524 { // ENOTSUPP of include/linux/errno.h, which has no name for programs
+		name = "ENOTSUPP"
+	}
+	if !slices.Contains(words[Answer], name) {
+		return "EIO"
+	}
+	return name
 }

@@ -404,8 +404,10 @@ static int vf_vlan(struct net_device *d, int vf, u16 vlan, u8 qos, __be16 proto)
 	k = &f->pf->knobs;
 	if (vlan > 4095 || qos > 7)
 		return -EINVAL;
-	if (proto != htons(ETH_P_8021Q) && (proto != htons(ETH_P_8021AD) || k->ad != OK))
-		return k->ad < 0 ? k->ad : -EPROTONOSUPPORT;
+	if (proto != htons(ETH_P_8021Q) && proto != htons(ETH_P_8021AD))
+		return -EPROTONOSUPPORT;
+	if (proto == htons(ETH_P_8021AD) && k->ad != OK)
+		return min(k->ad, 0);
 	if (qos && !vlan && k->qos_alone != OK)
 		return min(k->qos_alone, 0);
 	err = ask(f, VLAN, !vlan, vlan == f->next.vlan && qos == f->next.qos);

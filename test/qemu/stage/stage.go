@@ -51,6 +51,7 @@ type Stage struct {
 	pf      pci.Address
 	vfs     []pci.Address
 	own     []string // MAC addresses of the VFs' netdevs, by index
+	netdevs []string // their names
 	devlink *devlink.Conn
 }
 
@@ -65,6 +66,7 @@ func New(t *testing.T, pf pci.Address) *Stage {
 	for i := range card.Number(t, pf, "sriov_numvfs") {
 		s.vfs = append(s.vfs, card.VF(t, pf, i))
 		s.own = append(s.own, s.VF(t, i).Own)
+		s.netdevs = append(s.netdevs, card.Netdev(s.vfs[i]))
 	}
 	return s
 }
@@ -103,10 +105,8 @@ func (s *Stage) Clear(t *testing.T) {
 	pf, err := handle.LinkByName(card.Netdev(s.pf))
 	must.Succeed(t, err)
 	must.Succeed(t, handle.LinkSetUp(pf))
-	for i, vf := range s.vfs {
-		must.Eventually(t, "VF is settled and on the host", func() bool {
-			return !s.VF(t, i).Resets && card.Netdev(vf) != ""
-		})
+	for i := range s.vfs {
+		s.awaitHost(t, i)
 		must.Succeed(t, handle.LinkSetVfHardwareAddr(pf, i, make([]byte, 6)))
 		must.Succeed(t, handle.LinkSetVfVlanQos(pf, i, 0, 0))
 		must.Succeed(t, handle.LinkSetVfRate(pf, i, 0, 0))
@@ -117,12 +117,32 @@ func (s *Stage) Clear(t *testing.T) {
 	}
 }
 
-// clearNetdev gives a VF's netdev its MAC again, and takes it down.
+// awaitHost waits until a VF is settled and its netdev on the host, to which it comes from a namespace that ended. It is
+// called when the test has ended, so that the test's context is of no use.
+func (s *Stage) awaitHost(t *testing.T, index int) {
+	t.Helper()
+	s.Settled(t, index)
+	for end := time.Now().Add(patience); card.Netdev(s.vfs[index]) == ""; time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("VF %d of %s has no netdev on the host", index, s.pf)
+		}
+	}
+}
+
+// clearNetdev makes a VF's netdev what it was: down, with its name, MAC and MTU and no more.
 func (s *Stage) clearNetdev(t *testing.T, handle *netlink.Handle, index int) {
 	t.Helper()
 	link, err := handle.LinkByName(card.Netdev(s.vfs[index]))
 	must.Succeed(t, err)
 	must.Succeed(t, handle.LinkSetDown(link))
+	must.Succeed(t, handle.LinkSetName(link, s.netdevs[index]))
+	must.Succeed(t, handle.LinkSetMTU(link, 1500))
+	must.Succeed(t, handle.LinkSetAlias(link, ""))
+	must.Succeed(t, handle.SetPromiscOff(link))
+	must.Succeed(t, handle.LinkSetAllmulticastOff(link))
+	for _, name := range link.Attrs().AltNames {
+		must.Succeed(t, handle.LinkDelAltName(link, name))
+	}
 
 	if own := s.own[index]; link.Attrs().HardwareAddr.String() != own {
 		address, err := net.ParseMAC(own)

@@ -1,0 +1,142 @@
+package probe
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+)
+
+// probeMAC is a locally administered address, which nothing outside the scratch namespace ever sees.
+func probeMAC(number byte) net.HardwareAddr { return net.HardwareAddr{0x02, 0, 0, 0x70, 0x72, number} }
+
+// mac asks about the administrative MAC, the one of the VF's netdev, and who follows whom.
+func (p *prober) mac(ctx context.Context) error {
+	p.Trace("MAC")
+	if p.told && p.first.MAC != "" && string(p.first.MAC) == p.own() {
+		p.observe("mac.tell-none", "own", "tells the VF's own MAC where no administrative one was set")
+	}
+	first := probeMAC(1)
+	if err := p.setMAC(first); err != nil {
+		p.observe("mac", personality.AnswerOf(err), "answers %v to a MAC", err)
+		p.zeros()
+		return ctx.Err()
+	}
+
+	p.follows(first)
+	p.settle("")
+	p.opens()
+	p.others()
+	p.zeros()
+	return ctx.Err()
+}
+
+// follows looks when the netdev has the MAC that the PF set, and whether the VF may have it.
+func (p *prober) follows(mac net.HardwareAddr) {
+	begin, reset := time.Now(), false
+	var refused error
+	for p.own() != mac.String() {
+		err := p.setOwn(mac)
+		if err == nil {
+			break
+		}
+		if busy(err) {
+			reset = true
+			p.observeOnce("vf.mac.busy", personality.AnswerOf(err), "answers "+err.Error()+" to the VF's MAC while it resets")
+		} else if refused = err; time.Since(begin) > effectTime {
+			break
+		}
+		if time.Since(begin) > settleTime {
+			break
+		}
+		time.Sleep(pause)
+	}
+
+	took := time.Since(begin)
+	if refused != nil {
+		p.observe("vf.mac.equal", personality.AnswerOf(refused), "answers %v to the VF that wants the administrative MAC", refused)
+	}
+	if reset {
+		p.observeTime("mac.reset", took, "resets the VF when its MAC is set")
+	} else if refused != nil && p.own() == mac.String() {
+		p.observeTime("mac.delay", took, "gives the VF its MAC only after a while")
+	}
+}
+
+// opens looks whether the netdev follows the PF by itself: at once, after a reset, when it is set up, or never.
+func (p *prober) opens() {
+	mac := probeMAC(2)
+	if err := p.setMAC(mac); err != nil {
+		return
+	}
+	follow := func(when string) {
+		p.observe("mac.follow", when, "gives the VF's netdev the MAC that the PF set (%s)", when)
+	}
+
+	begin, limit := time.Now(), effectTime
+	if p.value("mac.reset") != "0" {
+		limit = settleTime
+	}
+	for p.own() != mac.String() && time.Since(begin) < limit {
+		time.Sleep(pause)
+	}
+	took := time.Since(begin)
+	switch {
+	case p.own() == mac.String() && p.value("mac.reset") != "0" && took > noticed:
+		follow("reset")
+		return
+	case p.own() == mac.String():
+		follow("now")
+		if p.value("mac.delay") == "0" {
+			p.observeTime("mac.delay", took, "gives the VF its MAC only after a while")
+		}
+		return
+	}
+	p.settle("")
+	if p.own() == mac.String() {
+		follow("open")
+	} else if p.value("vf.mac.equal") == personality.OK {
+		_ = p.setOwn(mac)
+	}
+}
+
+// others looks whether the VF may have another MAC than the administrative one, by itself and when it is trusted.
+func (p *prober) others() {
+	p.settle("")
+	admin := p.own()
+	other := probeMAC(3)
+	err := p.setOwn(other)
+	p.observe("vf.mac.admin", personality.AnswerOf(err), "answers %v to the VF that wants another MAC than the administrative one", err)
+	if err == nil {
+		if told, err := p.Engine.Told(p.device.PF); err == nil && told != nil && told.MAC == function.MAC(other.String()) {
+			p.observe("vf.mac.through", "yes", "makes the VF's own MAC the administrative one")
+		}
+		if back, err := net.ParseMAC(admin); err == nil {
+			_ = p.setOwn(back)
+		}
+		return
+	}
+
+	if p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, true) != nil {
+		return
+	}
+	p.await(func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust })
+	p.settle("")
+	if p.setOwn(probeMAC(4)) != nil {
+		p.observe("vf.mac.trusted", "no", "refuses another MAC to a trusted VF as well")
+	}
+	_ = p.patiently(func() error { return p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, false) })
+	p.await(func(s netdev.VFState) bool { return s.Trust != nil && !*s.Trust })
+	p.settle("")
+}
+
+// zeros asks for no administrative MAC.
+func (p *prober) zeros() {
+	if err := p.setMAC(make(net.HardwareAddr, 6)); err != nil {
+		p.observe("mac.zero", personality.AnswerOf(err), "answers %v to a MAC of zeros", err)
+	}
+	p.settle("")
+}

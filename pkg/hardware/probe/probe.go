@@ -1,0 +1,401 @@
+// Package probe finds out what the drivers of a card do with a VF, by asking them. It takes one VF that nobody has to a
+// network namespace of its own, has the PF enforce each property and take it away, and gives the VF back as it was. It
+// does nothing that other Functions of the card could notice: PF, eswitch, firmware and the number of VFs stay as they are.
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+)
+
+// Times that a card may take, and how often it is asked.
+const (
+	settleTime  = 2 * time.Second        // to come out of a reset, as attach waits at most
+	effectTime  = 500 * time.Millisecond // from an answer to its effect
+	restoreTime = 30 * time.Second       // to be as it was
+	pause       = 2 * time.Millisecond
+	// noticed is what is not a delay yet: the time that asking takes.
+	noticed = 15 * time.Millisecond
+)
+
+// interfaceName is that of the VF's netdev while it is probed.
+const interfaceName = "probe0"
+
+// Observation is a knob of the simulated NIC by which it would do what the card did, and what that was.
+type Observation struct {
+	personality.Setting
+	Does string
+}
+
+// Options of [VF].
+type Options struct {
+	Engine *netdev.Engine
+	// Speed is that of the PF's link in Mbit/s, 0 where it is unknown.
+	Speed int
+	// Trace is called before each thing that is tried; it may be nil.
+	Trace func(step string)
+}
+
+// VF probes a VF, and gives it back as it was: its error says if that failed, and what is left. It needs CAP_NET_ADMIN and
+// CAP_SYS_ADMIN in the host's network namespace, in which it must run. Nobody else may use the VF meanwhile.
+func VF(ctx context.Context, device netdev.Device, options Options) (observed []Observation, notes []string, err error) {
+	if options.Trace == nil {
+		options.Trace = func(string) {}
+	}
+	err = inScratch(ctx, func(ctx context.Context, path string) error {
+		want := function.Interface{Name: interfaceName}
+		snapshot, place, err := options.Engine.Plan(ctx, device, path, want)
+		if err != nil {
+			return err
+		}
+		if _, err := options.Engine.Attach(ctx, device, snapshot, place, want); err != nil {
+			return err
+		}
+
+		p, err := newProber(device, path, options)
+		if err == nil {
+			err = p.all(ctx)
+			observed = p.observed
+			p.close()
+		}
+		restored, undo := restore(ctx, options.Engine, device, snapshot, place)
+		notes = restored.Notes
+		return errors.Join(err, undo)
+	})
+	return observed, notes, err
+}
+
+// restore tries again what the card refuses for a moment, also when ctx has ended.
+func restore(
+	ctx context.Context, engine *netdev.Engine, device netdev.Device, before netdev.Snapshot, place netdev.Place,
+) (netdev.Restored, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
+	defer cancel()
+	for {
+		restored, err := engine.Restore(ctx, device, before, place)
+		if err == nil || errors.Is(err, netdev.ErrLeaks) || ctx.Err() != nil {
+			return restored, err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// prober asks the drivers of one VF.
+type prober struct {
+	Options
+	device   netdev.Device
+	host     *netlink.Handle
+	pod      *netlink.Handle
+	pf       netlink.Link
+	link     netlink.Link // in the pod
+	first    netdev.VFState
+	told     bool // the PF tells of the VF
+	silent   int  // how often the PF told nothing in the last [prober.await]
+	observed []Observation
+}
+
+func newProber(device netdev.Device, path string, options Options) (*prober, error) {
+	p := &prober{Options: options, device: device}
+	var err error
+	if p.host, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, err
+	}
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	defer ns.Close()
+	if p.pod, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err != nil {
+		p.close()
+		return nil, err
+	}
+
+	p.host.DisableVFInfoCollection()
+	p.pf, err = p.host.LinkByName(device.PF.Name)
+	if err == nil {
+		p.link, err = p.pod.LinkByName(interfaceName)
+	}
+	if err == nil {
+		err = p.pod.LinkSetDown(p.link)
+	}
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *prober) close() {
+	if p.pod != nil {
+		p.pod.Close()
+	}
+	p.host.Close()
+}
+
+// observe notes a knob that is not at its default.
+func (p *prober) observe(knob, value, does string, arguments ...any) {
+	if value != (personality.Personality{}).Value(knob) {
+		p.observed = append(p.observed, Observation{personality.Setting{Knob: knob, Value: value}, fmt.Sprintf(does, arguments...)})
+	}
+}
+
+func (p *prober) observeTime(knob string, took time.Duration, does string) {
+	if took > noticed {
+		p.observe(knob, strconv.Itoa(int(took.Milliseconds())), "%s", does)
+	}
+}
+
+// all asks for everything, one after the other, as each may reset the VF.
+func (p *prober) all(ctx context.Context) error {
+	told, err := p.Engine.Told(p.device.PF)
+	if err != nil {
+		return err
+	}
+	if told != nil {
+		p.first, p.told = *told, true
+	} else {
+		p.observe("get", "EOPNOTSUPP", "tells nothing of its VFs")
+	}
+	if p.Speed > 0 {
+		p.observe("speed", strconv.Itoa(p.Speed), "has a link of %d Mbit/s", p.Speed)
+	}
+	p.rates()
+
+	if err := p.mac(ctx); err != nil {
+		return err
+	}
+	for _, f := range fields {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		p.Trace(f.name)
+		p.field(f)
+	}
+	return nil
+}
+
+// rates looks at the maximum rate of a VF that has none.
+func (p *prober) rates() {
+	if p.told && p.first.MaxTxRate != 0 && p.first.MaxTxRate == p.Speed {
+		p.observe("max.tell-none", "speed", "tells the speed of the link as the maximum rate of a VF that has none")
+	}
+}
+
+// field is a property that a PF enforces.
+type field struct {
+	knob, name string
+	set, unset func(*prober) error
+	// shows says whether the PF tells that it is set, and told whether it tells of the property at all; told is nil where
+	// it always does.
+	shows func(netdev.VFState) bool
+	told  func(netdev.VFState) bool
+}
+
+var fields = []field{
+	{
+		knob: "vlan", name: "VLAN",
+		set:   func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 100, 0) },
+		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 0, 0) },
+		shows: func(s netdev.VFState) bool { return s.VLAN == 100 },
+	}, {
+		knob: "qos", name: "QoS",
+		set:   func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 100, 3) },
+		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 0, 0) },
+		shows: func(s netdev.VFState) bool { return s.QoS == 3 },
+	}, {
+		knob: "vlan.ad", name: "802.1ad",
+		set: func(p *prober) error {
+			return p.host.LinkSetVfVlanQosProto(p.pf, p.device.PF.VF, 100, 0, unix.ETH_P_8021AD)
+		},
+		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 0, 0) },
+		shows: func(s netdev.VFState) bool { return s.Proto == function.VLAN8021AD },
+	}, {
+		knob: "min", name: "minimum rate",
+		set:   func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.device.PF.VF, 100, 500) },
+		unset: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.device.PF.VF, 0, p.first.MaxTxRate) },
+		shows: func(s netdev.VFState) bool { return s.MinTxRate == 100 },
+	}, {
+		knob: "max", name: "maximum rate",
+		set:   func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.device.PF.VF, 0, 500) },
+		unset: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.device.PF.VF, 0, 0) },
+		shows: func(s netdev.VFState) bool { return s.MaxTxRate == 500 },
+	}, {
+		knob: "spoofchk", name: "spoof check",
+		set:   func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.device.PF.VF, true) },
+		unset: func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.device.PF.VF, false) },
+		shows: func(s netdev.VFState) bool { return s.SpoofCheck != nil && *s.SpoofCheck },
+		told:  func(s netdev.VFState) bool { return s.SpoofCheck != nil },
+	}, {
+		knob: "trust", name: "trust",
+		set:   func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, true) },
+		unset: func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, false) },
+		shows: func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust },
+		told:  func(s netdev.VFState) bool { return s.Trust != nil },
+	}, {
+		knob: "link", name: "link state",
+		set: func(p *prober) error {
+			return p.host.LinkSetVfState(p.pf, p.device.PF.VF, nl.IFLA_VF_LINK_STATE_DISABLE)
+		},
+		unset: func(p *prober) error { return p.host.LinkSetVfState(p.pf, p.device.PF.VF, nl.IFLA_VF_LINK_STATE_AUTO) },
+		shows: func(s netdev.VFState) bool { return s.LinkState == function.LinkDisable },
+	}, {
+		knob: "link.enable", name: `link state "enable"`,
+		set: func(p *prober) error {
+			return p.host.LinkSetVfState(p.pf, p.device.PF.VF, nl.IFLA_VF_LINK_STATE_ENABLE)
+		},
+		unset: func(p *prober) error { return p.host.LinkSetVfState(p.pf, p.device.PF.VF, nl.IFLA_VF_LINK_STATE_AUTO) },
+		shows: func(s netdev.VFState) bool { return s.LinkState == function.LinkEnable },
+	},
+}
+
+// plain says whether a knob has the knobs of a field beside it.
+func plain(knob string) bool { return knob != "vlan.ad" && knob != "link.enable" }
+
+// value is what was observed of a knob so far.
+func (p *prober) value(knob string) string {
+	for _, o := range p.observed {
+		if o.Knob == knob {
+			return o.Value
+		}
+	}
+	return (personality.Personality{}).Value(knob)
+}
+
+// base is the knob without whose "ok" another one cannot be observed.
+var base = map[string]string{"qos": "vlan", "vlan.ad": "vlan", "link.enable": "link"}
+
+// field sets a property and takes it away, and looks what comes of it.
+func (p *prober) field(f field) {
+	if of, ok := base[f.knob]; ok && p.value(of) != personality.OK {
+		return
+	}
+	err := p.patiently(func() error { return f.set(p) })
+	if err != nil {
+		p.observe(f.knob, personality.AnswerOf(err), "answers %v to a %s", err, f.name)
+	} else {
+		p.effect(f)
+	}
+
+	err = p.patiently(func() error { return f.unset(p) })
+	if !plain(f.knob) || f.knob == "qos" || f.knob == "min" {
+		p.settle("")
+		return
+	}
+	if err != nil {
+		p.observe(f.knob+".zero", personality.AnswerOf(err), "answers %v to the end of a %s", err, f.name)
+	} else if p.told && p.value(f.knob) == personality.OK && p.await(func(s netdev.VFState) bool { return !f.shows(s) }) < 0 {
+		p.observe(f.knob+".zero", personality.Ignore, "answers success to the end of a %s, which stays", f.name)
+	}
+	p.settle("")
+}
+
+// effect looks what comes of a property that was set with success.
+func (p *prober) effect(f field) {
+	if !p.told {
+		return
+	}
+	took := p.await(f.shows)
+	switch {
+	case took < 0 && f.told != nil && !f.told(p.first):
+		p.observe(f.knob+".tell", "unknown", "does not tell the %s", f.name)
+	case took < 0:
+		p.observe(f.knob, personality.Ignore, "answers success to a %s, and tells none", f.name)
+	case plain(f.knob) && p.silent == 0:
+		p.observeTime(f.knob+".delay", took, "tells a "+f.name+" only after a while")
+	}
+	if plain(f.knob) {
+		p.settle(f.knob)
+	}
+}
+
+// await waits until the PF tells something, and returns how long that took, -1 if it did not. silent counts the times
+// that the PF told nothing of the VF.
+func (p *prober) await(shows func(netdev.VFState) bool) time.Duration {
+	begin := time.Now()
+	p.silent = 0
+	for {
+		told, err := p.Engine.Told(p.device.PF)
+		if err == nil && told == nil {
+			p.silent++
+			p.observeOnce("get.busy", "EAGAIN", "leaves the VF out of what it tells for a while, after something was set")
+		}
+		if err == nil && told != nil && shows(*told) {
+			return time.Since(begin)
+		}
+		limit := effectTime
+		if p.silent > 0 {
+			limit = settleTime
+		}
+		if time.Since(begin) > limit {
+			return -1
+		}
+		time.Sleep(pause)
+	}
+}
+
+func (p *prober) observeOnce(knob, value, does string) {
+	if p.value(knob) == (personality.Personality{}).Value(knob) {
+		p.observe(knob, value, "%s", does)
+	}
+}
+
+// busy says whether an error passes with time.
+func busy(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EBUSY) }
+
+// patiently does something again until it is not refused for a moment.
+func (p *prober) patiently(do func() error) error {
+	begin := time.Now()
+	for {
+		err := do()
+		if !busy(err) || time.Since(begin) > settleTime {
+			return err
+		}
+		p.observeOnce("set.busy", personality.AnswerOf(err), "answers "+err.Error()+" to a change for a while after another")
+		time.Sleep(pause)
+	}
+}
+
+// settle waits until the VF has come out of a reset, by setting it up. It notes how long that took after the field was
+// set, unless the field is "".
+func (p *prober) settle(field string) {
+	begin := time.Now()
+	err := p.pod.LinkSetUp(p.link)
+	for busy(err) && time.Since(begin) < settleTime {
+		p.observeOnce("vf.up.busy", personality.AnswerOf(err), "answers "+err.Error()+" to the VF being set up while it resets")
+		time.Sleep(pause)
+		err = p.pod.LinkSetUp(p.link)
+	}
+	if field != "" && p.value("vf.up.busy") != personality.OK {
+		p.observeTime(field+".reset", time.Since(begin), "resets the VF when its "+field+" is set")
+	}
+	_ = p.pod.LinkSetDown(p.link)
+}
+
+// own is the MAC of the VF's netdev.
+func (p *prober) own() string {
+	link, err := p.pod.LinkByIndex(p.link.Attrs().Index)
+	if err != nil {
+		return ""
+	}
+	return link.Attrs().HardwareAddr.String()
+}
+
+func (p *prober) setOwn(mac net.HardwareAddr) error { return p.pod.LinkSetHardwareAddr(p.link, mac) }
+
+func (p *prober) setMAC(mac net.HardwareAddr) error {
+	return p.patiently(func() error { return p.host.LinkSetVfHardwareAddr(p.pf, p.device.PF.VF, mac) })
+}
