@@ -33,7 +33,9 @@ type feature struct {
 	Feature string `yaml:"feature"`
 	// Plays is the field of a VF, and the knob, that decide what personalities do; empty where they are not asked.
 	Plays []string `yaml:"plays"`
-	Cells []string `yaml:"cells"`
+	// Played says that every personality of a column plays the row.
+	Played bool     `yaml:"played"`
+	Cells  []string `yaml:"cells"`
 }
 
 // hardwareTables replaces the tables in a page.
@@ -101,7 +103,7 @@ func (f features) table(zoo []personality.Personality) (string, error) {
 // cell is what the row says about a column: what is played, where nobody has tested it.
 func (f feature) cell(column, cell string, zoo []personality.Personality) string {
 	rest, documented := strings.CutPrefix(cell, "by documentation")
-	if len(f.Plays) == 0 || !documented && cell != "not tested" {
+	if len(f.Plays) == 0 && !f.Played || !documented && cell != "not tested" {
 		return cell
 	}
 
@@ -109,7 +111,7 @@ func (f feature) cell(column, cell string, zoo []personality.Personality) string
 	for _, p := range zoo {
 		switch {
 		case p.Column != column:
-		case p.Takes(f.Plays[0], f.Plays[1]):
+		case f.Played || p.Takes(f.Plays[0], f.Plays[1]):
 			taken = append(taken, p.Name)
 		default:
 			refused = append(refused, p.Name)

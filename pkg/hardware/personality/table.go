@@ -17,7 +17,7 @@ var columns = []column{
 	{"personality", func(p Personality) string { return p.Name }},
 	{"MAC", func(p Personality) string { return p.field("mac", "mac") }},
 	{"VLAN", func(p Personality) string { return p.field("vlan", "vlan") }},
-	{"QoS", func(p Personality) string { return p.field("qos", "qos") }},
+	{"QoS", func(p Personality) string { return p.field("vlan", "qos") }},
 	{"802.1ad", func(p Personality) string { return p.field("vlan", "vlan.ad") }},
 	{"trust", func(p Personality) string { return p.field("trust", "trust") }},
 	{"spoof check", func(p Personality) string { return p.field("spoofchk", "spoofchk") }},

@@ -50,25 +50,6 @@ var wishes = []wish{
 	{"link.enable", "vf.linkState", func(i *function.Interface) { i.VF.LinkState = function.LinkEnable }},
 }
 
-// tells says whether the PF tells of its VFs at all.
-func tells(p personality.Personality) bool { return p.Value("get") == personality.OK }
-
-// must be attached, because the driver does what is asked and tells of it.
-func (w wish) granted(p personality.Personality) bool {
-	field, _, special := strings.Cut(w.knob, ".")
-	switch {
-	case w.knob == "mac" && !tells(p):
-		return true // the netdev's own is all that there is
-	case !tells(p) || p.Value(field) != personality.OK || special && p.Value(w.knob) != personality.OK:
-		return false
-	case w.knob == "vlan.ad":
-		return p.Value("vlan.proto-told") == "yes"
-	case w.knob == "qos":
-		return p.Value("vlan") == personality.OK
-	}
-	return p.Value(field+".tell") == "value" || w.knob == "mac"
-}
-
 // TestPersonalities plays the drivers of other cards. Whatever they do, a pod has what it asked for within 2 s, or an error
 // names the field; and afterwards the VF is what it was, or something was noted that isolates the next owner as well, or
 // an error keeps it from the next owner.
@@ -101,14 +82,14 @@ type lives struct {
 func (l *lives) all(t *testing.T) {
 	everything := function.Interface{Name: "net1", MTU: 1400, VF: &function.VFConfig{}}
 	for _, w := range wishes {
-		if w.granted(l.personality) && w.knob != "vlan.ad" {
+		if stage.Grants(l.personality, w.knob) && w.knob != "vlan.ad" {
 			w.ask(&everything)
 		}
 	}
 
 	l.run(t, "everything that it has", func(t *testing.T) { l.live(t, everything, nil, nil) })
 	for _, w := range wishes {
-		if w.granted(l.personality) && w.knob != "vlan.ad" {
+		if stage.Grants(l.personality, w.knob) && w.knob != "vlan.ad" {
 			continue
 		}
 		l.run(t, w.field, func(t *testing.T) {
@@ -123,7 +104,7 @@ func (l *lives) all(t *testing.T) {
 	l.run(t, "hostile pod", func(t *testing.T) {
 		l.live(t, everything, nil, func(pod *netns.Namespace) { vandalise(t, pod) })
 	})
-	if tells(l.personality) {
+	if stage.Tells(l.personality) {
 		l.run(t, "PF silent at release", func(t *testing.T) { l.silent(t, everything) })
 		l.run(t, "PF down at release", func(t *testing.T) { l.down(t, everything) })
 	}
@@ -254,11 +235,11 @@ func (l *lives) wantAttached(t *testing.T, h held, want function.Interface) {
 	got, expected := l.stage.Settled(t, 0), h.before
 	if want.MAC != "" {
 		expected.Own = string(want.MAC)
-		if tells(l.personality) {
+		if stage.Tells(l.personality) {
 			expected.MAC = string(want.MAC)
 		}
 	}
-	if vf := want.VF; tells(l.personality) {
+	if vf := want.VF; stage.Tells(l.personality) {
 		set(&expected.VLAN, vf.VLAN)
 		set(&expected.QoS, vf.QoS)
 		set(&expected.Min, vf.MinTxRate)

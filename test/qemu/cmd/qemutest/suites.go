@@ -122,6 +122,14 @@ func guests() []guest {
 					name: "personalities", path: "test/qemu/hardware", run: "^TestPersonalities$", limit: 6 * time.Minute,
 					personalities: true,
 				},
+				{
+					name: "report", path: "test/qemu/hardware", run: "^TestReport$", limit: 3 * time.Minute,
+					personalities: true,
+				},
+				{
+					name: "personalities-node", path: "test/qemu/node", run: "^TestPersonalities$", limit: 6 * time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, personalities: true,
+				},
 				{name: "subfunction", path: "test/qemu/hardware", run: "^TestSubfunction", limit: time.Minute},
 				{
 					name: "subfunction-claim", path: "test/qemu/node", run: "^TestClaimedSubfunction$", limit: time.Minute,
