@@ -158,8 +158,11 @@ func AnswerOf(err error) string {
 		return "EIO"
 	}
 	name := unix.ErrnoName(errno)
-	if errno == 524 { // ENOTSUPP of include/linux/errno.h, which has no name for programs
-		name = "ENOTSUPP"
+	switch errno {
+	case unix.EOPNOTSUPP:
+		name = "EOPNOTSUPP" // and not ENOTSUP, which is the same number
+	case 524:
+		name = "ENOTSUPP" // of include/linux/errno.h, which has no name for programs
 	}
 	if !slices.Contains(words[Answer], name) {
 		return "EIO"

@@ -1,10 +1,13 @@
 package personality_test
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -57,6 +60,17 @@ func TestScript(t *testing.T) {
 	}
 	if got := p.Value("mac.reset") + " " + p.Value("vlan.ad"); got != "100 EPROTONOSUPPORT" {
 		t.Errorf("values %s", got)
+	}
+}
+
+func TestAnswerOf(t *testing.T) {
+	for err, want := range map[error]string{
+		nil: "ok", unix.EOPNOTSUPP: "EOPNOTSUPP", unix.Errno(524): "ENOTSUPP", fmt.Errorf("set: %w", unix.EAGAIN): "EAGAIN",
+		unix.EXDEV: "EIO", errors.New("other"): "EIO",
+	} {
+		if got := personality.AnswerOf(err); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
 	}
 }
 

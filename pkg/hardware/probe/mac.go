@@ -38,9 +38,9 @@ func (p *prober) mac(ctx context.Context) error {
 func (p *prober) follows(mac net.HardwareAddr) {
 	begin, reset := time.Now(), false
 	var refused error
-	for p.own() != mac.String() {
-		err := p.setOwn(mac)
-		if err == nil {
+	for {
+		err := p.setOwn(mac) // even if it has it: in a reset it is refused all the same
+		if err == nil || !busy(err) && p.own() == mac.String() {
 			break
 		}
 		if busy(err) {
@@ -109,8 +109,8 @@ func (p *prober) others() {
 	admin := p.own()
 	other := probeMAC(3)
 	err := p.setOwn(other)
-	p.observe("vf.mac.admin", personality.AnswerOf(err), "answers %v to the VF that wants another MAC than the administrative one", err)
 	if err == nil {
+		p.observe("vf.mac.admin", personality.OK, "lets the VF have another MAC than the administrative one")
 		if told, err := p.Engine.Told(p.device.PF); err == nil && told != nil && told.MAC == function.MAC(other.String()) {
 			p.observe("vf.mac.through", "yes", "makes the VF's own MAC the administrative one")
 		}
@@ -120,6 +120,7 @@ func (p *prober) others() {
 		return
 	}
 
+	p.observe("vf.mac.admin", personality.AnswerOf(err), "answers %v to the VF that wants another MAC than the administrative one", err)
 	if p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, true) != nil {
 		return
 	}

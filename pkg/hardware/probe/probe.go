@@ -28,7 +28,7 @@ const (
 	restoreTime = 30 * time.Second       // to be as it was
 	pause       = 2 * time.Millisecond
 	// noticed is what is not a delay yet: the time that asking takes.
-	noticed = 15 * time.Millisecond
+	noticed = 40 * time.Millisecond
 )
 
 // interfaceName is that of the VF's netdev while it is probed.
@@ -103,7 +103,6 @@ type prober struct {
 	link     netlink.Link // in the pod
 	first    netdev.VFState
 	told     bool // the PF tells of the VF
-	silent   int  // how often the PF told nothing in the last [prober.await]
 	observed []Observation
 }
 
@@ -303,42 +302,47 @@ func (p *prober) field(f field) {
 	p.settle("")
 }
 
-// effect looks what comes of a property that was set with success.
+// effect looks what comes of a property that was set with success. A reset is over before an effect is waited for.
 func (p *prober) effect(f field) {
 	if !p.told {
 		return
 	}
+	begin := time.Now()
+	if told, err := p.Engine.Told(p.device.PF); err == nil && told == nil {
+		p.silent()
+	}
+	if plain(f.knob) {
+		p.settle(f.knob)
+	}
+
 	took := p.await(f.shows)
 	switch {
 	case took < 0 && f.told != nil && !f.told(p.first):
 		p.observe(f.knob+".tell", "unknown", "does not tell the %s", f.name)
 	case took < 0:
 		p.observe(f.knob, personality.Ignore, "answers success to a %s, and tells none", f.name)
-	case plain(f.knob) && p.silent == 0:
-		p.observeTime(f.knob+".delay", took, "tells a "+f.name+" only after a while")
-	}
-	if plain(f.knob) {
-		p.settle(f.knob)
+	case plain(f.knob) && took > noticed:
+		p.observeTime(f.knob+".delay", time.Since(begin), "tells a "+f.name+" only after a while")
 	}
 }
 
-// await waits until the PF tells something, and returns how long that took, -1 if it did not. silent counts the times
-// that the PF told nothing of the VF.
+// silent notes that the PF told nothing of the VF.
+func (p *prober) silent() {
+	p.observeOnce("get.busy", "EAGAIN", "leaves the VF out of what it tells for a while, after something was set")
+}
+
+// await waits until the PF tells something, and returns how long that took, -1 if it did not. It waits longer for a PF that
+// tells nothing of the VF.
 func (p *prober) await(shows func(netdev.VFState) bool) time.Duration {
-	begin := time.Now()
-	p.silent = 0
+	begin, limit := time.Now(), effectTime
 	for {
 		told, err := p.Engine.Told(p.device.PF)
 		if err == nil && told == nil {
-			p.silent++
-			p.observeOnce("get.busy", "EAGAIN", "leaves the VF out of what it tells for a while, after something was set")
+			p.silent()
+			limit = settleTime
 		}
 		if err == nil && told != nil && shows(*told) {
 			return time.Since(begin)
-		}
-		limit := effectTime
-		if p.silent > 0 {
-			limit = settleTime
 		}
 		if time.Since(begin) > limit {
 			return -1
