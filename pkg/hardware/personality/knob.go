@@ -86,6 +86,7 @@ var others = []Knob{
 	{"set.busy", Answer, OK, "the answer to each field while the VF resets"},
 	{"set.wait", Milliseconds, "0", "time that the PF waits before for the end of the reset"},
 	{"set.down", Answer, OK, "the answer to each field while the PF is down"},
+	{"operations", Switch, "yes", "whether the PF's driver has operations for VFs at all; without, the kernel refuses all"},
 	{"get", Answer, OK, "the answer to who asks about a VF; an error leaves the VF out"},
 	{"get.busy", Answer, OK, "the same while the VF resets"},
 	{"get.any", Answer, OK, "the same while any VF resets"},

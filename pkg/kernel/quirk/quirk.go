@@ -15,5 +15,5 @@ type Quirk struct {
 
 // All are the quirks of all drivers, sorted by driver.
 func All() []Quirk {
-	return slices.Concat(iavf, ice, igb, igbvf, mlx5, several, vfs, vfio, virtio)
+	return slices.Concat(iavf, ice, igb, igbvf, mlx5, several, vfio, virtio)
 }

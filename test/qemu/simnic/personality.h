@@ -36,6 +36,7 @@ struct knobs {
 	s32 qos_alone, link_enable;		/* answers to QoS without VLAN, and to "enable" */
 	s32 follow;
 	s32 set_busy, set_wait, set_down;	/* to everything: VF in reset, PF down */
+	s32 operations;				/* whether the driver has any for VFs */
 	s32 get, get_busy, get_any, get_wait, get_down;
 	s32 vf_admin, vf_equal, vf_trusted, vf_through, vf_busy, vf_wait;	/* VF's own MAC */
 	s32 vf_up, vf_mtu;
@@ -84,6 +85,7 @@ static const struct knob { const char *name; enum kind kind; size_t offset; s32 
 	KNOB("set.busy", ANSWER, set_busy, OK),
 	KNOB("set.wait", MS, set_wait, 0),
 	KNOB("set.down", ANSWER, set_down, OK),
+	KNOB("operations", SWITCH, operations, 1),
 	KNOB("get", ANSWER, get, OK),
 	KNOB("get.busy", ANSWER, get_busy, OK),
 	KNOB("get.any", ANSWER, get_any, OK),

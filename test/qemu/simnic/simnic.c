@@ -595,6 +595,11 @@ static const struct net_device_ops ops_uplink = {
 	.ndo_set_vf_spoofchk = vf_spoof, .ndo_set_vf_trust = vf_trust,
 	.ndo_set_vf_link_state = vf_link, .ndo_get_vf_config = vf_get,
 };
+/* of a driver that does not know VFs */
+static const struct net_device_ops ops_uplink_bare = {
+	.ndo_open = snic_open, .ndo_stop = snic_stop, .ndo_start_xmit = snic_xmit,
+	.ndo_set_mac_address = eth_mac_addr, .ndo_validate_addr = eth_validate_addr,
+};
 static const struct net_device_ops ops_fn = {
 	.ndo_open = snic_open, .ndo_stop = snic_stop, .ndo_start_xmit = snic_xmit,
 	.ndo_set_mac_address = snic_set_mac, .ndo_validate_addr = eth_validate_addr,
@@ -988,6 +993,7 @@ static ssize_t simnic_personality_store(struct device *d, struct device_attribut
 		return err;
 	rtnl_lock();
 	pf->knobs = k;
+	pf->uplink->netdev_ops = k.operations ? &ops_uplink : &ops_uplink_bare;
 	refresh(pf->uplink);
 	rtnl_unlock();
 	return n;
