@@ -24,7 +24,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// state is what the agent knows, or the kernel where no agent ever ran. An agent that is away may have pods with VFs.
+// state is what the agent knows, or the kernel where no agent ever ran. An agent that is away may
+// have pods with VFs.
 func (o *reportOptions) state(ctx context.Context) (*nodestate.State, error) {
 	client := nodestate.Client{Socket: o.socket}
 	if client.Runs() {

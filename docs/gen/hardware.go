@@ -31,7 +31,8 @@ type section struct {
 
 type feature struct {
 	Feature string `yaml:"feature"`
-	// Plays is the field of a VF, and the knob, that decide what personalities do; empty where they are not asked.
+	// Plays is the field of a VF, and the knob, that decide what personalities do; empty where they
+	// are not asked.
 	Plays []string `yaml:"plays"`
 	// Played says that every personality of a column plays the row.
 	Played bool     `yaml:"played"`

@@ -26,7 +26,8 @@ const (
 	Source       Kind = "source"    // of a VF's carrier: "pf", which must be up, or "port"
 )
 
-// OK and Ignore are the answers of a driver that does what it is asked, and of one that says so and does not.
+// OK and Ignore are the answers of a driver that does what it is asked, and of one that says so and
+// does not.
 const (
 	OK     = "ok"
 	Ignore = "ignore"
@@ -148,7 +149,8 @@ func (s Setting) validate() error {
 	return nil
 }
 
-// AnswerOf is the answer that an error of the kernel is: "ok" for nil, and "EIO" for an errno that is no answer here.
+// AnswerOf is the answer that an error of the kernel is: "ok" for nil, and "EIO" for an errno that
+// is no answer here.
 func AnswerOf(err error) string {
 	if err == nil {
 		return OK

@@ -1,6 +1,7 @@
-// Package personality is the file format in which this project writes down what the drivers of a NIC do otherwise than
-// the rest: what they refuse, delay, forget, reset, tell wrongly or leave out. The simulated NIC of test/qemu plays such a
-// file, docs/gen makes tables of it, and "xpuctl hardware-report" writes one about a real card.
+// Package personality is the file format in which this project writes down what the drivers of a
+// NIC do otherwise than the rest: what they refuse, delay, forget, reset, tell wrongly or leave
+// out. The simulated NIC of test/qemu plays such a file, docs/gen makes tables of it, and "xpuctl
+// hardware-report" writes one about a real card.
 package personality
 
 import (
@@ -32,22 +33,25 @@ type Personality struct {
 	Column string `yaml:"column,omitempty"`
 	// Switchdev says that the eswitch is in mode switchdev.
 	Switchdev bool `yaml:"switchdev,omitempty"`
-	// Observed says that a real card showed the deviations, by "xpuctl hardware-report", and not its source.
+	// Observed says that a real card showed the deviations, by "xpuctl hardware-report", and not
+	// its source.
 	Observed bool `yaml:"observed,omitempty"`
-	// Deviations are what the drivers do otherwise than the rest. A card without one does all that it is asked, at once.
+	// Deviations are what the drivers do otherwise than the rest. A card without one does all that
+	// it is asked, at once.
 	Deviations []Deviation `yaml:"deviations,omitempty"`
 }
 
 // Deviation is one thing that drivers do otherwise than the rest.
 type Deviation struct {
-	// Does is what the drivers do, as the predicate of a sentence: "resets the VF when its VLAN is set".
+	// Does is what the drivers do, as the predicate of a sentence: "resets the VF when its VLAN is
+	// set".
 	Does string `yaml:"does"`
 	// Play are the knobs of the simulated NIC that play it; none where it cannot be played.
 	Play Settings `yaml:"play,omitempty"`
 	// Source shows it: function and file of the kernel, or the public report.
 	Source string `yaml:"source"`
-	// Quirk is the name of the quirk in pkg/kernel/quirk that says what this project does about it. Answer says it where
-	// there is no such quirk. A file has one of both, unless it is Observed.
+	// Quirk is the name of the quirk in pkg/kernel/quirk that says what this project does about it.
+	// Answer says it where there is no such quirk. A file has one of both, unless it is Observed.
 	Quirk  string `yaml:"quirk,omitempty"`
 	Answer string `yaml:"answer,omitempty"`
 }
@@ -88,8 +92,8 @@ func (s Settings) MarshalYAML() (any, error) {
 	return node, nil
 }
 
-// Parse reads a file. It refuses unknown keys, knobs and values, and a deviation without a source; the error names the
-// line, or the deviation by its number from 1.
+// Parse reads a file. It refuses unknown keys, knobs and values, and a deviation without a source;
+// the error names the line, or the deviation by its number from 1.
 func Parse(content []byte) (Personality, error) {
 	if len(content) > MaxSize {
 		return Personality{}, fmt.Errorf("%d bytes are too many: at most %d", len(content), MaxSize)
@@ -155,7 +159,8 @@ func (p Personality) validate() error {
 	return nil
 }
 
-// Value is what a knob is set to, its default where no deviation sets it. It panics for a knob that does not exist.
+// Value is what a knob is set to, its default where no deviation sets it. It panics for a knob that
+// does not exist.
 func (p Personality) Value(knob string) string {
 	k, ok := byName(knob)
 	if !ok {

@@ -53,7 +53,8 @@ func row(cells []string) string {
 	return "| " + strings.Join(cells, " | ") + " |\n"
 }
 
-// Takes says whether the drivers do what they are asked for a field, or for the special value that has a knob of its own.
+// Takes says whether the drivers do what they are asked for a field, or for the special value that
+// has a knob of its own.
 func (p Personality) Takes(field, knob string) bool {
 	return p.Value("get") == OK && p.Value(field) == OK && p.Value(knob) == OK
 }

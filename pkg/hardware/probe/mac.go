@@ -10,7 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 )
 
-// probeMAC is a locally administered address, which nothing outside the scratch namespace ever sees.
+// probeMAC is a locally administered address, which nothing outside the scratch namespace ever
+// sees.
 func probeMAC(number byte) net.HardwareAddr { return net.HardwareAddr{0x02, 0, 0, 0x70, 0x72, number} }
 
 // mac asks about the administrative MAC, the one of the VF's netdev, and who follows whom.
@@ -66,7 +67,8 @@ func (p *prober) follows(mac net.HardwareAddr) {
 	}
 }
 
-// opens looks whether the netdev follows the PF by itself: at once, after a reset, when it is set up, or never.
+// opens looks whether the netdev follows the PF by itself: at once, after a reset, when it is set
+// up, or never.
 func (p *prober) opens() {
 	mac := probeMAC(2)
 	if err := p.setMAC(mac); err != nil {
@@ -103,7 +105,8 @@ func (p *prober) opens() {
 	}
 }
 
-// others looks whether the VF may have another MAC than the administrative one, by itself and when it is trusted.
+// others looks whether the VF may have another MAC than the administrative one, by itself and when
+// it is trusted.
 func (p *prober) others() {
 	p.settle("")
 	admin := p.own()

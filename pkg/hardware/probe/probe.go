@@ -1,6 +1,7 @@
-// Package probe finds out what the drivers of a card do with a VF, by asking them. It takes one VF that nobody has to a
-// network namespace of its own, has the PF enforce each property and take it away, and gives the VF back as it was. It
-// does nothing that other Functions of the card could notice: PF, eswitch, firmware and the number of VFs stay as they are.
+// Package probe finds out what the drivers of a card do with a VF, by asking them. It takes one VF
+// that nobody has to a network namespace of its own, has the PF enforce each property and take it
+// away, and gives the VF back as it was. It does nothing that other Functions of the card could
+// notice: PF, eswitch, firmware and the number of VFs stay as they are.
 package probe
 
 import (
@@ -34,7 +35,8 @@ const (
 // interfaceName is that of the VF's netdev while it is probed.
 const interfaceName = "probe0"
 
-// Observation is a knob of the simulated NIC by which it would do what the card did, and what that was.
+// Observation is a knob of the simulated NIC by which it would do what the card did, and what that
+// was.
 type Observation struct {
 	personality.Setting
 	Does string
@@ -49,8 +51,9 @@ type Options struct {
 	Trace func(step string)
 }
 
-// VF probes a VF, and gives it back as it was: its error says if that failed, and what is left. It needs CAP_NET_ADMIN and
-// CAP_SYS_ADMIN in the host's network namespace, in which it must run. Nobody else may use the VF meanwhile.
+// VF probes a VF, and gives it back as it was: its error says if that failed, and what is left. It
+// needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the host's network namespace, in which it must run.
+// Nobody else may use the VF meanwhile.
 func VF(ctx context.Context, device netdev.Device, options Options) (observed []Observation, notes []string, err error) {
 	if options.Trace == nil {
 		options.Trace = func(string) {}
@@ -198,8 +201,8 @@ func (p *prober) rates() {
 type field struct {
 	knob, name string
 	set, unset func(*prober) error
-	// shows says whether the PF tells that it is set, and told whether it tells of the property at all; told is nil where
-	// it always does.
+	// shows says whether the PF tells that it is set, and told whether it tells of the property at
+	// all; told is nil where it always does.
 	shows func(netdev.VFState) bool
 	told  func(netdev.VFState) bool
 }
@@ -302,7 +305,8 @@ func (p *prober) field(f field) {
 	p.settle("")
 }
 
-// effect looks what comes of a property that was set with success. A reset is over before an effect is waited for.
+// effect looks what comes of a property that was set with success. A reset is over before an effect
+// is waited for.
 func (p *prober) effect(f field) {
 	if !p.told {
 		return
@@ -331,8 +335,8 @@ func (p *prober) silent() {
 	p.observeOnce("get.busy", "EAGAIN", "leaves the VF out of what it tells for a while, after something was set")
 }
 
-// await waits until the PF tells something, and returns how long that took, -1 if it did not. It waits longer for a PF that
-// tells nothing of the VF.
+// await waits until the PF tells something, and returns how long that took, -1 if it did not. It
+// waits longer for a PF that tells nothing of the VF.
 func (p *prober) await(shows func(netdev.VFState) bool) time.Duration {
 	begin, limit := time.Now(), effectTime
 	for {
@@ -373,8 +377,8 @@ func (p *prober) patiently(do func() error) error {
 	}
 }
 
-// settle waits until the VF has come out of a reset, by setting it up. It notes how long that took after the field was
-// set, unless the field is "".
+// settle waits until the VF has come out of a reset, by setting it up. It notes how long that took
+// after the field was set, unless the field is "".
 func (p *prober) settle(field string) {
 	begin := time.Now()
 	err := p.pod.LinkSetUp(p.link)

@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inScratch calls do with the path of a network namespace of its own, which ends with the call. The namespace is that of
-// a thread, so that nothing needs to be unmounted after a process that was killed.
+// inScratch calls do with the path of a network namespace of its own, which ends with the call. The
+// namespace is that of a thread, so that nothing needs to be unmounted after a process that was
+// killed.
 func inScratch(ctx context.Context, do func(ctx context.Context, path string) error) error {
 	path, made, done := "", make(chan error, 1), make(chan struct{})
 	go func() {

@@ -22,8 +22,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
 )
 
-// What an attachment and a release may take, emulated processors included: the agent tries again what failed for a
-// moment, and gives up after a while.
+// What an attachment and a release may take, emulated processors included: the agent tries again
+// what failed for a moment, and gives up after a while.
 const (
 	attachTime  = 2 * time.Second
 	restoreTime = 5 * time.Second // of one call
@@ -50,9 +50,9 @@ var wishes = []wish{
 	{"link.enable", "vf.linkState", func(i *function.Interface) { i.VF.LinkState = function.LinkEnable }},
 }
 
-// TestPersonalities plays the drivers of other cards. Whatever they do, a pod has what it asked for within 2 s, or an error
-// names the field; and afterwards the VF is what it was, or something was noted that isolates the next owner as well, or
-// an error keeps it from the next owner.
+// TestPersonalities plays the drivers of other cards. Whatever they do, a pod has what it asked for
+// within 2 s, or an error names the field; and afterwards the VF is what it was, or something was
+// noted that isolates the next owner as well, or an error keeps it from the next owner.
 func TestPersonalities(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -186,7 +186,8 @@ func (l *lives) restore(t *testing.T, h held) (netdev.Restored, error) {
 	return restored, err
 }
 
-// live attaches and releases, and wants both. The driver does before just before, and the pod what it does.
+// live attaches and releases, and wants both. The driver does before just before, and the pod what
+// it does.
 func (l *lives) live(t *testing.T, want function.Interface, before func(), does func(*netns.Namespace)) {
 	t.Helper()
 	if before != nil {
@@ -206,8 +207,8 @@ func (l *lives) live(t *testing.T, want function.Interface, before func(), does 
 	l.wantReleased(t, h)
 }
 
-// single asks for one thing that the driver does not do, or does without telling: the pod does not start, with an error that
-// names the field, or it has it.
+// single asks for one thing that the driver does not do, or does without telling: the pod does not
+// start, with an error that names the field, or it has it.
 func (l *lives) single(t *testing.T, w wish, want function.Interface) {
 	t.Helper()
 	h, err := l.attach(t, want)
@@ -321,7 +322,8 @@ func speed(p personality.Personality) (mbits int) {
 	return mbits
 }
 
-// reset has the driver reset the VF by something that changes nothing. It does nothing with a driver that never resets.
+// reset has the driver reset the VF by something that changes nothing. It does nothing with a
+// driver that never resets.
 func (l *lives) reset(t *testing.T) {
 	t.Helper()
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -334,7 +336,8 @@ func (l *lives) reset(t *testing.T) {
 	}
 }
 
-// silent has the PF tell nothing when the Function is released: that is no outcome, and the next try has one.
+// silent has the PF tell nothing when the Function is released: that is no outcome, and the next
+// try has one.
 func (l *lives) silent(t *testing.T, want function.Interface) {
 	t.Helper()
 	h, err := l.attach(t, want)
@@ -366,7 +369,8 @@ func (l *lives) down(t *testing.T, want function.Interface) {
 	l.wantReleased(t, h)
 }
 
-// vandalise does to the pod's interface what a tenant with CAP_NET_ADMIN can. What the driver refuses is refused.
+// vandalise does to the pod's interface what a tenant with CAP_NET_ADMIN can. What the driver
+// refuses is refused.
 func vandalise(t *testing.T, pod *netns.Namespace) {
 	t.Helper()
 	handle := pod.Handle()

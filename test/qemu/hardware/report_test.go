@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
 )
 
-// TestReport: what "xpuctl hardware-report" writes about a card is the personality that the card plays, as far as it can
-// be seen without disturbing others; and the VF is what it was.
+// TestReport: what "xpuctl hardware-report" writes about a card is the personality that the card
+// plays, as far as it can be seen without disturbing others; and the VF is what it was.
 func TestReport(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -77,8 +77,8 @@ func slow(p personality.Personality) personality.Personality {
 	return p
 }
 
-// visible are the knobs whose value can be seen without disturbing others, as far as their field is there. Of a time it
-// says whether there is one: an emulated machine is not exact.
+// visible are the knobs whose value can be seen without disturbing others, as far as their field is
+// there. Of a time it says whether there is one: an emulated machine is not exact.
 func visible(p personality.Personality) map[string]string {
 	seen := map[string]string{"get": p.Value("get"), "speed": p.Value("speed")}
 	for _, knob := range []string{
@@ -114,7 +114,8 @@ func visible(p personality.Personality) map[string]string {
 	return seen
 }
 
-// times are of resets, which only show where the VF's driver is busy meanwhile, and of effects that come later.
+// times are of resets, which only show where the VF's driver is busy meanwhile, and of effects that
+// come later.
 func times(p personality.Personality, seen map[string]string) {
 	some := func(knob string) { seen[knob] = map[bool]string{true: "some", false: "none"}[p.Value(knob) != "0"] }
 	if p.Value("vf.mac.busy") != personality.OK {

@@ -17,9 +17,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
 )
 
-// TestPersonalities leads a Function's whole life, with the agent and the CNI plugin, on the drivers of other cards: a pod
-// that asks for everything that the card takes starts, whatever it does to its interface it ends by the first DEL, and
-// then the Function is what it was and offered again, or is not offered.
+// TestPersonalities leads a Function's whole life, with the agent and the CNI plugin, on the
+// drivers of other cards: a pod that asks for everything that the card takes starts, whatever it
+// does to its interface it ends by the first DEL, and then the Function is what it was and offered
+// again, or is not offered.
 func TestPersonalities(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -69,7 +70,8 @@ func everything(p personality.Personality) node.NetConf {
 	return conf
 }
 
-// harm is what a tenant with CAP_NET_ADMIN does to the interface. What the driver refuses is refused.
+// harm is what a tenant with CAP_NET_ADMIN does to the interface. What the driver refuses is
+// refused.
 func harm(t *testing.T, pod *node.Pod) {
 	t.Helper()
 	link, err := pod.Handle().LinkByName("net1")
@@ -83,7 +85,8 @@ func harm(t *testing.T, pod *node.Pod) {
 	must.Succeed(t, pod.Handle().LinkSetName(link, "evil0"))
 }
 
-// ended waits until the Function has an outcome: it is what it was and is offered, or is not offered.
+// ended waits until the Function has an outcome: it is what it was and is offered, or is not
+// offered.
 func ended(t *testing.T, n *node.Node, s *stage.Stage, vf function.ID, before stage.VF) {
 	t.Helper()
 	offered(t, n, vf, false)
@@ -102,7 +105,8 @@ func ended(t *testing.T, n *node.Node, s *stage.Stage, vf function.ID, before st
 	}
 }
 
-// offered waits for a while until the kubelet may give the Function to pods, and wants that if it must be so.
+// offered waits for a while until the kubelet may give the Function to pods, and wants that if it
+// must be so.
 func offered(t *testing.T, n *node.Node, vf function.ID, wanted bool) {
 	t.Helper()
 	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {

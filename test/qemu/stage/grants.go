@@ -9,7 +9,8 @@ import (
 // Tells says whether the PF tells of its VFs at all.
 func Tells(p personality.Personality) bool { return p.Value("get") == personality.OK }
 
-// Grants says whether a pod must get what the knob stands for, because the driver does what it is asked and tells of it.
+// Grants says whether a pod must get what the knob stands for, because the driver does what it is
+// asked and tells of it.
 func Grants(p personality.Personality, knob string) bool {
 	field, _, special := strings.Cut(knob, ".")
 	switch {

@@ -1,5 +1,5 @@
-// Package stage has the simulated NIC of a guest play the drivers of other cards, for tests, and says what is really in
-// effect, whatever its PF tells.
+// Package stage has the simulated NIC of a guest play the drivers of other cards, for tests, and
+// says what is really in effect, whatever its PF tells.
 package stage
 
 import (
@@ -94,8 +94,8 @@ func (s *Stage) Write(t *testing.T, lines string) {
 	card.SetAttribute(t, s.pf, "simnic_personality", lines+"\n")
 }
 
-// Clear makes the VFs what they were, so that what one test left does not fail the next one. By the default personality
-// everything is taken at once.
+// Clear makes the VFs what they were, so that what one test left does not fail the next one. By the
+// default personality everything is taken at once.
 func (s *Stage) Clear(t *testing.T) {
 	t.Helper()
 	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -117,8 +117,9 @@ func (s *Stage) Clear(t *testing.T) {
 	}
 }
 
-// awaitHost waits until a VF is settled and its netdev on the host, to which it comes from a namespace that ended. It is
-// called when the test has ended, so that the test's context is of no use.
+// awaitHost waits until a VF is settled and its netdev on the host, to which it comes from a
+// namespace that ended. It is called when the test has ended, so that the test's context is of no
+// use.
 func (s *Stage) awaitHost(t *testing.T, index int) {
 	t.Helper()
 	s.Settled(t, index)

@@ -1,5 +1,6 @@
-// Package zoo has the personalities of the cards that nobody here has: what their drivers do by the kernel's sources and
-// public reports. Package simnic plays them in a guest. A file that "xpuctl hardware-report" wrote belongs here too.
+// Package zoo has the personalities of the cards that nobody here has: what their drivers do by the
+// kernel's sources and public reports. Package simnic plays them in a guest. A file that "xpuctl
+// hardware-report" wrote belongs here too.
 package zoo
 
 import (
@@ -39,8 +40,8 @@ func All() ([]personality.Personality, error) {
 	return all, nil
 }
 
-// Third is every third personality, which ones by a number that changes from day to day or from commit to commit: three
-// numbers in a row have all.
+// Third is every third personality, which ones by a number that changes from day to day or from
+// commit to commit: three numbers in a row have all.
 func Third(all []personality.Personality, number int) []personality.Personality {
 	var third []personality.Personality
 	for i := (number%3 + 3) % 3; i < len(all); i += 3 {

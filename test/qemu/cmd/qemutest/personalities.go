@@ -10,8 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/zoo"
 )
 
-// played are the names of the personalities that the command line asks for, with commas between. A third of them is
-// another one each day, so that three days have all.
+// played are the names of the personalities that the command line asks for, with commas between. A
+// third of them is another one each day, so that three days have all.
 func played(asked string, full bool, now time.Time) (string, error) {
 	all, err := zoo.All()
 	if err != nil {
