@@ -48,8 +48,10 @@ the host, or that has no netdev. It runs on the node, as root.`,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
 	f := c.Flags()
-	f.StringSliceVar(&o.functions, "functions", nil, "PCI addresses of the VFs that may be touched, with commas between; all of one PF")
-	f.StringVar(&o.file, "output-file", "-", `file that the personality is written to, "-" for standard output`)
+	f.StringSliceVar(&o.functions, "functions", nil,
+		"PCI addresses of the VFs that may be touched, with commas between; all of one PF")
+	f.StringVar(&o.file, "output-file", "-",
+		`file that the personality is written to, "-" for standard output`)
 	f.StringVar(&o.socket, "socket", nodestate.DefaultSocket, "where the agent of this host listens")
 	f.StringVar(&o.journal, "journal", "/var/lib/xpu-agent/journal.db",
 		"journal of the agent of this host; where it exists and no agent answers, nothing is touched")
@@ -73,7 +75,8 @@ func (o *reportOptions) run(c *cobra.Command) error {
 			return fmt.Errorf("--functions %s: %w", address, err)
 		}
 		if len(chosen) > 0 && chosen[0].PF != f.PF {
-			return fmt.Errorf("--functions %s: is of PF %s, and %s of %s: ask one PF at a time", address, f.PF, chosen[0].ID, chosen[0].PF)
+			return fmt.Errorf("--functions %s: is of PF %s, and %s of %s: ask one PF at a time",
+				address, f.PF, chosen[0].ID, chosen[0].PF)
 		}
 		chosen = append(chosen, f)
 	}
@@ -100,7 +103,9 @@ func listVFs(to io.Writer, state *nodestate.State) {
 
 // choose finds a VF that nobody has.
 func choose(state *nodestate.State, address string) (nodestate.Function, error) {
-	i := slices.IndexFunc(state.Functions, func(f nodestate.Function) bool { return f.ID.String() == address })
+	i := slices.IndexFunc(state.Functions, func(f nodestate.Function) bool {
+		return f.ID.String() == address
+	})
 	if i < 0 {
 		return nodestate.Function{}, errors.New("there is no such Function on this host")
 	}
@@ -123,11 +128,14 @@ func notFree(f nodestate.Function) string {
 	case f.Gone || f.Potential:
 		return "is not there"
 	case f.Attachment != nil:
-		return fmt.Sprintf("is %s in pod %s/%s", f.Attachment.State, f.Attachment.Pod.Namespace, f.Attachment.Pod.Name)
+		pod := f.Attachment.Pod
+		return fmt.Sprintf("is %s in pod %s/%s", f.Attachment.State, pod.Namespace, pod.Name)
 	case f.Pool != "":
-		return "belongs to DevicePool " + f.Pool + ", which may give it to a pod at any time: take it from the pool first"
+		return "belongs to DevicePool " + f.Pool +
+			", which may give it to a pod at any time: take it from the pool first"
 	case f.Netdev == "":
-		return fmt.Sprintf("has no netdev on the host (its driver is %q): bind it to its network driver first", f.Driver)
+		return fmt.Sprintf(
+			"has no netdev on the host (its driver is %q): bind it to its network driver first", f.Driver)
 	case f.PFName == "":
 		return "has a PF without a netdev"
 	case f.DefaultRoute:
@@ -148,7 +156,8 @@ func (o *reportOptions) write(c *cobra.Command, p personality.Personality) error
 		return fmt.Errorf("the report cannot be read again: %w", err)
 	}
 
-	fmt.Fprintf(c.ErrOrStderr(), "\nRow of docs/reference/hardware.md:\n\n%s%s\n", personality.Header(), p.Row())
+	said := c.ErrOrStderr()
+	fmt.Fprintf(said, "\nRow of docs/reference/hardware.md:\n\n%s%s\n", personality.Header(), p.Row())
 	if o.file == "-" {
 		_, err = c.OutOrStdout().Write(content)
 		return err
@@ -156,6 +165,7 @@ func (o *reportOptions) write(c *cobra.Command, p personality.Personality) error
 	if err := os.WriteFile(o.file, content, 0o644); err != nil {
 		return err
 	}
-	fmt.Fprintf(c.ErrOrStderr(), "The personality is in %s. Add it to test/qemu/zoo as %s.yaml, or send it.\n", o.file, p.Name)
+	fmt.Fprintf(said, "The personality is in %s. Add it to test/qemu/zoo as %s.yaml, or send it.\n",
+		o.file, p.Name)
 	return nil
 }

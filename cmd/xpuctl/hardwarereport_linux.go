@@ -32,7 +32,8 @@ func (o *reportOptions) state(ctx context.Context) (*nodestate.State, error) {
 		return client.State(ctx)
 	}
 	if _, err := os.Stat(o.journal); err == nil {
-		return nil, fmt.Errorf("xpu-agent does not answer at %s, and its journal %s says what pods have: start it first",
+		return nil, fmt.Errorf(
+			"xpu-agent does not answer at %s, and its journal %s says what pods have: start it first",
 			o.socket, o.journal)
 	}
 	return kernelState(ctx, "/")
@@ -66,8 +67,10 @@ func (o *reportOptions) probe(
 
 	var observed []probe.Observation
 	for _, f := range chosen {
-		fmt.Fprintf(c.ErrOrStderr(), "%s: VF %d of PF %s (%s), netdev %s\n", f.ID, f.Index, f.PFName, f.PF, f.Netdev)
-		device := netdev.Device{Name: f.Netdev, PF: &netdev.PF{Name: f.PFName, Address: string(f.PF), VF: f.Index}}
+		fmt.Fprintf(c.ErrOrStderr(), "%s: VF %d of PF %s (%s), netdev %s\n",
+			f.ID, f.Index, f.PFName, f.PF, f.Netdev)
+		pf := &netdev.PF{Name: f.PFName, Address: string(f.PF), VF: f.Index}
+		device := netdev.Device{Name: f.Netdev, PF: pf}
 		got, notes, err := probe.VF(c.Context(), device, probe.Options{
 			Engine: engine, Speed: speedOf(f.PFName),
 			Trace: func(step string) { fmt.Fprintf(c.ErrOrStderr(), "  asking for %s\n", step) },
@@ -79,7 +82,8 @@ func (o *reportOptions) probe(
 			fmt.Fprintf(c.ErrOrStderr(), "  given back, but: %s\n", note)
 		}
 		for _, one := range got {
-			if !slices.ContainsFunc(observed, func(o probe.Observation) bool { return o.Knob == one.Knob }) {
+			same := func(o probe.Observation) bool { return o.Knob == one.Knob }
+			if !slices.ContainsFunc(observed, same) {
 				observed = append(observed, one)
 			}
 		}
@@ -96,7 +100,8 @@ func cardOf(state *nodestate.State, vf nodestate.Function) (probe.Card, error) {
 		return probe.Card{}, err
 	}
 	card := probe.Card{
-		Vendor: vf.Vendor, Device: vf.Device, PF: vf.Driver, VF: vf.Driver, Kernel: unix.ByteSliceToString(release.Release[:]),
+		Vendor: vf.Vendor, Device: vf.Device, PF: vf.Driver, VF: vf.Driver,
+		Kernel: unix.ByteSliceToString(release.Release[:]),
 	}
 	for _, f := range state.Functions {
 		if f.Kind == function.PF && f.ID.Address == vf.PF {

@@ -19,9 +19,9 @@ const (
 	Answer       Kind = "answer"
 	Milliseconds Kind = "ms"        // at most a minute
 	Number       Kind = "number"    // from 0
-	Condition    Kind = "condition" // "nothing", "up" (the PF), "carrier", or a speed in Mbit/s that the carrier must have
-	Told         Kind = "told"      // "value", "unknown", "own" (the VF's MAC), "speed" (of the link), or a number
-	Follow       Kind = "follow"    // when a VF's netdev takes the PF's MAC: "never", "now", "open" or "reset"
+	Condition    Kind = "condition" // "nothing", "up" (the PF), "carrier", or its speed in Mbit/s
+	Told         Kind = "told"      // "value", "unknown", "own" (the VF's), "speed", or a number
+	Follow       Kind = "follow"    // "never", "now", "open" or "reset"
 	Switch       Kind = "switch"    // "no" or "yes"
 	Source       Kind = "source"    // of a VF's carrier: "pf", which must be up, or "port"
 )
@@ -36,8 +36,8 @@ const (
 // words are the values of kinds that are not numbers.
 var words = map[Kind][]string{
 	Answer: {
-		OK, Ignore, "EPERM", "ENOENT", "EIO", "EAGAIN", "EACCES", "EBUSY", "ENODEV", "EINVAL", "ENOSPC", "ERANGE", "EOPNOTSUPP",
-		"EPROTONOSUPPORT", "EADDRNOTAVAIL", "ENXIO", "ENOMEM", "ENOSYS", "EPROTO", "EALREADY", "ENETDOWN",
+		OK, Ignore, "EPERM", "ENOENT", "EIO", "EAGAIN", "EACCES", "EBUSY", "ENODEV", "EINVAL",
+		"ENOSPC", "ERANGE", "EOPNOTSUPP", "EPROTONOSUPPORT", "EADDRNOTAVAIL", "ENXIO", "ENOMEM", "ENOSYS", "EPROTO", "EALREADY", "ENETDOWN",
 		"ETIMEDOUT", "ENOTSUPP",
 	},
 	Condition: {"nothing", "carrier", "up"},
@@ -87,7 +87,7 @@ var others = []Knob{
 	{"set.busy", Answer, OK, "the answer to each field while the VF resets"},
 	{"set.wait", Milliseconds, "0", "time that the PF waits before for the end of the reset"},
 	{"set.down", Answer, OK, "the answer to each field while the PF is down"},
-	{"operations", Switch, "yes", "whether the PF's driver has operations for VFs at all; without, the kernel refuses all"},
+	{"operations", Switch, "yes", "whether the PF's driver has operations for VFs at all"},
 	{"get", Answer, OK, "the answer to who asks about a VF; an error leaves the VF out"},
 	{"get.busy", Answer, OK, "the same while the VF resets"},
 	{"get.any", Answer, OK, "the same while any VF resets"},
@@ -140,10 +140,12 @@ func (s Setting) validate() error {
 		return nil
 	}
 	if !slices.Contains(numbers, k.Kind) {
-		return fmt.Errorf("knob %s: %q must be one of %s", s.Knob, s.Value, strings.Join(words[k.Kind], ", "))
+		return fmt.Errorf("knob %s: %q must be one of %s",
+			s.Knob, s.Value, strings.Join(words[k.Kind], ", "))
 	}
 	n, err := strconv.ParseUint(s.Value, 10, 31)
-	if limit, limited := most[k.Kind]; err != nil || int(n) < least[k.Kind] || limited && int(n) > limit {
+	limit, limited := most[k.Kind]
+	if err != nil || int(n) < least[k.Kind] || limited && int(n) > limit {
 		return fmt.Errorf("knob %s: %q is no %s", s.Knob, s.Value, k.Kind)
 	}
 	return nil

@@ -71,7 +71,8 @@ func (s *Settings) UnmarshalYAML(node *yaml.Node) error {
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
 		if value.Kind != yaml.ScalarNode {
-			return fmt.Errorf("line %d: knob %q: the value must be a word or a number", value.Line, key.Value)
+			return fmt.Errorf("line %d: knob %q: the value must be a word or a number",
+				value.Line, key.Value)
 		}
 		setting := Setting{key.Value, value.Value}
 		if err := setting.validate(); err != nil {
@@ -86,8 +87,9 @@ func (s *Settings) UnmarshalYAML(node *yaml.Node) error {
 func (s Settings) MarshalYAML() (any, error) {
 	node := &yaml.Node{Kind: yaml.MappingNode}
 	for _, setting := range s {
-		node.Content = append(node.Content,
-			&yaml.Node{Kind: yaml.ScalarNode, Value: setting.Knob}, &yaml.Node{Kind: yaml.ScalarNode, Value: setting.Value})
+		for _, text := range []string{setting.Knob, setting.Value} {
+			node.Content = append(node.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: text})
+		}
 	}
 	return node, nil
 }

@@ -74,8 +74,8 @@ func (p Personality) field(field, knob string) string {
 
 	var says []string
 	if needs := p.Value(field + ".needs"); needs != "nothing" {
-		says = append(says, cmp.Or(map[string]string{"carrier": "needs a carrier", "up": "needs the PF to be up"}[needs],
-			"needs "+needs+" Mbit/s"))
+		known := map[string]string{"carrier": "needs a carrier", "up": "needs the PF to be up"}
+		says = append(says, cmp.Or(known[needs], "needs "+needs+" Mbit/s"))
 	}
 	if zero := p.Value(field + ".zero"); zero == Ignore {
 		says = append(says, "cannot be taken away")

@@ -46,7 +46,8 @@ func (p *prober) follows(mac net.HardwareAddr) {
 		}
 		if busy(err) {
 			reset = true
-			p.observeOnce("vf.mac.busy", personality.AnswerOf(err), "answers "+err.Error()+" to the VF's MAC while it resets")
+			p.observeOnce("vf.mac.busy", personality.AnswerOf(err),
+				"answers "+err.Error()+" to the VF's MAC while it resets")
 		} else if refused = err; time.Since(begin) > effectTime {
 			break
 		}
@@ -58,7 +59,8 @@ func (p *prober) follows(mac net.HardwareAddr) {
 
 	took := time.Since(begin)
 	if refused != nil {
-		p.observe("vf.mac.equal", personality.AnswerOf(refused), "answers %v to the VF that wants the administrative MAC", refused)
+		p.observe("vf.mac.equal", personality.AnswerOf(refused),
+			"answers %v to the VF that wants the administrative MAC", refused)
 	}
 	if reset {
 		p.observeTime("mac.reset", took, "resets the VF when its MAC is set")
@@ -113,8 +115,10 @@ func (p *prober) others() {
 	other := probeMAC(3)
 	err := p.setOwn(other)
 	if err == nil {
-		p.observe("vf.mac.admin", personality.OK, "lets the VF have another MAC than the administrative one")
-		if told, err := p.Engine.Told(p.device.PF); err == nil && told != nil && told.MAC == function.MAC(other.String()) {
+		p.observe("vf.mac.admin", personality.OK,
+			"lets the VF have another MAC than the administrative one")
+		told, err := p.Engine.Told(p.device.PF)
+		if err == nil && told != nil && told.MAC == function.MAC(other.String()) {
 			p.observe("vf.mac.through", "yes", "makes the VF's own MAC the administrative one")
 		}
 		if back, err := net.ParseMAC(admin); err == nil {
@@ -123,8 +127,9 @@ func (p *prober) others() {
 		return
 	}
 
-	p.observe("vf.mac.admin", personality.AnswerOf(err), "answers %v to the VF that wants another MAC than the administrative one", err)
-	if p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, true) != nil {
+	p.observe("vf.mac.admin", personality.AnswerOf(err),
+		"answers %v to the VF that wants another MAC than the administrative one", err)
+	if p.host.LinkSetVfTrust(p.pf, p.vf, true) != nil {
 		return
 	}
 	p.await(func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust })
@@ -132,7 +137,7 @@ func (p *prober) others() {
 	if p.setOwn(probeMAC(4)) != nil {
 		p.observe("vf.mac.trusted", "no", "refuses another MAC to a trusted VF as well")
 	}
-	_ = p.patiently(func() error { return p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, false) })
+	_ = p.patiently(func() error { return p.host.LinkSetVfTrust(p.pf, p.vf, false) })
 	p.await(func(s netdev.VFState) bool { return s.Trust != nil && !*s.Trust })
 	p.settle("")
 }

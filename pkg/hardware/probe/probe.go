@@ -54,7 +54,9 @@ type Options struct {
 // VF probes a VF, and gives it back as it was: its error says if that failed, and what is left. It
 // needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the host's network namespace, in which it must run.
 // Nobody else may use the VF meanwhile.
-func VF(ctx context.Context, device netdev.Device, options Options) (observed []Observation, notes []string, err error) {
+func VF(
+	ctx context.Context, device netdev.Device, options Options,
+) (observed []Observation, notes []string, err error) {
 	if options.Trace == nil {
 		options.Trace = func(string) {}
 	}
@@ -83,7 +85,8 @@ func VF(ctx context.Context, device netdev.Device, options Options) (observed []
 
 // restore tries again what the card refuses for a moment, also when ctx has ended.
 func restore(
-	ctx context.Context, engine *netdev.Engine, device netdev.Device, before netdev.Snapshot, place netdev.Place,
+	ctx context.Context, engine *netdev.Engine, device netdev.Device, before netdev.Snapshot,
+	place netdev.Place,
 ) (netdev.Restored, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), restoreTime)
 	defer cancel()
@@ -100,6 +103,7 @@ func restore(
 type prober struct {
 	Options
 	device   netdev.Device
+	vf       int
 	host     *netlink.Handle
 	pod      *netlink.Handle
 	pf       netlink.Link
@@ -110,7 +114,7 @@ type prober struct {
 }
 
 func newProber(device netdev.Device, path string, options Options) (*prober, error) {
-	p := &prober{Options: options, device: device}
+	p := &prober{Options: options, device: device, vf: device.PF.VF}
 	var err error
 	if p.host, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, err
@@ -151,7 +155,8 @@ func (p *prober) close() {
 // observe notes a knob that is not at its default.
 func (p *prober) observe(knob, value, does string, arguments ...any) {
 	if value != (personality.Personality{}).Value(knob) {
-		p.observed = append(p.observed, Observation{personality.Setting{Knob: knob, Value: value}, fmt.Sprintf(does, arguments...)})
+		setting := personality.Setting{Knob: knob, Value: value}
+		p.observed = append(p.observed, Observation{setting, fmt.Sprintf(does, arguments...)})
 	}
 }
 
@@ -193,7 +198,8 @@ func (p *prober) all(ctx context.Context) error {
 // rates looks at the maximum rate of a VF that has none.
 func (p *prober) rates() {
 	if p.told && p.first.MaxTxRate != 0 && p.first.MaxTxRate == p.Speed {
-		p.observe("max.tell-none", "speed", "tells the speed of the link as the maximum rate of a VF that has none")
+		p.observe("max.tell-none", "speed",
+			"tells the speed of the link as the maximum rate of a VF that has none")
 	}
 }
 
@@ -210,56 +216,56 @@ type field struct {
 var fields = []field{
 	{
 		knob: "vlan", name: "VLAN",
-		set:   func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 100, 0) },
-		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 0, 0) },
+		set:   func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 100, 0) },
+		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 0, 0) },
 		shows: func(s netdev.VFState) bool { return s.VLAN == 100 },
 	}, {
 		knob: "qos", name: "QoS",
-		set:   func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 100, 3) },
-		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 0, 0) },
+		set:   func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 100, 3) },
+		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 0, 0) },
 		shows: func(s netdev.VFState) bool { return s.QoS == 3 },
 	}, {
 		knob: "vlan.ad", name: "802.1ad",
 		set: func(p *prober) error {
-			return p.host.LinkSetVfVlanQosProto(p.pf, p.device.PF.VF, 100, 0, unix.ETH_P_8021AD)
+			return p.host.LinkSetVfVlanQosProto(p.pf, p.vf, 100, 0, unix.ETH_P_8021AD)
 		},
-		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.device.PF.VF, 0, 0) },
+		unset: func(p *prober) error { return p.host.LinkSetVfVlanQos(p.pf, p.vf, 0, 0) },
 		shows: func(s netdev.VFState) bool { return s.Proto == function.VLAN8021AD },
 	}, {
 		knob: "min", name: "minimum rate",
-		set:   func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.device.PF.VF, 100, 500) },
-		unset: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.device.PF.VF, 0, p.first.MaxTxRate) },
+		set:   func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 100, 500) },
+		unset: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 0, p.first.MaxTxRate) },
 		shows: func(s netdev.VFState) bool { return s.MinTxRate == 100 },
 	}, {
 		knob: "max", name: "maximum rate",
-		set:   func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.device.PF.VF, 0, 500) },
-		unset: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.device.PF.VF, 0, 0) },
+		set:   func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 0, 500) },
+		unset: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 0, 0) },
 		shows: func(s netdev.VFState) bool { return s.MaxTxRate == 500 },
 	}, {
 		knob: "spoofchk", name: "spoof check",
-		set:   func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.device.PF.VF, true) },
-		unset: func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.device.PF.VF, false) },
+		set:   func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.vf, true) },
+		unset: func(p *prober) error { return p.host.LinkSetVfSpoofchk(p.pf, p.vf, false) },
 		shows: func(s netdev.VFState) bool { return s.SpoofCheck != nil && *s.SpoofCheck },
 		told:  func(s netdev.VFState) bool { return s.SpoofCheck != nil },
 	}, {
 		knob: "trust", name: "trust",
-		set:   func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, true) },
-		unset: func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.device.PF.VF, false) },
+		set:   func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.vf, true) },
+		unset: func(p *prober) error { return p.host.LinkSetVfTrust(p.pf, p.vf, false) },
 		shows: func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust },
 		told:  func(s netdev.VFState) bool { return s.Trust != nil },
 	}, {
 		knob: "link", name: "link state",
 		set: func(p *prober) error {
-			return p.host.LinkSetVfState(p.pf, p.device.PF.VF, nl.IFLA_VF_LINK_STATE_DISABLE)
+			return p.host.LinkSetVfState(p.pf, p.vf, nl.IFLA_VF_LINK_STATE_DISABLE)
 		},
-		unset: func(p *prober) error { return p.host.LinkSetVfState(p.pf, p.device.PF.VF, nl.IFLA_VF_LINK_STATE_AUTO) },
+		unset: func(p *prober) error { return p.host.LinkSetVfState(p.pf, p.vf, nl.IFLA_VF_LINK_STATE_AUTO) },
 		shows: func(s netdev.VFState) bool { return s.LinkState == function.LinkDisable },
 	}, {
 		knob: "link.enable", name: `link state "enable"`,
 		set: func(p *prober) error {
-			return p.host.LinkSetVfState(p.pf, p.device.PF.VF, nl.IFLA_VF_LINK_STATE_ENABLE)
+			return p.host.LinkSetVfState(p.pf, p.vf, nl.IFLA_VF_LINK_STATE_ENABLE)
 		},
-		unset: func(p *prober) error { return p.host.LinkSetVfState(p.pf, p.device.PF.VF, nl.IFLA_VF_LINK_STATE_AUTO) },
+		unset: func(p *prober) error { return p.host.LinkSetVfState(p.pf, p.vf, nl.IFLA_VF_LINK_STATE_AUTO) },
 		shows: func(s netdev.VFState) bool { return s.LinkState == function.LinkEnable },
 	},
 }
@@ -299,10 +305,16 @@ func (p *prober) field(f field) {
 	}
 	if err != nil {
 		p.observe(f.knob+".zero", personality.AnswerOf(err), "answers %v to the end of a %s", err, f.name)
-	} else if p.told && p.value(f.knob) == personality.OK && p.await(func(s netdev.VFState) bool { return !f.shows(s) }) < 0 {
-		p.observe(f.knob+".zero", personality.Ignore, "answers success to the end of a %s, which stays", f.name)
+	} else if p.told && p.value(f.knob) == personality.OK && p.stays(f) {
+		p.observe(f.knob+".zero", personality.Ignore,
+			"answers success to the end of a %s, which stays", f.name)
 	}
 	p.settle("")
+}
+
+// stays says whether the PF goes on to tell a property that was taken away.
+func (p *prober) stays(f field) bool {
+	return p.await(func(s netdev.VFState) bool { return !f.shows(s) }) < 0
 }
 
 // effect looks what comes of a property that was set with success. A reset is over before an effect
@@ -332,7 +344,8 @@ func (p *prober) effect(f field) {
 
 // silent notes that the PF told nothing of the VF.
 func (p *prober) silent() {
-	p.observeOnce("get.busy", "EAGAIN", "leaves the VF out of what it tells for a while, after something was set")
+	p.observeOnce("get.busy", "EAGAIN",
+		"leaves the VF out of what it tells for a while, after something was set")
 }
 
 // await waits until the PF tells something, and returns how long that took, -1 if it did not. It
@@ -372,7 +385,8 @@ func (p *prober) patiently(do func() error) error {
 		if !busy(err) || time.Since(begin) > settleTime {
 			return err
 		}
-		p.observeOnce("set.busy", personality.AnswerOf(err), "answers "+err.Error()+" to a change for a while after another")
+		p.observeOnce("set.busy", personality.AnswerOf(err),
+			"answers "+err.Error()+" to a change for a while after another")
 		time.Sleep(pause)
 	}
 }
@@ -383,7 +397,8 @@ func (p *prober) settle(field string) {
 	begin := time.Now()
 	err := p.pod.LinkSetUp(p.link)
 	for busy(err) && time.Since(begin) < settleTime {
-		p.observeOnce("vf.up.busy", personality.AnswerOf(err), "answers "+err.Error()+" to the VF being set up while it resets")
+		p.observeOnce("vf.up.busy", personality.AnswerOf(err),
+			"answers "+err.Error()+" to the VF being set up while it resets")
 		time.Sleep(pause)
 		err = p.pod.LinkSetUp(p.link)
 	}
@@ -405,5 +420,5 @@ func (p *prober) own() string {
 func (p *prober) setOwn(mac net.HardwareAddr) error { return p.pod.LinkSetHardwareAddr(p.link, mac) }
 
 func (p *prober) setMAC(mac net.HardwareAddr) error {
-	return p.patiently(func() error { return p.host.LinkSetVfHardwareAddr(p.pf, p.device.PF.VF, mac) })
+	return p.patiently(func() error { return p.host.LinkSetVfHardwareAddr(p.pf, p.vf, mac) })
 }
