@@ -126,6 +126,7 @@ func guests() []guest {
 					name: "report", path: "test/qemu/hardware", run: "^TestReport$", limit: 3 * time.Minute,
 					personalities: true,
 				},
+				{name: "making", path: "test/qemu/hardware", run: "^TestMakingVFs$", limit: 2 * time.Minute},
 				{
 					name: "personalities-node", path: "test/qemu/node", run: "^TestPersonalities$", limit: 6 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, personalities: true,
