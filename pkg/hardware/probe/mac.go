@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -84,12 +85,13 @@ func (p *prober) opens() {
 	if p.value("mac.reset") != "0" {
 		limit = settleTime
 	}
-	for p.own() != mac.String() && time.Since(begin) < limit {
+	var took time.Duration
+	for p.own() != mac.String() && took < limit {
 		time.Sleep(pause)
+		took = time.Since(begin)
 	}
-	took := time.Since(begin)
 	switch {
-	case p.own() == mac.String() && p.value("mac.reset") != "0" && took > noticed:
+	case p.own() == mac.String() && p.value("mac.reset") != "0" && took > p.noticed:
 		follow("reset")
 		return
 	case p.own() == mac.String():
@@ -142,10 +144,17 @@ func (p *prober) others() {
 	p.settle("")
 }
 
-// zeros asks for no administrative MAC.
+// zeros asks for no administrative MAC, which puts back what was there, unless it is refused or
+// there was one.
 func (p *prober) zeros() {
 	if err := p.setMAC(make(net.HardwareAddr, 6)); err != nil {
 		p.observe("mac.zero", personality.AnswerOf(err), "answers %v to a MAC of zeros", err)
+		_ = p.setMAC(p.own0)
+	} else if first := p.first.MAC; first != "" && string(first) != p.own0.String() && !zero(first) {
+		_ = p.setMAC(first.HardwareAddr())
 	}
 	p.settle("")
 }
+
+// zero says whether a MAC is of zeros, as most drivers tell it where none was set.
+func zero(mac function.MAC) bool { return strings.Trim(string(mac), "0:") == "" }

@@ -28,8 +28,8 @@ const (
 	effectTime  = 500 * time.Millisecond // from an answer to its effect
 	restoreTime = 30 * time.Second       // to be as it was
 	pause       = 2 * time.Millisecond
-	// noticed is what is not a delay yet: the time that asking takes.
-	noticed = 40 * time.Millisecond
+	// noticed is what is no delay yet on a machine that answers at once. See [prober.noticed].
+	noticed = 15 * time.Millisecond
 )
 
 // interfaceName is that of the VF's netdev while it is probed.
@@ -109,7 +109,9 @@ type prober struct {
 	pf       netlink.Link
 	link     netlink.Link // in the pod
 	first    netdev.VFState
-	told     bool // the PF tells of the VF
+	own0     net.HardwareAddr // of the VF's netdev at first
+	told     bool             // the PF tells of the VF
+	noticed  time.Duration    // what is no delay yet, by the time that asking takes on this machine
 	observed []Observation
 }
 
@@ -136,6 +138,7 @@ func newProber(device netdev.Device, path string, options Options) (*prober, err
 		p.link, err = p.pod.LinkByName(interfaceName)
 	}
 	if err == nil {
+		p.own0 = p.link.Attrs().HardwareAddr
 		err = p.pod.LinkSetDown(p.link)
 	}
 	if err != nil {
@@ -161,17 +164,21 @@ func (p *prober) observe(knob, value, does string, arguments ...any) {
 }
 
 func (p *prober) observeTime(knob string, took time.Duration, does string) {
-	if took > noticed {
+	if took > p.noticed {
 		p.observe(knob, strconv.Itoa(int(took.Milliseconds())), "%s", does)
 	}
 }
 
 // all asks for everything, one after the other, as each may reset the VF.
 func (p *prober) all(ctx context.Context) error {
+	begin := time.Now()
 	told, err := p.Engine.Told(p.device.PF)
 	if err != nil {
 		return err
 	}
+	const times = 10 // that one asks while something settles
+	p.noticed = noticed + times*time.Since(begin)
+
 	if told != nil {
 		p.first, p.told = *told, true
 	} else {
@@ -192,7 +199,19 @@ func (p *prober) all(ctx context.Context) error {
 		p.Trace(f.name)
 		p.field(f)
 	}
-	return nil
+	return p.putRateBack()
+}
+
+// putRateBack gives the VF the rate that it had, which [netdev.Engine.Restore] leaves alone because it did
+// not change it.
+func (p *prober) putRateBack() error {
+	told, err := p.Engine.Told(p.device.PF)
+	if err != nil || told == nil || told.MaxTxRate == p.first.MaxTxRate && told.MinTxRate == p.first.MinTxRate {
+		return err
+	}
+	return p.patiently(func() error {
+		return p.host.LinkSetVfRate(p.pf, p.vf, p.first.MinTxRate, p.first.MaxTxRate)
+	})
 }
 
 // rates looks at the maximum rate of a VF that has none.
@@ -337,7 +356,7 @@ func (p *prober) effect(f field) {
 		p.observe(f.knob+".tell", "unknown", "does not tell the %s", f.name)
 	case took < 0:
 		p.observe(f.knob, personality.Ignore, "answers success to a %s, and tells none", f.name)
-	case plain(f.knob) && took > noticed:
+	case plain(f.knob) && took > p.noticed:
 		p.observeTime(f.knob+".delay", time.Since(begin), "tells a "+f.name+" only after a while")
 	}
 }
@@ -348,10 +367,10 @@ func (p *prober) silent() {
 		"leaves the VF out of what it tells for a while, after something was set")
 }
 
-// await waits until the PF tells something, and returns how long that took, -1 if it did not. It
-// waits longer for a PF that tells nothing of the VF.
+// await waits until the PF tells something, and returns how long that took: 0 if it told so at
+// once, -1 if it did not. It waits longer for a PF that tells nothing of the VF.
 func (p *prober) await(shows func(netdev.VFState) bool) time.Duration {
-	begin, limit := time.Now(), effectTime
+	begin, limit, first := time.Now(), effectTime, true
 	for {
 		told, err := p.Engine.Told(p.device.PF)
 		if err == nil && told == nil {
@@ -359,8 +378,12 @@ func (p *prober) await(shows func(netdev.VFState) bool) time.Duration {
 			limit = settleTime
 		}
 		if err == nil && told != nil && shows(*told) {
+			if first {
+				return 0
+			}
 			return time.Since(begin)
 		}
+		first = false
 		if time.Since(begin) > limit {
 			return -1
 		}
