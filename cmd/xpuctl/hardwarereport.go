@@ -28,17 +28,18 @@ func hardwareReportCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "hardware-report [--functions ADDRESS,...]",
 		Short: "Find out what the drivers of a card do, on VFs that nobody has",
-		Long: `Finds out what a card's drivers refuse, delay, forget, reset or tell wrongly, and writes it as a personality, which this
-project's simulated NIC can play, with the card's row for docs/reference/hardware.md. Send both: this is how cards get
-tested that the project does not have.
+		Long: `Finds out what a card's drivers refuse, delay, forget, reset or tell wrongly, and writes it as a
+personality, which this project's simulated NIC can play, with the card's row for
+docs/reference/hardware.md. Send both: this is how cards get tested that the project does not have.
 
-Without --functions it says which VFs it could ask, and touches nothing. With it, each of these VFs in turn is taken into a
-network namespace of its own. There its PF is asked for each property of a VF, one after the other, and the VF for its
-MAC; then all is given back, and compared with what it was. PF, eswitch, firmware, the number of VFs and all other Functions
-stay as they are. It takes some ten seconds for a VF, and nothing is sent.
+Without --functions it says which VFs it could ask, and touches nothing. With it, each of these VFs in
+turn is taken into a network namespace of its own. There its PF is asked for each property of a VF, one
+after the other, and the VF for its MAC; then all is given back, and compared with what it was. PF,
+eswitch, firmware, the number of VFs and all other Functions stay as they are. It takes some ten seconds
+for a VF, and nothing is sent.
 
-It refuses a VF that a pod has, or may be given at any time because a DevicePool offers it, that is up or has an address on
-the host, or that has no netdev. It runs on the node, as root.`,
+It refuses a VF that a pod has, or may be given at any time because a DevicePool offers it, that is up or
+has an address on the host, or that has no netdev. It runs on the node, as root.`,
 		Example: `  # Which VFs it could ask:
   sudo xpuctl hardware-report
 

@@ -11,19 +11,23 @@ import (
 // TestHardwareReportRefuses: what somebody has, or may be given, is never touched.
 func TestHardwareReportRefuses(t *testing.T) {
 	free := nodestate.Function{
-		ID: function.ID{Address: "0000:3b:02.7"}, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Netdev: "no-such-netdev",
+		ID: function.ID{Address: "0000:3b:02.7"}, Kind: function.VF,
+		PF: "0000:3b:00.0", PFName: "ens1f0", Netdev: "no-such-netdev",
 	}
 	for name, c := range map[string]struct {
 		change func(*nodestate.Function)
 		want   string
 	}{
 		"in a pod": {func(f *nodestate.Function) {
-			f.Attachment = &nodestate.Attachment{State: "Attached", Pod: nodestate.Pod{Namespace: "default", Name: "web"}}
+			pod := nodestate.Pod{Namespace: "default", Name: "web"}
+			f.Attachment = &nodestate.Attachment{State: "Attached", Pod: pod}
 		}, "is Attached in pod default/web"},
 		"in a pool":     {func(f *nodestate.Function) { f.Pool = "fast" }, "belongs to DevicePool fast"},
 		"PF":            {func(f *nodestate.Function) { f.Kind = function.PF }, "is no VF"},
 		"gone":          {func(f *nodestate.Function) { f.Gone = true }, "is not there"},
-		"no netdev":     {func(f *nodestate.Function) { f.Netdev, f.Driver = "", "vfio-pci" }, `its driver is "vfio-pci"`},
+		"no netdev": {func(f *nodestate.Function) {
+			f.Netdev, f.Driver = "", "vfio-pci"
+		}, `its driver is "vfio-pci"`},
 		"default route": {func(f *nodestate.Function) { f.DefaultRoute = true }, "default route"},
 		"problem": {func(f *nodestate.Function) {
 			f.Problems = []nodestate.Problem{{Message: "kept from others"}}
@@ -34,7 +38,8 @@ func TestHardwareReportRefuses(t *testing.T) {
 			f := free
 			c.change(&f)
 			state := &nodestate.State{Functions: []nodestate.Function{f}}
-			if _, err := choose(state, "0000:3b:02.7"); err == nil || !strings.Contains(err.Error(), c.want) {
+			_, err := choose(state, "0000:3b:02.7")
+			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %v, want one with %q", err, c.want)
 			}
 		})

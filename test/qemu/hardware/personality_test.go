@@ -42,12 +42,16 @@ var wishes = []wish{
 	{"mac", "mac", func(i *function.Interface) { i.MAC = "02:00:00:00:00:21" }},
 	{"vlan", "vf.vlan", func(i *function.Interface) { i.VF.VLAN = new(100) }},
 	{"qos", "vf.qos", func(i *function.Interface) { i.VF.VLAN, i.VF.QoS = new(100), new(3) }},
-	{"vlan.ad", "vf.vlanProtocol", func(i *function.Interface) { i.VF.VLAN, i.VF.Proto = new(100), "802.1ad" }},
+	{"vlan.ad", "vf.vlanProtocol", func(i *function.Interface) {
+		i.VF.VLAN, i.VF.Proto = new(100), function.VLAN8021AD
+	}},
 	{"min", "vf.minTxRate", func(i *function.Interface) { i.VF.MinTxRate = new(100) }},
 	{"max", "vf.maxTxRate", func(i *function.Interface) { i.VF.MaxTxRate = new(500) }},
 	{"spoofchk", "vf.spoofCheck", func(i *function.Interface) { i.VF.SpoofCheck = new(true) }},
 	{"trust", "vf.trust", func(i *function.Interface) { i.VF.Trust = new(true) }},
-	{"link.enable", "vf.linkState", func(i *function.Interface) { i.VF.LinkState = function.LinkEnable }},
+	{"link.enable", "vf.linkState", func(i *function.Interface) {
+		i.VF.LinkState = function.LinkEnable
+	}},
 }
 
 // TestPersonalities plays the drivers of other cards. Whatever they do, a pod has what it asked for
@@ -199,7 +203,7 @@ func (l *lives) restore(t *testing.T, h held) (netdev.Restored, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), restoreTime)
 	defer cancel()
 	begin := time.Now()
-	restored, err := l.engine.Restore(ctx, netdev.Device{Name: l.device.Name, PF: l.device.PF}, h.snapshot, h.place)
+	restored, err := l.engine.Restore(ctx, l.device, h.snapshot, h.place)
 	if took := time.Since(begin); took > restoreTime+time.Second {
 		t.Errorf("Restore took %s, with a context of %s", took, restoreTime)
 	}
@@ -208,7 +212,9 @@ func (l *lives) restore(t *testing.T, h held) (netdev.Restored, error) {
 
 // live attaches and releases, and wants both. The driver does before just before, and the pod what
 // it does.
-func (l *lives) live(t *testing.T, want function.Interface, before func(), does func(*netns.Namespace)) {
+func (l *lives) live(
+	t *testing.T, want function.Interface, before func(), does func(*netns.Namespace),
+) {
 	t.Helper()
 	if before != nil {
 		before()
@@ -279,8 +285,9 @@ func (l *lives) wantAttached(t *testing.T, h held, want function.Interface) {
 		t.Errorf("in effect for the pod (-want +got):\n%s", diff)
 	}
 	link, err := h.pod.Handle().LinkByName(want.Name)
-	if err != nil || link.Attrs().RawFlags&unix.IFF_UP == 0 || want.MTU != 0 && link.Attrs().MTU != want.MTU {
-		t.Errorf("%s in the pod: %+v, %v", want.Name, link, err)
+	must.Succeed(t, err)
+	if a := link.Attrs(); a.RawFlags&unix.IFF_UP == 0 || want.MTU != 0 && a.MTU != want.MTU {
+		t.Errorf("%s in the pod: %+v", want.Name, a)
 	}
 }
 
@@ -336,7 +343,8 @@ func (l *lives) wantReleased(t *testing.T, h held) {
 // tellsOwn says whether the PF tells a MAC that the VF chose as the one that it enforces.
 func (l *lives) tellsOwn() bool {
 	p := l.personality
-	return p.Value("mac.tell-none") == "own" || p.Value("mac.tell") == "own" || p.Value("vf.mac.through") == "yes"
+	return p.Value("mac.tell-none") == "own" || p.Value("mac.tell") == "own" ||
+		p.Value("vf.mac.through") == "yes"
 }
 
 func speed(p personality.Personality) (mbits int) {
@@ -400,7 +408,8 @@ func vandalise(t *testing.T, pod *netns.Namespace) {
 	must.Succeed(t, err)
 
 	must.Succeed(t, handle.LinkAdd(&netlink.Macvlan{
-		LinkAttrs: netlink.LinkAttrs{Name: "evil", ParentIndex: link.Attrs().Index}, Mode: netlink.MACVLAN_MODE_PRIVATE,
+		LinkAttrs: netlink.LinkAttrs{Name: "evil", ParentIndex: link.Attrs().Index},
+		Mode:      netlink.MACVLAN_MODE_PRIVATE,
 	}))
 	must.Succeed(t, handle.LinkSetAlias(link, "evil"))
 	must.Succeed(t, handle.LinkAddAltName(link, "evil-altname"))

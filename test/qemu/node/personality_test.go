@@ -60,8 +60,8 @@ func everything(p personality.Personality) node.NetConf {
 		name  string
 		value any
 	}{
-		"vlan": {"vlan", 100}, "qos": {"vlanQoS", 3}, "max": {"max_tx_rate", 500}, "spoofchk": {"spoofchk", "on"},
-		"trust": {"trust", "on"}, "link.enable": {"link_state", "enable"},
+		"vlan": {"vlan", 100}, "qos": {"vlanQoS", 3}, "max": {"max_tx_rate", 500},
+		"spoofchk": {"spoofchk", "on"}, "trust": {"trust", "on"}, "link.enable": {"link_state", "enable"},
 	} {
 		if stage.Grants(p, knob) {
 			conf[field.name] = field.value
@@ -77,7 +77,8 @@ func harm(t *testing.T, pod *node.Pod) {
 	link, err := pod.Handle().LinkByName("net1")
 	must.Succeed(t, err)
 	must.Succeed(t, pod.Handle().LinkAdd(&netlink.Macvlan{
-		LinkAttrs: netlink.LinkAttrs{Name: "evil", ParentIndex: link.Attrs().Index}, Mode: netlink.MACVLAN_MODE_PRIVATE,
+		LinkAttrs: netlink.LinkAttrs{Name: "evil", ParentIndex: link.Attrs().Index},
+		Mode:      netlink.MACVLAN_MODE_PRIVATE,
 	}))
 	must.Succeed(t, pod.Handle().LinkSetAlias(link, "evil"))
 	must.Succeed(t, pod.Handle().LinkSetDown(link))
@@ -96,7 +97,8 @@ func ended(t *testing.T, n *node.Node, s *stage.Stage, vf function.ID, before st
 	}
 
 	after := s.Settled(t, 0)
-	after.MAC, after.Own, after.Proto = before.MAC, before.Own, before.Proto // which isolate the next owner as well
+	// These isolate the next owner as well.
+	after.MAC, after.Own, after.Proto = before.MAC, before.Own, before.Proto
 	if after.Max >= 10_000 {
 		after.Max = before.Max // the speed of the link limits nothing
 	}
@@ -109,10 +111,11 @@ func ended(t *testing.T, n *node.Node, s *stage.Stage, vf function.ID, before st
 // must be so.
 func offered(t *testing.T, n *node.Node, vf function.ID, wanted bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); {
 		if slices.Contains(n.Kubelet.Healthy(resource), vf.String()) {
 			return
 		}
+		time.Sleep(20 * time.Millisecond)
 	}
 	if wanted {
 		t.Fatalf("%s is not offered: %v", vf, n.Kubelet.Devices(resource))

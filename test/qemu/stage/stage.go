@@ -24,7 +24,8 @@ import (
 )
 
 // names is the flag by which qemutest says which personalities are played.
-var names = flag.String("personalities", "", "play these only, by name, with commas between; all if it is empty")
+var names = flag.String("personalities", "",
+	"play these only, by name, with commas between; all if it is empty")
 
 // patience is how long a PF may take to become what it was.
 const patience = 20 * time.Second
@@ -39,7 +40,9 @@ func Personalities(t *testing.T) []personality.Personality {
 	}
 
 	wanted := strings.Split(*names, ",")
-	all = slices.DeleteFunc(all, func(p personality.Personality) bool { return !slices.Contains(wanted, p.Name) })
+	all = slices.DeleteFunc(all, func(p personality.Personality) bool {
+		return !slices.Contains(wanted, p.Name)
+	})
 	if len(all) != len(wanted) {
 		t.Fatalf("there are %d of the personalities %q", len(all), wanted)
 	}
@@ -123,10 +126,11 @@ func (s *Stage) Clear(t *testing.T) {
 func (s *Stage) awaitHost(t *testing.T, index int) {
 	t.Helper()
 	s.Settled(t, index)
-	for end := time.Now().Add(patience); card.Netdev(s.vfs[index]) == ""; time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(patience); card.Netdev(s.vfs[index]) == ""; {
 		if time.Now().After(end) {
 			t.Fatalf("VF %d of %s has no netdev on the host", index, s.pf)
 		}
+		time.Sleep(2 * time.Millisecond)
 	}
 }
 
@@ -177,7 +181,8 @@ func (s *Stage) VF(t *testing.T, index int) VF {
 	var number, resets int
 	_, err := fmt.Sscanf(lines[index],
 		"%d mac %s vlan %d qos %d proto %s min %d max %d spoofchk %d trust %d link %d own %s resets %d",
-		&number, &vf.MAC, &vf.VLAN, &vf.QoS, &vf.Proto, &vf.Min, &vf.Max, &vf.SpoofChk, &vf.Trust, &vf.Link, &vf.Own, &resets)
+		&number, &vf.MAC, &vf.VLAN, &vf.QoS, &vf.Proto, &vf.Min, &vf.Max, &vf.SpoofChk, &vf.Trust,
+		&vf.Link, &vf.Own, &resets)
 	if err != nil || number != index {
 		t.Fatalf("%s of %s: %q: %v", "simnic_vfs", s.pf, lines[index], err)
 	}
