@@ -155,7 +155,7 @@ func selectGuests(o options) ([]guest, error) {
 			continue
 		}
 		for i, s := range g.suites {
-			if s.full {
+			if s.full || s.personalities && o.full { // it plays all of them then
 				g.limit = cmp.Or(g.limit, o.limit) + s.limit
 			}
 			if o.run != "" {
