@@ -42,6 +42,8 @@ func TestMakingVFs(t *testing.T) {
 				lacks, known := supply.vfs.Supply(declared)
 				return known && len(lacks.Shortages) == 1, lacks
 			})
+			lacks, _ := supply.vfs.Supply(declared)
+			t.Logf("%+v", lacks.Shortages)
 			if got := card.Number(t, pf, "sriov_numvfs"); got != c.made {
 				t.Errorf("the PF has %d VFs, want %d", got, c.made)
 			}

@@ -2,7 +2,7 @@ package hardware
 
 import (
 	"slices"
-	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,9 +67,11 @@ func slow(p personality.Personality) personality.Personality {
 	for i, d := range p.Deviations {
 		d.Play = slices.Clone(d.Play)
 		for j, s := range d.Play {
-			times := map[string]int{".reset": 5, ".delay": 3}[s.Knob[max(0, len(s.Knob)-6):]]
-			if ms, err := strconv.Atoi(s.Value); err == nil && times > 0 {
-				d.Play[j].Value = strconv.Itoa(ms * times)
+			switch {
+			case strings.HasSuffix(s.Knob, ".reset"):
+				d.Play[j].Value = "800"
+			case strings.HasSuffix(s.Knob, ".delay"):
+				d.Play[j].Value = "400"
 			}
 		}
 		p.Deviations[i].Play = d.Play
