@@ -148,12 +148,20 @@ func (d Dir) Link(name string) (string, error) {
 // Target is the target of the link that a device is on its bus: "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0".
 func (d Dir) Target() (string, error) { return os.Readlink(string(d)) }
 
-// Write writes a file. It returns when the kernel has carried out the order, which may take seconds.
+// Write writes a file. It returns when the kernel has carried out the order, which may take seconds, or
+// has refused it. EAGAIN is a refusal, too: i40e answers it to sriov_numvfs while another operation is
+// pending. [os.OpenFile] would take it for a file that is to be waited for, and wait for ever.
 func (d Dir) Write(name, value string) error {
-	file, err := os.OpenFile(string(d.Dir(name)), os.O_WRONLY|os.O_TRUNC, 0)
-	if err != nil {
-		return err
+	path := string(d.Dir(name))
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_TRUNC|unix.O_CLOEXEC, 0)
+	for errors.Is(err, unix.EINTR) {
+		fd, err = unix.Open(path, unix.O_WRONLY|unix.O_TRUNC|unix.O_CLOEXEC, 0)
 	}
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+
+	file := os.NewFile(uintptr(fd), path) // which blocks, and is not polled
 	_, err = file.WriteString(value)
 	return errors.Join(err, file.Close())
 }
