@@ -90,15 +90,20 @@ func (o *reportOptions) run(c *cobra.Command) error {
 
 // listVFs says which VFs could be asked, and why not the others.
 func listVFs(to io.Writer, state *nodestate.State) {
+	found := false
 	for _, f := range state.Functions {
 		if f.Kind != function.VF {
 			continue
 		}
+		found = true
 		if why := notFree(f); why != "" {
 			fmt.Fprintf(to, "%s would be refused: it %s\n", f.ID, why)
 			continue
 		}
 		fmt.Fprintf(to, "%s can be asked: --functions %s\n", f.ID, f.ID)
+	}
+	if !found {
+		fmt.Fprintln(to, "This host has no VFs: write a number to sriov_numvfs of a PF that nobody uses.")
 	}
 }
 
