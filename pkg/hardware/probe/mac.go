@@ -59,6 +59,12 @@ func (p *prober) follows(mac net.HardwareAddr) {
 	}
 
 	took := time.Since(begin)
+	told := func(s netdev.VFState) bool { return sameMAC(s.MAC, mac) }
+	if p.told && refused == nil && p.await(told) > 0 { // by now the PF's is in effect
+		if err := p.setOwn(mac); !busy(err) {
+			refused = err
+		}
+	}
 	if refused != nil {
 		p.observe("vf.mac.equal", personality.AnswerOf(refused),
 			"answers %v to the VF that wants the administrative MAC", refused)
@@ -155,6 +161,8 @@ func (p *prober) zeros() {
 	}
 	p.settle("")
 }
+
+func sameMAC(a function.MAC, b net.HardwareAddr) bool { return string(a) == b.String() }
 
 // zero says whether a MAC is of zeros, as most drivers tell it where none was set.
 func zero(mac function.MAC) bool { return strings.Trim(string(mac), "0:") == "" }

@@ -343,9 +343,6 @@ func (p *prober) effect(f field) {
 		return
 	}
 	begin := time.Now()
-	if told, err := p.Engine.Told(p.device.PF); err == nil && told == nil {
-		p.silent()
-	}
 	if plain(f.knob) {
 		p.settle(f.knob)
 	}
@@ -422,6 +419,9 @@ func (p *prober) settle(field string) {
 	for busy(err) && time.Since(begin) < settleTime {
 		p.observeOnce("vf.up.busy", personality.AnswerOf(err),
 			"answers "+err.Error()+" to the VF being set up while it resets")
+		if told, err := p.Engine.Told(p.device.PF); p.told && err == nil && told == nil {
+			p.silent()
+		}
 		time.Sleep(pause)
 		err = p.pod.LinkSetUp(p.link)
 	}

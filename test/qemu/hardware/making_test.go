@@ -3,6 +3,7 @@ package hardware
 import (
 	"testing"
 
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/stage"
@@ -40,7 +41,8 @@ func TestMakingVFs(t *testing.T) {
 			supply.want(2)
 			supply.until(t, "what is missing is said", func() (bool, any) {
 				lacks, known := supply.vfs.Supply(declared)
-				return known && len(lacks.Shortages) == 1, lacks
+				said := known && len(lacks.Shortages) == 1
+				return said && lacks.Shortages[0].Reason != v1alpha1.ReasonMaking, lacks
 			})
 			lacks, _ := supply.vfs.Supply(declared)
 			t.Logf("%+v", lacks.Shortages)
