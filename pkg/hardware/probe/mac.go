@@ -41,7 +41,7 @@ func (p *prober) follows(mac net.HardwareAddr) {
 	begin, reset := time.Now(), false
 	var refused error
 	for {
-		err := p.setOwn(mac) // even if it has it: in a reset it is refused all the same
+		err := p.setOwn(mac) // the kernel does not ask the driver where the netdev has it
 		if err == nil || !busy(err) && p.own() == mac.String() {
 			break
 		}
@@ -59,12 +59,6 @@ func (p *prober) follows(mac net.HardwareAddr) {
 	}
 
 	took := time.Since(begin)
-	told := func(s netdev.VFState) bool { return sameMAC(s.MAC, mac) }
-	if p.told && refused == nil && p.await(told) > 0 { // by now the PF's is in effect
-		if err := p.setOwn(mac); !busy(err) {
-			refused = err
-		}
-	}
 	if refused != nil {
 		p.observe("vf.mac.equal", personality.AnswerOf(refused),
 			"answers %v to the VF that wants the administrative MAC", refused)
@@ -161,8 +155,6 @@ func (p *prober) zeros() {
 	}
 	p.settle("")
 }
-
-func sameMAC(a function.MAC, b net.HardwareAddr) bool { return string(a) == b.String() }
 
 // zero says whether a MAC is of zeros, as most drivers tell it where none was set.
 func zero(mac function.MAC) bool { return strings.Trim(string(mac), "0:") == "" }

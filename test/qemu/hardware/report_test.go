@@ -100,7 +100,10 @@ func visible(p personality.Personality) map[string]string {
 			}
 		}
 	}
-	of("mac", "mac.follow", "mac.tell-none", "vf.mac.admin", "vf.mac.equal", "vf.mac.through", "vf.mac.busy")
+	of("mac", "mac.follow", "mac.tell-none", "vf.mac.admin", "vf.mac.through", "vf.mac.busy")
+	if p.Value("mac.follow") != "now" { // the kernel does not ask the driver for what the netdev has
+		of("mac", "vf.mac.equal")
+	}
 	of("vlan", "qos", "vlan.ad")
 	of("spoofchk", "spoofchk.tell")
 	of("trust", "trust.tell")

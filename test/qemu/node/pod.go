@@ -61,10 +61,11 @@ func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, erro
 		return nil, err
 	}
 	// The node's paths are in a file beside the plugin; a test has one node at a time.
-	if text, err = json.Marshal(cni.Paths{Socket: p.node.path("cni.sock"), SpoolDir: p.node.path("spool")}); err != nil {
+	paths, err := json.Marshal(cni.Paths{Socket: p.node.path("cni.sock"), SpoolDir: p.node.path("spool")})
+	if err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(cni.PathsFile(shimProgram), text, 0o644); err != nil {
+	if err := os.WriteFile(cni.PathsFile(shimProgram), paths, 0o644); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
