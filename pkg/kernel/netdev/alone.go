@@ -53,11 +53,26 @@ func (e *Engine) makeAlone(ctx context.Context, l *link, place Place) error {
 
 // stackedAnywhere says what is stacked on a netdev of the host, "" for nothing.
 func (e *Engine) stackedAnywhere(ctx context.Context, l *link) (string, error) {
-	on, err := e.handled(l)
-	if on != "" || err != nil {
+	on, certain, err := e.onTop(l)
+	if on != "" || certain || err != nil {
 		return on, err
 	}
 	return e.tagged(ctx, l)
+}
+
+// onTop says what is on top of a netdev of the host, "" for nothing. If it is not certain, a VLAN
+// may be there all the same.
+func (e *Engine) onTop(l *link) (on string, certain bool, err error) {
+	has, known, err := e.upper(l)
+	if err != nil || known && !has {
+		return "", known, err
+	}
+
+	on, err = e.handled(l)
+	if known && (on == "" || err != nil) {
+		return "a VLAN or another netdev", true, nil
+	}
+	return on, known, err
 }
 
 // probes are made on netdevs to see what is stacked on them. They are made in a namespace of their own, in which their name

@@ -55,6 +55,7 @@ type Engine struct {
 	settings  []settingGroup
 	eswitches Eswitches // nil for none
 	rebind    Rebind    // nil for none
+	uppers    uppers
 	probes    probes
 	trace     func(step string)
 
@@ -107,6 +108,7 @@ func (e *Engine) step(what string, change func() error) error {
 
 // Close releases the host's namespace.
 func (e *Engine) Close() error {
+	e.uppers.close()
 	e.probes.close()
 	e.ethtool.Close()
 	return e.host.close()

@@ -1,6 +1,7 @@
 package netdev
 
 import (
+	"errors"
 	"net/netip"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -30,4 +31,18 @@ func AddRoute(netNS string, index int, route function.Route) error {
 func (s Snapshot) WithoutSettings() Snapshot {
 	s.Settings = nil
 	return s
+}
+
+// WithoutUppers makes the engine work as with a kernel that does not say what is on a netdev.
+func (e *Engine) WithoutUppers() {
+	e.uppers.once.Do(func() { e.uppers.err = errors.New("not wanted by a test") })
+}
+
+// Upper says whether something is on top of a netdev of the host.
+func (e *Engine) Upper(name string) (has, known bool, err error) {
+	l, err := e.host.named(name)
+	if err != nil {
+		return false, false, err
+	}
+	return e.upper(l)
 }

@@ -19,7 +19,7 @@ var tcx = []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}
 
 // carriedOnHost says what the host has on a netdev that a release would take for the pod's, "" for nothing.
 func (e *Engine) carriedOnHost(l *link) (use string, err error) {
-	if use, err = e.handled(l); use != "" || err != nil {
+	if use, _, err = e.onTop(l); use != "" || err != nil {
 		return use, err
 	}
 	err = namespace.Do(e.host.ns, func() error {

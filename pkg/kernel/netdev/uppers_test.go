@@ -1,0 +1,128 @@
+package netdev_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
+)
+
+// seeing runs a test with an engine that reads what is on a netdev, and with one that must probe.
+func seeing(t *testing.T, test func(t *testing.T, w *world)) {
+	t.Helper()
+	t.Run("seen", func(t *testing.T) {
+		w := newWorld(t, nil)
+		needsUppers(t, w.engine)
+		test(t, w)
+	})
+	t.Run("probed", func(t *testing.T) {
+		w := newWorld(t, nil)
+		w.engine.WithoutUppers()
+		test(t, w)
+	})
+}
+
+func needsUppers(t testing.TB, engine *netdev.Engine) {
+	t.Helper()
+	if err := engine.SeesUppers(); err != nil {
+		t.Skipf("needs Linux 6.2 with BTF: %v", err)
+	}
+}
+
+// onTop makes a netdev on that of the host, in the namespace of the file descriptor, and skips the
+// test if the kernel has none of its kind.
+func onTop(t *testing.T, w *world, l netlink.Link, to int) {
+	t.Helper()
+	attrs := l.Attrs()
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = "up0", get(t, w.host, hostName).Attrs().Index, netlink.NsFd(to)
+	err := w.host.Handle().LinkAdd(l)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skipf("the kernel has no netdevs of kind %s; the guest igb of test/qemu has them", l.Type())
+	}
+	must.Succeed(t, err)
+}
+
+// TestUppers: what is on a netdev is seen, of whatever kind and in whatever namespace it is.
+func TestUppers(t *testing.T) {
+	inHost := func(t *testing.T, w *world) int { t.Helper(); return w.host.Fd() }
+	elsewhere := func(t *testing.T, _ *world) int { t.Helper(); return netns.New(t).Fd() }
+	for name, test := range map[string]struct {
+		upper netlink.Link // nil for none
+		where func(t *testing.T, w *world) int
+	}{
+		"nothing":           {},
+		"macvlan":           {&netlink.Macvlan{Mode: netlink.MACVLAN_MODE_BRIDGE}, inHost},
+		"macvlan elsewhere": {&netlink.Macvlan{Mode: netlink.MACVLAN_MODE_PRIVATE}, elsewhere},
+		"VLAN":              {&netlink.Vlan{VlanId: 7}, inHost},
+		"VLAN elsewhere":    {&netlink.Vlan{VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021AD}, elsewhere},
+		"ipvlan elsewhere":  {&netlink.IPVlan{Mode: netlink.IPVLAN_MODE_L2}, elsewhere},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil)
+			needsUppers(t, w.engine)
+			if test.upper != nil {
+				onTop(t, w, test.upper, test.where(t, w))
+			}
+			checkUpper(t, w, test.upper != nil)
+		})
+	}
+
+	t.Run("bridge", func(t *testing.T) {
+		w := newWorld(t, nil)
+		needsUppers(t, w.engine)
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "br0"
+		bridge := &netlink.Bridge{LinkAttrs: attrs}
+		must.Succeed(t, w.host.Handle().LinkAdd(bridge))
+		must.Succeed(t, w.host.Handle().LinkSetMaster(get(t, w.host, hostName), bridge))
+		checkUpper(t, w, true)
+		must.Succeed(t, w.host.Handle().LinkSetNoMaster(get(t, w.host, hostName)))
+		checkUpper(t, w, false)
+	})
+}
+
+func checkUpper(t *testing.T, w *world, want bool) {
+	t.Helper()
+	if has, known, err := w.engine.Upper(hostName); has != want || !known || err != nil {
+		t.Errorf("has an upper one: %t, known %t, %v, want %t", has, known, err, want)
+	}
+}
+
+// TestUppersUnseen: an engine that cannot read what is on a netdev says so, and is as certain.
+func TestUppersUnseen(t *testing.T) {
+	w := newWorld(t, nil)
+	w.engine.WithoutUppers()
+	if err := w.engine.SeesUppers(); err == nil {
+		t.Error("no error")
+	}
+	if has, known, err := w.engine.Upper(hostName); has || known || err != nil {
+		t.Errorf("has an upper one: %t, known %t, %v", has, known, err)
+	}
+}
+
+// BenchmarkUppers is what the proof takes that nothing is on a netdev, in each release.
+func BenchmarkUppers(b *testing.B) {
+	w := newWorld(b, nil)
+	needsUppers(b, w.engine)
+	for b.Loop() {
+		if has, known, err := w.engine.Upper(hostName); has || !known || err != nil {
+			b.Fatalf("has an upper one: %t, known %t, %v", has, known, err)
+		}
+	}
+}
+
+// BenchmarkLoadUppers is what the first proof of an engine takes in addition.
+func BenchmarkLoadUppers(b *testing.B) {
+	host := netns.New(b)
+	for b.Loop() {
+		engine, err := netdev.New(netdev.Options{HostNetNS: host.Path()})
+		must.Succeed(b, err)
+		needsUppers(b, engine)
+		must.Succeed(b, engine.Close())
+	}
+}
