@@ -111,77 +111,72 @@ func TestStackedElsewhere(t *testing.T) {
 	for _, a := range accomplices {
 		for _, moved := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s moved %t", a.where, moved), func(t *testing.T) {
-				w := newWorld(t, nil)
-				before, place, _ := w.attach(t, function.Interface{Name: "net1"})
-				to := a.fd(t, w)
-				if moved {
-					m := macvlan(t, w.pod, "net1", "evil0", netlink.MACVLAN_MODE_BRIDGE, w.pod.Fd())
-					must.Succeed(t, w.pod.Handle().LinkSetNsFd(m, to))
-				} else {
-					macvlan(t, w.pod, "net1", "evil0", netlink.MACVLAN_MODE_PRIVATE, to)
-				}
-
-				_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-				switch {
-				case a.gone && err != nil:
-					t.Errorf("error %v", err)
-				case !a.gone && (!errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), "a macvlan or macvtap")):
-					t.Errorf("error %v, want %v", err, netdev.ErrLeaks)
-				}
-				if a.gone {
-					w.checkRestored(t, before)
-					_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-					must.Succeed(t, err)
-				}
+				seeing(t, func(t *testing.T, w *world) { stackElsewhere(t, w, a.fd(t, w), moved, a.gone) })
 			})
 		}
 	}
+}
+
+// stackElsewhere has a pod make a macvlan in the namespace of the file descriptor, or move it there.
+// The release deletes it if it can be found, or keeps the netdev.
+func stackElsewhere(t *testing.T, w *world, to int, moved, found bool) {
+	t.Helper()
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+	if moved {
+		m := macvlan(t, w.pod, "net1", "evil0", netlink.MACVLAN_MODE_BRIDGE, w.pod.Fd())
+		must.Succeed(t, w.pod.Handle().LinkSetNsFd(m, to))
+	} else {
+		macvlan(t, w.pod, "net1", "evil0", netlink.MACVLAN_MODE_PRIVATE, to)
+	}
+
+	_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	if !found {
+		if !errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), "a macvlan or macvtap") {
+			t.Errorf("error %v, want %v", err, netdev.ErrLeaks)
+		}
+		return
+	}
+	must.Succeed(t, err)
+	w.checkRestored(t, before)
+	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	must.Succeed(t, err)
 }
 
 // TestVLANElsewhere: a VLAN that the pod made on its netdev, in a namespace that is not found, is noticed by its number.
 func TestVLANElsewhere(t *testing.T) {
 	for id, protocol := range map[int]netlink.VlanProtocol{1: netlink.VLAN_PROTOCOL_8021Q, 4094: netlink.VLAN_PROTOCOL_8021AD} {
 		t.Run(fmt.Sprintf("%s %d", protocol, id), func(t *testing.T) {
-			w := newWorld(t, nil)
-			before, place, observed := w.attach(t, function.Interface{Name: "net1"})
-			hidden := netns.New(t) // which is not where namespaces are looked for
-			attrs := netlink.NewLinkAttrs()
-			attrs.Name, attrs.ParentIndex, attrs.Namespace = "evil0", observed.Index, netlink.NsFd(hidden.Fd())
-			err := w.pod.Handle().LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: id, VlanProtocol: protocol})
-			if errors.Is(err, unix.EOPNOTSUPP) {
-				t.Skip("the kernel has no VLANs; the guest igb of test/qemu has them")
-			}
-			must.Succeed(t, err)
-
-			_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-			if !errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), fmt.Sprintf("a VLAN %d", id)) {
-				t.Errorf("error %v, want %v", err, netdev.ErrLeaks)
-			}
-			must.Succeed(t, hidden.Handle().LinkDel(get(t, hidden, "evil0")))
-			start := time.Now()
-			_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-			must.Succeed(t, err)
-			t.Logf("without a VLAN the release took %s", time.Since(start))
+			seeing(t, func(t *testing.T, w *world) {
+				hideOnTop(t, w, &netlink.Vlan{VlanId: id, VlanProtocol: protocol}, "a VLAN")
+			})
 		})
 	}
 }
 
 // TestIPVLANElsewhere: an ipvlan that the pod made on its netdev, in a namespace that is not found, is noticed.
 func TestIPVLANElsewhere(t *testing.T) {
-	w := newWorld(t, nil)
+	seeing(t, func(t *testing.T, w *world) {
+		hideOnTop(t, w, &netlink.IPVlan{Mode: netlink.IPVLAN_MODE_L2}, "an ipvlan")
+	})
+}
+
+// hideOnTop has a pod make a netdev on its own in a namespace that is not found. The release keeps
+// the netdev as long as the other is there, which it calls name.
+func hideOnTop(t *testing.T, w *world, upper netlink.Link, name string) {
+	t.Helper()
 	before, place, observed := w.attach(t, function.Interface{Name: "net1"})
 	hidden := netns.New(t) // which is not where namespaces are looked for
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex, attrs.Namespace = "evil0", observed.Index, netlink.NsFd(hidden.Fd())
-	err := w.pod.Handle().LinkAdd(&netlink.IPVlan{LinkAttrs: attrs, Mode: netlink.IPVLAN_MODE_L2})
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		t.Skip("the kernel has no ipvlans; the guest igb of test/qemu has them")
+	addOnTop(t, w.pod, observed.Index, upper, hidden.Fd())
+
+	_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	if !errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), name) {
+		t.Errorf("error %v, want %v by %s", err, netdev.ErrLeaks, name)
 	}
-	must.Succeed(t, err)
+	must.Succeed(t, hidden.Handle().LinkDel(get(t, hidden, upper.Attrs().Name)))
+	start := time.Now()
 	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
-	if !errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), "an ipvlan") {
-		t.Errorf("error %v, want %v", err, netdev.ErrLeaks)
-	}
+	must.Succeed(t, err)
+	t.Logf("with nothing on it the release took %s", time.Since(start))
 }
 
 // process starts a process in a network namespace of its own, and returns a file descriptor of that.
@@ -199,10 +194,24 @@ func process(t *testing.T) int {
 
 // TestStackedOnHost: a netdev on which the host has a macvlan is not taken, as the release would delete that.
 func TestStackedOnHost(t *testing.T) {
-	w := newWorld(t, nil)
-	macvlan(t, w.host, hostName, "mv0", netlink.MACVLAN_MODE_BRIDGE, w.host.Fd())
+	seeing(t, func(t *testing.T, w *world) {
+		macvlan(t, w.host, hostName, "mv0", netlink.MACVLAN_MODE_BRIDGE, w.host.Fd())
+		checkInUse(t, w, "a macvlan")
+	})
+
+	// Without the list of uppers, a VLAN would take too long to find before each attachment.
+	t.Run("VLAN", func(t *testing.T) {
+		w := newWorld(t, nil)
+		needsUppers(t, w.engine)
+		addOnTop(t, w.host, get(t, w.host, hostName).Attrs().Index, &netlink.Vlan{VlanId: 7}, w.host.Fd())
+		checkInUse(t, w, "a VLAN or another netdev")
+	})
+}
+
+func checkInUse(t *testing.T, w *world, by string) {
+	t.Helper()
 	_, _, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), function.Interface{Name: "net1"})
-	if err == nil || !strings.Contains(err.Error(), "is in use on the host, by a macvlan") {
+	if err == nil || !strings.Contains(err.Error(), "is in use on the host, by "+by) {
 		t.Errorf("error %v", err)
 	}
 }
@@ -210,18 +219,25 @@ func TestStackedOnHost(t *testing.T) {
 // TestManyStacked: thousands of macvlans take a bounded time, in each call and in all.
 func TestManyStacked(t *testing.T) {
 	const count = 2000
-	w := newWorld(t, nil)
+	var end context.CancelFunc
+	w := newWorld(t, func(step string) {
+		if strings.HasPrefix(step, "delete ") {
+			end()
+		}
+	})
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	for i := range count {
 		macvlan(t, w.pod, "net1", fmt.Sprintf("mv%d", i), netlink.MACVLAN_MODE_BRIDGE, w.pod.Fd())
 	}
 
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := w.engine.Restore(ctx, netdev.Device{}, before, place); !errors.Is(err, context.Canceled) {
+	end = cancel
+	if _, err := w.engine.Restore(ctx, netdev.Device{}, before, place); !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), "2000 netdevs that the pod made on top of it are left") {
 		t.Errorf("error %v", err)
 	}
 
+	end = func() {}
 	const patience = 10 * time.Second
 	for try, left := 1, count; ; try++ {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)

@@ -34,15 +34,16 @@ func needsUppers(t testing.TB, engine *netdev.Engine) {
 	}
 }
 
-// onTop makes a netdev on that of the host, in the namespace of the file descriptor, and skips the
-// test if the kernel has none of its kind.
-func onTop(t *testing.T, w *world, l netlink.Link, to int) {
+// addOnTop makes a netdev in the namespace of the file descriptor, on one of ns, and skips the test
+// if the kernel has none of its kind.
+func addOnTop(t *testing.T, ns *netns.Namespace, lower int, upper netlink.Link, to int) {
 	t.Helper()
-	attrs := l.Attrs()
-	attrs.Name, attrs.ParentIndex, attrs.Namespace = "up0", get(t, w.host, hostName).Attrs().Index, netlink.NsFd(to)
-	err := w.host.Handle().LinkAdd(l)
+	*upper.Attrs() = netlink.NewLinkAttrs()
+	attrs := upper.Attrs()
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = "evil0", lower, netlink.NsFd(to)
+	err := ns.Handle().LinkAdd(upper)
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		t.Skipf("the kernel has no netdevs of kind %s; the guest igb of test/qemu has them", l.Type())
+		t.Skipf("the kernel has no netdevs of kind %s; the guest igb of test/qemu has them", upper.Type())
 	}
 	must.Succeed(t, err)
 }
@@ -66,7 +67,7 @@ func TestUppers(t *testing.T) {
 			w := newWorld(t, nil)
 			needsUppers(t, w.engine)
 			if test.upper != nil {
-				onTop(t, w, test.upper, test.where(t, w))
+				addOnTop(t, w.host, get(t, w.host, hostName).Attrs().Index, test.upper, test.where(t, w))
 			}
 			checkUpper(t, w, test.upper != nil)
 		})
