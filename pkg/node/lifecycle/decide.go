@@ -348,6 +348,9 @@ func (m *Manager) carryOut(ctx context.Context, a journal.Attachment, step Step)
 	case step == Reattach:
 		return m.reattach(ctx, a)
 	case step == Disown, step == EndRequest && a.Quarantined() && a.Claim.UID == "":
+		if ownSF(a) { // which can be deleted, whatever keeps its netdev from coming back
+			return m.bringBack(ctx, a, journal.Releasing)
+		}
 		return m.disown(a)
 	case step == EndRequest && a.Quarantined():
 		return nil // the request ends with the quarantine

@@ -38,6 +38,9 @@ type ward struct {
 	port   string
 	queued []function.ID
 	events []string
+	// tornDown is how often a setup was undone, and tearDownErr why it cannot be.
+	tornDown    int
+	tearDownErr error
 }
 
 func (w *ward) First(a journal.Attachment) string {
@@ -62,7 +65,7 @@ func newWard(t *testing.T) *ward {
 // start begins another run of the agent.
 func (w *ward) start() {
 	w.Manager = New(w.journal, w.engine, netdevs{vf: "v", pf: "p"}, Options{
-		BootID: "boot-1", Hooks: w, Setup: tornDown{},
+		BootID: "boot-1", Hooks: w, Setup: wardSetup{w},
 		Driver: func(function.ID) (string, error) { return w.driver, w.driverErr },
 		Seen: func(id function.ID) (function.Function, bool) {
 			f, exists := w.seen[id]
@@ -75,14 +78,17 @@ func (w *ward) start() {
 	}, testr.New(w.t))
 }
 
-// tornDown is a setup that has nothing to do.
-type tornDown struct{}
+// wardSetup has nothing to do but to undo.
+type wardSetup struct{ *ward }
 
-func (tornDown) Plan(context.Context, journal.Attachment) (*journal.Setup, error) { return nil, nil }
+func (wardSetup) Plan(context.Context, journal.Attachment) (*journal.Setup, error) { return nil, nil }
 
-func (tornDown) SetUp(context.Context, journal.Attachment) error { return nil }
+func (wardSetup) SetUp(context.Context, journal.Attachment) error { return nil }
 
-func (tornDown) TearDown(context.Context, journal.Attachment) error { return nil }
+func (s wardSetup) TearDown(context.Context, journal.Attachment) error {
+	s.tornDown++
+	return s.tearDownErr
+}
 
 // attached has the Function in a pod.
 func (w *ward) attached(a journal.Attachment) journal.Attachment {
@@ -162,6 +168,52 @@ func TestLeakLetsThePodGo(t *testing.T) {
 				if !errors.As(err, new(TakenError)) || !strings.Contains(err.Error(), "evil0") {
 					t.Errorf("another owner: error %v, want at once why it is quarantined", err)
 				}
+			}
+		})
+	}
+}
+
+// TestLeakEndsWithSF: what a pod left on an SF that was made for it ends with the SF. The SF is
+// quarantined only if it cannot be deleted.
+func TestLeakEndsWithSF(t *testing.T) {
+	errBusy := errors.New("busy")
+	for name, test := range map[string]struct {
+		stopped bool // the sandbox, before the claim ends
+		err     error
+	}{
+		"claim ends":        {},
+		"sandbox stops":     {stopped: true},
+		"cannot be deleted": {err: errBusy},
+		"neither":           {stopped: true, err: errBusy},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t)
+			a := claimedVF()
+			a.Setup = &journal.Setup{SF: true}
+			w.attached(a)
+			w.engine.restore, w.tearDownErr = errLeak, test.err
+			if test.stopped {
+				if err := w.Detach(t.Context(), vf, "c1"); err != nil {
+					t.Fatal(err)
+				}
+				if w.want(journal.Detaching, true); w.tornDown > 0 {
+					t.Error("the claim lost its SF")
+				}
+			}
+
+			if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
+				t.Fatal(err)
+			}
+			if w.tornDown != 1 {
+				t.Errorf("torn down %d times", w.tornDown)
+			}
+			if test.err == nil {
+				w.want("", false)
+				return
+			}
+			q := w.want(journal.Releasing, true).Quarantine
+			if q.Reason != journal.NotTornDown || !strings.Contains(q.Message, "busy") || !strings.Contains(q.Message, "evil0") {
+				t.Errorf("quarantine %+v", q)
 			}
 		})
 	}

@@ -88,17 +88,30 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 
 // wayBack undoes whatever was done to a Function, and checks that it is undone. After Detaching the setup stays.
 func (m *Manager) wayBack(ctx context.Context, a journal.Attachment) error {
-	if err := m.restore(ctx, a); errors.Is(err, netdev.ErrLeaks) {
-		return &wayBackError{err, journal.MayLeak, true}
-	} else if err != nil {
-		return err
+	leak := m.restore(ctx, a)
+	switch {
+	case leak != nil && !errors.Is(leak, netdev.ErrLeaks):
+		return leak
+	case leak != nil && endsWithRelease(a):
+		m.log.Info("What the pod left ends with the SF, which was made for its owner and is deleted",
+			"function", a.Function.String(), "reason", leak.Error())
+	case leak != nil:
+		return &wayBackError{leak, journal.MayLeak, true}
 	}
+
 	if a.State == journal.Releasing && a.Setup != nil {
 		if err := m.options.Setup.TearDown(ctx, a); err != nil {
+			err = errors.Join(err, leak)
 			return &wayBackError{err, journal.NotTornDown, errors.Is(err, netdev.ErrLeaks)}
 		}
 	}
 	return m.checkDriver(a)
+}
+
+// endsWithRelease says whether the Function is deleted by its release, and with it all that the pod
+// left on it.
+func endsWithRelease(a journal.Attachment) bool {
+	return a.State == journal.Releasing && ownSF(a)
 }
 
 // letGo records that a Function is back, which ends its quarantine with this outcome: a reservation goes on, and every other
