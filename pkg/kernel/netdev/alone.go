@@ -24,8 +24,8 @@ type Rebind func(ctx context.Context, bus, device string) error
 
 // makeAlone returns once nothing is stacked on a netdev of the host, in whatever namespace. A pod may move what it made on
 // its netdev to another namespace, or make it there. The kernel lists it only there, and a namespace that only a file
-// descriptor holds is found by nothing. So the kernel is asked whether the netdev takes what it can take only when nothing is
-// stacked on it. place is where the pod was.
+// descriptor holds is found by nothing. So a BPF program looks at the netdev itself. Without that, the kernel is asked whether
+// the netdev takes what it can take only when nothing is stacked on it. place is where the pod was.
 func (e *Engine) makeAlone(ctx context.Context, l *link, place Place) error {
 	on, err := e.stackedAnywhere(ctx, l)
 	if on == "" || err != nil {
@@ -175,22 +175,29 @@ func (e *Engine) tagged(ctx context.Context, l *link) (string, error) {
 	if l.MTU >= probeMTU {
 		return "", fmt.Errorf("MTU %d: must be below %d, so that VLANs on top of it can be found", l.MTU, probeMTU)
 	}
-	const count = 4095
-	protocols := []uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD}
-	var messages []request.Message
-	for _, protocol := range protocols {
-		for id := range count {
-			messages = append(messages, vlanProbe(l.Identity.Index, protocol, uint16(id)))
+	for _, protocol := range []uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD} {
+		if on, err := e.taggedAs(ctx, l.Identity.Index, protocol); on != "" || err != nil {
+			return on, err
 		}
 	}
+	return "", nil
+}
 
-	for i, err := range request.SendAll(ctx, e.host.Socket(), messages) {
+// taggedAs is tagged for one protocol.
+func (e *Engine) taggedAs(ctx context.Context, index int, protocol uint16) (string, error) {
+	const count = 4095
+	messages := make([]request.Message, count)
+	for id := range messages {
+		messages[id] = vlanProbe(index, protocol, uint16(id))
+	}
+
+	for id, err := range request.SendAll(ctx, e.host.Socket(), messages) {
 		switch {
 		case errors.Is(err, unix.EEXIST):
-			return fmt.Sprintf("a VLAN %d", i%count), nil
+			return fmt.Sprintf("a VLAN %d", id), nil
 		case errors.Is(err, unix.EOPNOTSUPP): // of this netdev or this protocol
 		case !errors.Is(err, unix.EINVAL):
-			return "", fmt.Errorf("ask whether VLAN %d is on top of it: %w", i%count, err)
+			return "", fmt.Errorf("ask whether VLAN %d is on top of it: %w", id, err)
 		}
 	}
 	return "", nil

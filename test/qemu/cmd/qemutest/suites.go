@@ -56,7 +56,7 @@ func guests() []guest {
 				"igb", "igbvf",
 			},
 			suites: []suite{
-				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere)", limit: 2 * time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 2 * time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$", limit: time.Minute},
 				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$", limit: 2 * time.Minute},
 				{
@@ -95,7 +95,7 @@ func guests() []guest {
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
-				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere)", limit: 2 * time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 2 * time.Minute},
 				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$", limit: time.Minute},
 				{name: "devlink", path: "pkg/kernel/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: time.Minute},
