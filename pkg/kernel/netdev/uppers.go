@@ -20,6 +20,8 @@ import (
 // that seems to come from the netdev (BPF_PROG_TEST_RUN), and looks at net_device.adj_list.upper.
 // All kinds of netdevs that use another one are in this list (netdev_upper_dev_link and
 // netdev_master_upper_dev_link of net/core/dev.c), also those that take its frames by a handler.
+// The program needs no lock: whatever a pod made on its netdev was in the list before the netdev
+// left the pod, because the kernel makes and moves netdevs under one lock (RTNL).
 //
 // It needs Linux 6.2 for the function bpf_cast_to_kern_ctx, BTF (CONFIG_DEBUG_INFO_BTF), and
 // CAP_SYS_ADMIN or CAP_BPF and CAP_PERFMON. The zero value is ready for use by several goroutines.
