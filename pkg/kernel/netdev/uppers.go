@@ -67,12 +67,14 @@ func (u *uppers) on(index int) (bool, error) {
 	binary.NativeEndian.PutUint32(context[ifindex:], uint32(index))
 
 	const shortest = 64 // bytes of an Ethernet frame
-	verdict, err := u.program.Run(&ebpf.RunOptions{Data: make([]byte, shortest), Context: context, Repeat: 1})
-	switch {
-	case err != nil:
-		return false, fmt.Errorf("look for netdevs on top of the one with index %d: %w", index, err)
-	case verdict != noUpper && verdict != someUpper:
-		return false, fmt.Errorf("look for netdevs on top of the one with index %d: verdict %d", index, verdict)
+	verdict, err := u.program.Run(&ebpf.RunOptions{
+		Data: make([]byte, shortest), Context: context, Repeat: 1,
+	})
+	if err == nil && verdict != noUpper && verdict != someUpper {
+		err = fmt.Errorf("verdict %d", verdict)
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for netdevs on top of netdev %d: %w", index, err)
 	}
 	return verdict == someUpper, nil
 }
@@ -101,7 +103,8 @@ func loadUppers() (*ebpf.Program, error) {
 	}
 
 	call := asm.Instruction{
-		OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(castID),
+		OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call),
+		Src:    asm.PseudoKfuncCall, Constant: int64(castID),
 	}
 	return ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "xpu_uppers", Type: ebpf.SchedCLS, License: "GPL", // which the function wants
