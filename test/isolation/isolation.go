@@ -4,14 +4,12 @@ package isolation
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/test/must"
@@ -187,20 +185,5 @@ func setUp(t *testing.T, ns *netns.Namespace) {
 	must.Succeed(t, err)
 	for _, l := range links {
 		must.Succeed(t, ns.Handle().LinkSetUp(l))
-	}
-}
-
-// macvlan makes a macvlan on net1 in another namespace, up.
-func (p *tenant) macvlan(t *testing.T, mode netlink.MacvlanMode, to *netns.Namespace) {
-	t.Helper()
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex, attrs.Namespace = "evil0", p.index, netlink.NsFd(to.Fd())
-	must.Succeed(t, p.Handle().LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: mode}))
-	l, err := to.Handle().LinkByName("evil0")
-	must.Succeed(t, err)
-	must.Succeed(t, to.Handle().LinkSetUp(l))
-	must.Succeed(t, to.Handle().SetPromiscOn(l))
-	if got := l.Attrs().ParentIndex; got != p.index {
-		t.Fatal(fmt.Errorf("evil0 is on %d, want %d", got, p.index))
 	}
 }

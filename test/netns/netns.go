@@ -46,6 +46,22 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
+// Current is the network namespace of the process, which lives on after the test.
+func Current(t testing.TB) *Namespace {
+	t.Helper()
+	n := &Namespace{path: "/proc/self/ns/net"}
+	var err error
+	if n.ns, err = vnetns.GetFromPath(n.path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.ns.Close() })
+	if n.handle, err = netlink.NewHandleAt(n.ns, unix.NETLINK_ROUTE); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.handle.Close() })
+	return n
+}
+
 // Make makes a network namespace and binds it to path, a file that it makes. Close it after use.
 func Make(path string) (_ *Namespace, err error) {
 	n := &Namespace{path: path, ns: vnetns.None()}

@@ -159,16 +159,22 @@ const etherType = 0x88b5
 // frames is a socket for frames of the test on the pod's interface.
 func (p pod) frames(t *testing.T) int {
 	t.Helper()
-	inside, err := p.Handle().LinkByName("net1")
+	return frames(t, p.Namespace, "net1")
+}
+
+// frames is a socket for frames of the test on a netdev.
+func frames(t *testing.T, ns *netns.Namespace, netdev string) int {
+	t.Helper()
+	l, err := ns.Handle().LinkByName(netdev)
 	must.Succeed(t, err)
 	const networkOrder = etherType>>8 | etherType&0xff<<8
 	fd := -1
-	must.Succeed(t, p.Do(func() (err error) {
+	must.Succeed(t, ns.Do(func() (err error) {
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, networkOrder)
 		return err
 	}))
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	must.Succeed(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: inside.Attrs().Index}))
+	must.Succeed(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: l.Attrs().Index}))
 	wait := unix.NsecToTimeval((100 * time.Millisecond).Nanoseconds())
 	must.Succeed(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
 	return fd

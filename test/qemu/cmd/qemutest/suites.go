@@ -53,11 +53,12 @@ func guests() []guest {
 			nic:  "igb",
 			modules: []string{
 				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan", "vxlan", "dummy", "veth",
-				"igb", "igbvf",
+				"macvtap", "sch_ingress", "cls_matchall", "act_mirred", "igb", "igbvf",
 			},
 			suites: []suite{
 				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 2 * time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$", limit: time.Minute},
+				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$", limit: 5 * time.Minute},
 				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$", limit: 2 * time.Minute},
 				{
 					name: "hotplug", path: "test/qemu/node", run: "^TestHotplug$", limit: 2 * time.Minute,
@@ -88,10 +89,13 @@ func guests() []guest {
 			},
 		},
 		{
-			name:    "simnic",
-			nic:     "simnic",
-			modules: []string{"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan", "bonding", "vxlan", "dummy", "veth"},
-			own:     "simnic",
+			name: "simnic",
+			nic:  "simnic",
+			modules: []string{
+				"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan", "bonding", "vxlan", "dummy", "veth",
+				"macvtap", "sch_ingress", "cls_matchall", "act_mirred",
+			},
+			own: "simnic",
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
@@ -99,6 +103,7 @@ func guests() []guest {
 				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$", limit: time.Minute},
 				{name: "devlink", path: "pkg/kernel/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: time.Minute},
+				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$", limit: 5 * time.Minute},
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 3 * time.Minute},
