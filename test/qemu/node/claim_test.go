@@ -234,8 +234,15 @@ func (c *claims) refused(t *testing.T) {
 				MTU: new(int32(1400)), VF: &test.vf,
 			})
 			err := pod.Run()
+			if err == nil { // the runtime had no time to wait for it
+				c.Eventually("the container is refused for a reason", func() bool {
+					err = pod.Container()
+					return err == nil || strings.Contains(err.Error(), test.words)
+				})
+				must.Succeed(t, pod.Stop())
+			}
 			if err == nil || !strings.Contains(err.Error(), test.words) {
-				t.Errorf("the sandbox: %v, want an error with %q", err, test.words)
+				t.Errorf("the pod: %v, want an error with %q", err, test.words)
 			}
 			pod.WantNo("net1")
 			node.WantState(t, c.before)

@@ -275,6 +275,16 @@ func (p *Pod) Run() error {
 	return err
 }
 
+// Container plays the runtime that makes a container in the pod's sandbox.
+func (p *Pod) Container() error {
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	defer cancel()
+	_, err := p.node.runtime.CreateContainer(ctx, &adaptation.CreateContainerRequest{
+		Pod: p.sandbox(), Container: &adaptation.Container{Id: p.Name, PodSandboxId: p.Sandbox, Name: "main"},
+	})
+	return err
+}
+
 // MustRun is Run, after which the pod has the interface. The runtime may take a plugin in a moment after it connected.
 func (p *Pod) MustRun(name string) {
 	p.node.t.Helper()
