@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -97,11 +98,15 @@ func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 		}
 		time.Sleep(time.Millisecond) // between frames, as a sender that is not detected would
 	}
+	var ends sync.WaitGroup // at the same time, as each waits for late frames
 	for direction, traffic := range map[string]*netns.Traffic{"sent": out, "received": in} {
-		if sent, lost, err := traffic.Stop(); err != nil || sent == 0 || lost > 0 {
-			t.Errorf("%d frames of the second tenant %s, %d lost: %v", sent, direction, lost, err)
-		}
+		ends.Go(func() {
+			if sent, lost, err := traffic.Stop(); err != nil || sent == 0 || lost > 0 {
+				t.Errorf("%d frames of the second tenant %s, %d lost: %v", sent, direction, lost, err)
+			}
+		})
 	}
+	ends.Wait()
 	for _, spy := range spies {
 		if n := spy.count(t, netns.TestType); n > 0 {
 			t.Errorf("the first tenant read %d frames of the second", n)
