@@ -84,8 +84,10 @@ func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 	near, far := end(t, second, "net1"), end(t, s.Far, s.FarNetdev)
 	forged := listen(t, s.Far, forgedType)
 	var spies []socket
+	var forgers []forger
 	for _, ns := range []*netns.Namespace{first.Namespace, first.accomplice, first.hidden} {
 		spies = append(spies, listen(t, ns, unix.ETH_P_ALL))
+		forgers = append(forgers, newForger(t, ns))
 	}
 
 	out, err := netns.Send(near, far)
@@ -93,8 +95,8 @@ func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 	in, err := netns.Send(far, near)
 	must.Succeed(t, err)
 	for range 50 {
-		for _, ns := range []*netns.Namespace{first.Namespace, first.accomplice, first.hidden} {
-			forge(t, ns, near.MAC)
+		for _, f := range forgers {
+			f.forge(near.MAC)
 		}
 		time.Sleep(time.Millisecond) // between frames, as a sender that is not detected would
 	}
@@ -160,27 +162,33 @@ func (s socket) count(t *testing.T, etherType uint16) (frames int) {
 	}
 }
 
-// forge sends a frame with the source address from every netdev of a namespace.
-func forge(t *testing.T, ns *netns.Namespace, source net.HardwareAddr) {
+// forger sends frames from every netdev of a namespace but loopback.
+type forger struct {
+	socket  int
+	indexes []int
+}
+
+func newForger(t *testing.T, ns *netns.Namespace) forger {
 	t.Helper()
 	links, err := netns.Listed(ns.Handle().LinkList)
 	must.Succeed(t, err)
+	f := forger{socket: int(listen(t, ns, 0))} // which receives nothing
+	for _, l := range links {
+		if l.Attrs().Name != "lo" {
+			f.indexes = append(f.indexes, l.Attrs().Index)
+		}
+	}
+	return f
+}
+
+// forge sends a frame with the source address. Errors of netdevs that are down do not matter.
+func (f forger) forge(source net.HardwareAddr) {
 	frame := append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, source...)
 	frame = append(frame, forgedType>>8, forgedType&0xff)
 	frame = append(frame, make([]byte, 46)...)
-	must.Succeed(t, ns.Do(func() error {
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		for _, l := range links {
-			if l.Attrs().Name != "lo" { // errors of netdevs that are down do not matter
-				_ = unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index, Halen: 6})
-			}
-		}
-		return nil
-	}))
+	for _, index := range f.indexes {
+		_ = unix.Sendto(f.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: index, Halen: 6})
+	}
 }
 
 // setUp sets all netdevs of a namespace up.
