@@ -69,7 +69,7 @@ func guests() []guest {
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
 				},
 				{name: "crash", path: "test/qemu/node", run: "^TestCrashAtEachStep$", limit: 3 * time.Minute},
-				{name: "vfio", path: "test/qemu/hardware", run: "^TestVFIO", limit: time.Minute},
+				{name: "vfio", path: "test/qemu/hardware", run: "^TestVFIO", limit: 2 * time.Minute},
 				{name: "supply", path: "test/qemu/hardware", run: "^TestSupply$", limit: 90 * time.Second},
 				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA", limit: time.Minute},
 				{name: "simulated", path: "test/qemu/hardware", run: "^TestSimulatedHost$", limit: time.Minute},
