@@ -70,7 +70,7 @@ func parse() (o options, err error) {
 	flags.BoolVar(&o.verbose, "v", false, "show all that the tests write")
 	flags.IntVar(&o.cards, "cards", 2, "igb cards of the guest")
 	flags.IntVar(&o.vfs, "vfs", 3, "VFs made at each PF, at most 7")
-	flags.DurationVar(&o.limit, "limit", 8*time.Minute, "time that a guest may take; not for a shell")
+	flags.DurationVar(&o.limit, "limit", 20*time.Minute, "time that a guest may take; not for a shell")
 	flags.StringVar(&o.personalities, "personalities", "", `drivers that simnic plays: "third", another third of them each `+
 		`day; "all"; or names, with commas between. Empty: a third, all with -full`)
 	flags.DurationVar(&o.soak, "soak", 0, "time that each test takes which soaks; 0 is some seconds")
