@@ -56,7 +56,7 @@ func guests() []guest {
 				"macvtap", "sch_ingress", "cls_matchall", "act_mirred", "igb", "igbvf",
 			},
 			suites: []suite{
-				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 2 * time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 5 * time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$", limit: time.Minute},
 				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$", limit: 5 * time.Minute},
 				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$", limit: 2 * time.Minute},
@@ -99,14 +99,14 @@ func guests() []guest {
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
-				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 2 * time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 5 * time.Minute},
 				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$", limit: time.Minute},
 				{name: "devlink", path: "pkg/kernel/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: time.Minute},
 				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: time.Minute},
 				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$", limit: 5 * time.Minute},
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
-				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 3 * time.Minute},
+				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 6 * time.Minute},
 				{
 					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$", limit: 50 * time.Minute, full: true,
 					programs: []string{"cmd/opi-bridge"},
