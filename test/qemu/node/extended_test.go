@@ -168,7 +168,7 @@ func (f *field) driverless(t *testing.T) {
 	card.SetAttribute(t, vf.Address, "driver/unbind", string(vf.Address))
 	pod := f.pod("driverless", 1, vf)
 	_, err := pod.Add(vf, nil)
-	wantRefusal(t, err, "no netdev")
+	wantRefusal(t, err, "has no driver")
 	pod.MustDel(vf, nil)
 	setDriver(t, vf.Address, "igbvf")
 	f.Eventually("the VF has a netdev", func() bool { return card.Netdev(vf.Address) != "" })
