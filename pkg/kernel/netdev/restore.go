@@ -341,23 +341,26 @@ func (e *Engine) undoVFMAC(
 	ctx context.Context, p patience, pf *PF, r pfReport, before Snapshot,
 ) (function.MAC, error) {
 	was := before.VF.MAC
-	for _, c := range vfChanges(*r.vf, r.vf.with(nil, was)) {
-		err := e.changeVF(ctx, p, pf, r.index, c)
-		if err == nil {
-			return was, nil
-		}
-		neutral := neutralMAC(pf, before)
-		if passes(err) || !isZero(was) || r.vf.MAC == neutral || neutral == "" {
-			return r.vf.MAC, err
-		}
-		for _, c := range vfChanges(*r.vf, r.vf.with(nil, neutral)) {
-			if other := e.changeVF(ctx, p, pf, r.index, c); other != nil {
-				return r.vf.MAC, errors.Join(err, other)
-			}
-		}
-		return neutral, err
+	order := vfChanges(*r.vf, r.vf.with(nil, was)) // at most one, because only the MAC differs
+	if len(order) == 0 {
+		return r.vf.MAC, nil
 	}
-	return r.vf.MAC, nil
+
+	err := e.changeVF(ctx, p, pf, r.index, order[0])
+	if err == nil {
+		return was, nil
+	}
+	neutral := neutralMAC(pf, before)
+	if passes(err) || !isZero(was) || r.vf.MAC == neutral || neutral == "" {
+		return r.vf.MAC, err
+	}
+
+	for _, c := range vfChanges(*r.vf, r.vf.with(nil, neutral)) {
+		if other := e.changeVF(ctx, p, pf, r.index, c); other != nil {
+			return r.vf.MAC, errors.Join(err, other)
+		}
+	}
+	return neutral, err
 }
 
 // undoNetdev restores the netdev's own properties.
