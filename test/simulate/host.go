@@ -24,6 +24,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -309,6 +310,12 @@ func (h *Host) addVFs(pf *function, n int) error {
 // add makes a function as the kernel does: first the device, then the netdev.
 func (h *Host) add(f *function) error {
 	h.functions[f.Address] = f
+	if h.pairs == nil {
+		// Without netdevs, a function looks like one whose netdev is in another network namespace.
+		if err := os.MkdirAll(filepath.Join(h.tree.dir(f.device), "net"), 0o755); err != nil {
+			return err
+		}
+	}
 	if err := h.tree.add(f.device); err != nil {
 		return fmt.Errorf("device %s: %w", f.Address, err)
 	}
