@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
@@ -154,7 +155,7 @@ func (e *Engine) xdpPrograms(index int) (map[uint32]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	attrs, err := links.Attributes(message)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
 // fallbackName makes the kernel find a free name, which matches fallback. It is for a netdev whose own name is taken.
@@ -454,7 +454,7 @@ func (e *Engine) largestMTU(index, before, now int, refused error) error {
 	if err != nil {
 		return errors.Join(refused, err)
 	}
-	attrs, err := attribute.Parse(message[unix.SizeofIfInfomsg:])
+	attrs, err := links.Attributes(message)
 	if err != nil {
 		return errors.Join(refused, err)
 	}

@@ -197,7 +197,7 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	}
 	if !ownSF(a) { // its names end with it
 		for _, note := range restored.Notes {
-			log.Info("The netdev could not get all its names back", "netdev", restored.Name, "reason", note)
+			log.Info("Something of the netdev stays different; its next owner is isolated all the same", "netdev", restored.Name, "reason", note)
 		}
 	}
 	// Without a netdev, the PF could not be told. The VFs of a PF mostly end with its driver, and what was enforced with them.

@@ -251,7 +251,7 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 		return err
 	}
 	for _, note := range restored.Notes {
-		p.Log.Info("The netdev could not get all its names back", "function", a.Function.String(), "netdev", restored.Name,
+		p.Log.Info("Something of the netdev stays different; its next owner is isolated all the same", "function", a.Function.String(), "netdev", restored.Name,
 			"reason", note)
 	}
 	return nil
