@@ -56,9 +56,8 @@ func (l *losses) pause(a journal.Attachment) error {
 	if of.count <= freeLosses {
 		return nil
 	}
-	doublings := min(of.count-freeLosses-1, 10)
-	pause := min(firstPause<<doublings, longestPause)
-	if left := pause - time.Since(of.last); left > 0 {
+
+	if left := pauseAfter(of.count-freeLosses-1) - time.Since(of.last); left > 0 {
 		return fmt.Errorf("the pod has lost it %d times and gets it back in %s", of.count, left.Round(time.Second))
 	}
 	return nil
