@@ -15,17 +15,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// What has not been seen to hold in a long run is left out, so that the rest can be seen.
-const (
-	// bearsHandover: whichever of two agents is killed in a handover, the next one goes on.
-	bearsHandover = false
-	// bearsHostile: a release removes what a pod left on its interface, and names beyond all measure, or quarantines the
-	// Function.
-	bearsHostile = false
-	// bearsClock: no decision depends on the machine's clock.
-	bearsClock = false
-)
-
 // fault is something that goes wrong with the node, for a while.
 type fault struct {
 	name string

@@ -2,19 +2,15 @@ package soak
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
-	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
@@ -81,62 +77,21 @@ func (l *life) betray() error {
 	})
 }
 
-// administrator asks the agent at its socket for administrators. The answer is not read by pkg/nodestate, so that a test that
-// knows more than an older agent can ask that one.
-func (n *node) administrator(path string) ([]byte, error) {
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", n.path("state/admin.sock"))
-	}}
-	defer transport.CloseIdleConnections()
-	client := http.Client{Transport: transport, Timeout: 5 * time.Second}
-	response, err := client.Get("http://xpu-agent" + path)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	return io.ReadAll(response.Body)
-}
-
 // quarantined are the Functions that the agent keeps from all pods, with the reason.
 func (n *node) quarantined() (map[function.ID]string, error) {
-	body, err := n.administrator("/state")
+	client := nodestate.Client{Socket: n.path("state/admin.sock")}
+	ctx, cancel := context.WithTimeout(n.t.Context(), 5*time.Second)
+	defer cancel()
+	state, err := client.State(ctx)
 	if err != nil {
-		return nil, err
-	}
-	var state struct {
-		Functions []struct {
-			ID         function.ID     `json:"function"`
-			Attachment json.RawMessage `json:"attachment"`
-		} `json:"functions"`
-	}
-	if err := json.Unmarshal(body, &state); err != nil {
 		return nil, err
 	}
 
 	kept := map[function.ID]string{}
 	for _, f := range state.Functions {
-		if reason := reasonIn(f.Attachment); reason != "" {
-			kept[f.ID] = reason
+		if f.Attachment != nil && f.Attachment.Quarantine != nil {
+			kept[f.ID] = f.Attachment.Quarantine.Message
 		}
 	}
 	return kept, nil
-}
-
-// quarantineOf is why a record keeps its Function from all pods, "" if it does not.
-func quarantineOf(a journal.Attachment) string {
-	text, err := json.Marshal(a)
-	if err != nil {
-		return ""
-	}
-	return reasonIn(text)
-}
-
-func reasonIn(attachment []byte) string {
-	var a struct {
-		Quarantine struct{ Reason, Message string }
-	}
-	if json.Unmarshal(attachment, &a) != nil || a.Quarantine.Reason == "" {
-		return ""
-	}
-	return a.Quarantine.Reason + ": " + a.Quarantine.Message
 }

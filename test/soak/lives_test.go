@@ -27,6 +27,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -52,9 +53,6 @@ const (
 
 // way is one of the ways in which a pod lives.
 func way(random *rand.Rand) int {
-	if !bearsHostile {
-		return random.IntN(hostile)
-	}
 	return random.IntN(ways)
 }
 
@@ -465,7 +463,8 @@ func (l *life) shim() skel.CNIFuncs {
 		return cni.Paths{Socket: l.path("run/cni.sock"), SpoolDir: l.path("spool")}, nil
 	}
 	return cni.Plugin{
-		DeviceInfoDir: l.path("devinfo/cni"), Paths: paths, Stdout: io.Discard, Stderr: io.Discard, Now: l.now,
+		DeviceInfoDir: l.path("devinfo/cni"), Paths: paths, Stdout: io.Discard, Stderr: io.Discard,
+		Now: l.now, Asked: func() uptime.Moment { return uptime.Of(l.bootID) },
 	}.Funcs()
 }
 

@@ -39,6 +39,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/nri/nritest"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
@@ -91,7 +92,8 @@ type node struct {
 	cards cards
 
 	// skew is by how much the machine's clock is wrong, in nanoseconds, for what the test plays.
-	skew atomic.Int64
+	skew   atomic.Int64
+	bootID string // no change of the clock changes the moments of a boot
 
 	mutex     sync.Mutex
 	agent     *process
@@ -106,7 +108,12 @@ func newNode(t *testing.T) *node {
 	dir, err := os.MkdirTemp("", "soak") // sockets' paths may have 107 bytes only
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	n := &node{t: t, dir: dir, pods: map[string]*podresourcesapi.PodResources{}, sandboxes: map[string]*adaptation.PodSandbox{}}
+	bootID, err := uptime.BootID("/proc")
+	must.Succeed(t, err)
+	n := &node{
+		t: t, dir: dir, bootID: bootID, pods: map[string]*podresourcesapi.PodResources{},
+		sandboxes: map[string]*adaptation.PodSandbox{},
+	}
 	n.host, err = simulate.New(t.Context(), simulate.Config{
 		Root: dir, HostNS: "/proc/thread-self/ns/net", XPUNS: netns.New(t).Path(), Log: logr.Discard(),
 		Cards: []simulate.Card{{PFs: 2, VFs: vfsOfPF, Bus: "3b"}},

@@ -101,13 +101,7 @@ func TestSoak(t *testing.T) {
 	must.Succeed(t, n.ready(t.Context()))
 	must.Succeed(t, await(t.Context(), "all is offered", n.allOffered))
 
-	atFirst := append(slices.Clone(faults), kill, kill)
-	if bearsHandover {
-		atFirst = append(atFirst, handoverKilled)
-	}
-	if bearsClock {
-		atFirst = append(atFirst, clockSet)
-	}
+	atFirst := append(slices.Clone(faults), kill, kill, handoverKilled, clockSet)
 	s.live(*lives*2/3, atFirst)
 	s.live(*lives/30+2*atOnce, nil) // until everything that is kept is there
 	first := s.sample()
@@ -428,8 +422,8 @@ func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 	must.Succeed(n.t, err)
 	defer j.Close()
 	for _, a := range j.All() {
-		if reason := quarantineOf(a); reason != "" {
-			n.t.Logf("Function %s is in quarantine: %s", a.Function, reason)
+		if q := a.Quarantine; q != nil {
+			n.t.Logf("Function %s is in quarantine: %s: %s", a.Function, q.Reason, q.Message)
 			kept = append(kept, a)
 			continue
 		}
