@@ -122,7 +122,7 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	}
 	defer socket.Close()
 	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
-	header := &nl.Genlmsg{Command: command, Version: nl.GENL_DEVLINK_VERSION}
+	header := request.GenericHeader{Command: command, Version: nl.GENL_DEVLINK_VERSION}
 	messages, err := request.Send(&nl.SocketHandle{Socket: socket}, int(c.family), flags, header, attrs...)
 	if err != nil {
 		return nil, err

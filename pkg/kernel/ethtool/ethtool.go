@@ -240,7 +240,7 @@ func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte,
 
 	answers, err := request.Send(
 		c.socket, int(c.family), unix.NLM_F_ACK,
-		&nl.Genlmsg{Command: command, Version: unix.ETHTOOL_GENL_VERSION},
+		request.GenericHeader{Command: command, Version: unix.ETHTOOL_GENL_VERSION},
 		append([]*nl.RtAttr{netdev}, attributes...)...,
 	)
 	if err != nil || len(answers) == 0 {

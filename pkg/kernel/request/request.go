@@ -31,6 +31,18 @@ type Message struct {
 	Attributes  []*nl.RtAttr
 }
 
+// GenericHeader is the header of a generic netlink message (struct genlmsghdr of
+// linux/genetlink.h): a command, its version and two reserved bytes, which are zero. [nl.Genlmsg]
+// is no substitute, because it has no room for the reserved bytes and sends what lies behind it in
+// memory, and the kernel refuses newer commands with anything else than zero.
+type GenericHeader struct{ Command, Version uint8 }
+
+// Len implements [nl.NetlinkRequestData]: the length in bytes.
+func (GenericHeader) Len() int { return nl.SizeofGenlmsg }
+
+// Serialize implements [nl.NetlinkRequestData].
+func (h GenericHeader) Serialize() []byte { return []byte{h.Command, h.Version, 0, 0} }
+
 func (m Message) request(socket *nl.SocketHandle) *nl.NetlinkRequest {
 	req := nl.NewNetlinkRequest(m.Type, m.Flags)
 	req.Seq = atomic.AddUint32(&socket.Seq, 1)

@@ -1,6 +1,7 @@
 package request_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -43,5 +44,13 @@ func TestConsistent(t *testing.T) {
 				t.Errorf("list %v, error %v", got, err)
 			}
 		})
+	}
+}
+
+// TestGenericHeader: the kernel refuses newer commands whose reserved bytes are not zero.
+func TestGenericHeader(t *testing.T) {
+	h := request.GenericHeader{Command: 7, Version: 1}
+	if got, want := h.Serialize(), []byte{7, 1, 0, 0}; !bytes.Equal(got, want) || h.Len() != len(want) {
+		t.Errorf("%v of length %d, want %v", got, h.Len(), want)
 	}
 }
