@@ -37,7 +37,8 @@ const pause = 120 * time.Millisecond
 // follow the netdevs, so that the simulation is not measured: it shows them on the host for ever.
 type pods struct {
 	*host
-	shim     string
+	programs string // the directory with the plugin that was built
+	shim     string // the installed plugin, which calls the agent
 	own      *netlink.Handle
 	ownNS    *os.File
 	vfs      []simulate.Function
@@ -47,7 +48,7 @@ type pods struct {
 
 // newPods makes veth pairs. The other end of a VF's stays here too, as the representor that opi-bridge looks for.
 func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
-	p = &pods{shim: filepath.Join(b.bin, shim)}
+	p = &pods{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close())
@@ -62,10 +63,8 @@ func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 	if p.host, err = b.newHost(ctx, max(n, pfs)); err != nil {
 		return p, err
 	}
-	paths, err := json.Marshal(cni.Paths{Socket: p.cniSocket(), SpoolDir: p.spoolDir()})
-	if err == nil {
-		err = os.WriteFile(cni.PathsFile(p.shim), paths, 0o644)
-	}
+	p.programs = b.bin
+	p.shim, err = p.installShim("shim", cni.Paths{Socket: p.cniSocket(), SpoolDir: p.spoolDir()})
 	if err != nil {
 		return p, err
 	}
@@ -88,6 +87,26 @@ func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 		p.netns = append(p.netns, pod)
 	}
 	return p, nil
+}
+
+// installShim installs the plugin in a directory of the host, and returns its path. The plugin finds
+// the agent by the file beside it.
+func (p *pods) installShim(dir string, paths cni.Paths) (string, error) {
+	program, err := os.ReadFile(filepath.Join(p.programs, shim))
+	if err != nil {
+		return "", err
+	}
+	content, err := json.Marshal(paths)
+	if err != nil {
+		return "", err
+	}
+
+	binary := p.path(filepath.Join(dir, shim))
+	return binary, errors.Join(
+		os.MkdirAll(filepath.Dir(binary), 0o755),
+		os.WriteFile(binary, program, 0o755),
+		os.WriteFile(cni.PathsFile(binary), content, 0o644),
+	)
 }
 
 // startAgent starts what start starts, with a kubelet that gave each pod its VF. It has forgotten what was before.
@@ -155,24 +174,29 @@ func (p *pods) invoke(number int, network string) (invocation, error) {
 
 // run runs the shim to its end, as a container runtime does.
 func (p *pods) run(ctx context.Context, command string, i invocation) (time.Duration, error) {
+	return runShim(shimCommand(ctx, p.shim, command, i))
+}
+
+// runShim runs a shim's command to its end.
+func runShim(cmd *exec.Cmd) (time.Duration, error) {
 	var stdout, stderr bytes.Buffer
-	cmd := p.command(ctx, command, i)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	took, err := timed(cmd.Run)
 	if err != nil {
-		return 0, fmt.Errorf("%s %s: %w:\n%s%s", shim, command, err, &stdout, &stderr)
+		return 0, fmt.Errorf("%s %s: %w:\n%s%s", shim, cmd.Env[0], err, &stdout, &stderr)
 	}
 	if stderr.Len() > 0 { // it left it for an agent that is away
-		return 0, fmt.Errorf("%s %s: %s", shim, command, &stderr)
+		return 0, fmt.Errorf("%s %s: %s", shim, cmd.Env[0], &stderr)
 	}
 	return took, nil
 }
 
-func (p *pods) command(ctx context.Context, command string, i invocation) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, p.shim)
+// shimCommand is how a container runtime invokes a plugin.
+func shimCommand(ctx context.Context, binary, command string, i invocation) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, binary)
 	cmd.Env = []string{
 		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + i.container, "CNI_IFNAME=net1", "CNI_NETNS=" + i.netns,
-		"CNI_PATH=" + filepath.Dir(p.shim),
+		"CNI_PATH=" + filepath.Dir(binary),
 		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + i.pod + ";K8S_POD_UID=" + i.pod,
 	}
 	cmd.Stdin = bytes.NewReader(i.config)
@@ -324,13 +348,17 @@ func (p *pods) round(ctx context.Context, a *agent, bare *bareAgent, t *interfac
 type bareAgent struct {
 	*pods
 	listener *net.UnixListener
-	socket   string
+	shim     string // the plugin that calls this agent and not the real one
 }
 
 func (p *pods) listenBare() (*bareAgent, error) {
 	socket := p.path("bare.sock")
+	binary, err := p.installShim("bare", cni.Paths{Socket: socket, SpoolDir: p.spoolDir()})
+	if err != nil {
+		return nil, err
+	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
-	return &bareAgent{p, listener, socket}, err
+	return &bareAgent{p, listener, binary}, err
 }
 
 // accept returns the connection of a shim that has sent its request and waits.
@@ -348,12 +376,6 @@ func (b *bareAgent) accept() (net.Conn, error) {
 	return conn, nil
 }
 
-// toBare has a shim call this agent and not the real one.
-func (b *bareAgent) toBare(i invocation) invocation {
-	i.config = bytes.Replace(i.config, []byte(b.cniSocket()), []byte(b.socket), 1)
-	return i
-}
-
 // run runs the shim, and f when it waits, and returns the time of f.
 func (b *bareAgent) run(
 	ctx context.Context, command string, i invocation, f func() (time.Duration, error),
@@ -365,7 +387,7 @@ func (b *bareAgent) run(
 			return err
 		})
 	}()
-	_, err = b.pods.run(ctx, command, b.toBare(i))
+	_, err = runShim(shimCommand(ctx, b.shim, command, i))
 	return took, errors.Join(err, <-served)
 }
 
@@ -484,7 +506,7 @@ func (b *bench) measureShimMemory(ctx context.Context, p *pods) (m Measurement, 
 var mappedSize = regexp.MustCompile(`(?m)^Rss:\s+([0-9]+) kB`)
 
 func (b *bareAgent) waitingShim(ctx context.Context, i invocation) (resident float64, err error) {
-	cmd := b.command(ctx, "ADD", b.toBare(i))
+	cmd := shimCommand(ctx, b.shim, "ADD", i)
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
