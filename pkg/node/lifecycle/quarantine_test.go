@@ -256,6 +256,7 @@ func TestWaiterHearsOfQuarantine(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- w.Reserve(t.Context(), claimedVF()) }()
 		time.Sleep(time.Second)
+		synctest.Wait()
 		w.engine.restore = errLeak
 		if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
 			t.Fatal(err)
@@ -278,9 +279,9 @@ func TestTriedAtLeisure(t *testing.T) {
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		changes, done := make(chan struct{}), make(chan error)
-		go func() { done <- w.Run(ctx, changes) }()
 		var after []int // minutes
 		begin, before := time.Now(), w.restores()
+		go func() { done <- w.Run(ctx, changes) }()
 		for time.Since(begin) < 5*time.Hour {
 			time.Sleep(time.Minute)
 			synctest.Wait()
