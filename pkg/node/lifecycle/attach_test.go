@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,6 +61,8 @@ type engine struct {
 	taken  []string
 	calls  []string
 	device netdev.Device
+	// restores counts the calls of Restore, for tests that look while the manager runs.
+	restores atomic.Int64
 
 	differences []string // that Check finds
 }
@@ -95,6 +98,7 @@ func (e *engine) Holds(netdev.Place, netdev.Identity) (bool, error) { return !e.
 
 func (e *engine) Restore(context.Context, netdev.Device, netdev.Snapshot, netdev.Place) (netdev.Restored, error) {
 	e.calls = append(e.calls, "restore")
+	e.restores.Add(1)
 	return netdev.Restored{}, e.restore
 }
 
