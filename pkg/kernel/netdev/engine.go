@@ -182,7 +182,7 @@ func (e *Engine) snapshot(
 	if use, err := e.carriedOnHost(l); use != "" || err != nil {
 		return s, errors.Join(inUse(device.Name, use), err)
 	}
-	l.Settings = e.readSettings(l)
+	l.Settings = e.readSettings(l, e.settings)
 	return e.plan(ctx, l.Snapshot, device, want)
 }
 

@@ -5,8 +5,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
 // Settings are what the kernel and the driver keep for a netdev besides what rtnetlink carries: by
@@ -19,6 +21,8 @@ type Settings map[string]map[string]string
 // settingGroup is where the settings of a group are read and changed on the host.
 type settingGroup struct {
 	name string
+	// sysctls says that read must run in the host's network namespace.
+	sysctls bool
 	// read returns nil if the group is not known.
 	read   func(l *link) map[string]string
 	change func(l *link, to map[string]string) error
@@ -51,12 +55,32 @@ func (e *Engine) settingGroups() []settingGroup {
 	)
 }
 
-// readSettings reads the groups of a netdev on the host.
-func (e *Engine) readSettings(l *link) Settings {
+// readSettings reads groups of a netdev on the host. It reads the sysctls, which are most of the
+// work, while it asks the driver for the other settings.
+func (e *Engine) readSettings(l *link, groups []settingGroup) Settings {
+	values := make([]map[string]string, len(groups))
+	read := func(sysctls bool) {
+		for i, g := range groups {
+			if g.sysctls == sysctls {
+				values[i] = g.read(l)
+			}
+		}
+	}
+
+	var ofKernel sync.WaitGroup
+	ofKernel.Go(func() {
+		_ = namespace.Do(e.host.ns, func() error {
+			read(true)
+			return nil
+		})
+	})
+	read(false)
+	ofKernel.Wait()
+
 	settings := Settings{}
-	for _, g := range e.settings {
-		if values := g.read(l); len(values) > 0 {
-			settings[g.name] = values
+	for i, g := range groups {
+		if len(values[i]) > 0 {
+			settings[g.name] = values[i]
 		}
 	}
 	return settings
@@ -71,15 +95,17 @@ func (e *Engine) settingsNow(l *link, before, last Settings, restored []property
 	case before == nil:
 		return nil
 	case last == nil || slices.ContainsFunc(restored, ofEthtool):
-		return e.readSettings(l)
+		return e.readSettings(l, e.settings)
 	}
 
+	again := slices.DeleteFunc(slices.Clone(e.settings), func(g settingGroup) bool {
+		return !slices.ContainsFunc(restored, func(p property) bool { return p.group == g.name })
+	})
 	settings := maps.Clone(last)
-	for _, g := range e.settings {
-		if slices.ContainsFunc(restored, func(p property) bool { return p.group == g.name }) {
-			settings[g.name] = g.read(l)
-		}
+	for _, g := range again {
+		delete(settings, g.name)
 	}
+	maps.Copy(settings, e.readSettings(l, again))
 	return settings
 }
 

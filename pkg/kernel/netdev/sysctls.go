@@ -35,15 +35,11 @@ const stableSecret = "stable_secret"
 // directories there, "all" and "default".
 func (e *Engine) sysctlGroup(name, directory string, except []string) settingGroup {
 	of := func(l *link) sysfs.Dir { return sysfs.Root(e.procRoot).Dir(directory, l.Name) }
-	read := func(l *link) (settings map[string]string) {
+	read := func(l *link) map[string]string {
 		if !e.host.conf6 {
 			return nil
 		}
-		_ = namespace.Do(e.host.ns, func() error {
-			settings = readSysctls(of(l), except)
-			return nil
-		})
-		return settings
+		return readSysctls(of(l), except)
 	}
 
 	change := func(l *link, to map[string]string) error {
@@ -53,7 +49,7 @@ func (e *Engine) sysctlGroup(name, directory string, except []string) settingGro
 		}
 		return err
 	}
-	return settingGroup{name, read, change}
+	return settingGroup{name: name, sysctls: true, read: read, change: change}
 }
 
 func readSysctls(dir sysfs.Dir, except []string) map[string]string {
