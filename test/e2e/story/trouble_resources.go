@@ -223,36 +223,40 @@ func (w *World) killAgentsOfResources(ctx context.Context) error {
 	return nil
 }
 
-// readyOrMadeAgain waits until a pod is Ready. The kubelet calls Allocate once: a pod whose call ended with the agent has failed for good, and
-// whoever owns pods makes another, as is done here.
+// readyOrMadeAgain waits until a pod is Ready. The kubelet calls Allocate once: a pod whose call ended with the agent has
+// failed for good, as has one that the kubelet was to admit before the next agent registered its Functions. Whoever owns
+// pods makes another, as is done here.
 func (w *World) readyOrMadeAgain(ctx context.Context, p resourcePod) error {
-	refused := false
-	err := poll(ctx, 90*time.Second, "pod "+p.name+" is Ready, or refused by the kubelet", func(ctx context.Context) error {
+	return poll(ctx, 90*time.Second, "pod "+p.name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
-		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: p.name}, &pod); err != nil {
+		err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: p.name}, &pod)
+		if apierrors.IsNotFound(err) {
+			return errors.Join(err, w.makeAgain(ctx, p))
+		}
+		if err != nil {
 			return err
 		}
-		refused = pod.Status.Reason == "UnexpectedAdmissionError"
-		if !refused && !podReady(pod) {
+		if pod.Status.Reason == "UnexpectedAdmissionError" {
+			w.Detail("there was no agent for the kubelet, which refused the pod: it is made again")
+			return errors.Join(fmt.Errorf("it was refused: %s", pod.Status.Message), w.makeAgain(ctx, p))
+		}
+		if !podReady(pod) {
 			return fmt.Errorf("it is %s", pod.Status.Phase)
 		}
 		return nil
 	})
-	if err != nil || !refused {
-		return err
-	}
-	w.Detail("the agent ended in the middle of Allocate, and the kubelet refused the pod: it is made again")
+}
+
+// makeAgain replaces a pod by another one of the same name.
+func (w *World) makeAgain(ctx context.Context, p resourcePod) error {
 	if err := w.deletePod(ctx, p.name); err != nil {
 		return err
 	}
-	again, err := p.pod()
+	pod, err := p.pod()
 	if err != nil {
 		return err
 	}
-	if err := w.client.Create(ctx, again); err != nil {
-		return err
-	}
-	return w.ready(ctx, p.name)
+	return w.client.Create(ctx, pod)
 }
 
 // deleteWithoutAgents deletes a pod while no agent runs on any node.
