@@ -32,9 +32,18 @@ type VDPA struct {
 	CharDevice string // name in /dev with vhost_vdpa, "vhost-vdpa-0"; "" with another driver
 }
 
+// RDMAMode says who can open the RDMA devices of the node: "rdma system show". The zero value says
+// that it is not known.
+type RDMAMode string
+
+const (
+	RDMAShared    RDMAMode = "shared"    // all, from whatever network namespace
+	RDMAExclusive RDMAMode = "exclusive" // only those who are in the network namespace that the device is in
+)
+
 // Function is a PCI network function of the node, or an accelerator, as the kernel shows it. While it exists, only Netdev,
-// Driver and what a driver makes (Passthrough, NoNetdev, RDMA, RDMADevices, PKey, VDPA, IOMMUGroup, DDPProfile), PFDriver, PFName,
-// LinkType, LinkUp, AdminDown, LinkSpeed, NumVFs, VFOffset, VFStride, HostUse and DefaultRoute change. A move of the netdev and the RDMA
+// Driver and what a driver makes (Passthrough, NoNetdev, RDMA, RDMADevices, RDMAMode, PKey, VDPA, IOMMUGroup, DDPProfile), PFDriver,
+// PFName, LinkType, LinkUp, AdminDown, LinkSpeed, NumVFs, VFOffset, VFStride, HostUse and DefaultRoute change. A move of the netdev and the RDMA
 // devices to a pod changes Netdev and, if the host uses the netdev, HostUse and DefaultRoute.
 type Function struct {
 	ID       ID
@@ -73,9 +82,12 @@ type Function struct {
 	// RDMADevices are the names of the RDMA devices, sorted: "mlx5_2"; the last ones known while they are in a pod. The slice
 	// belongs to the inventory and must not be changed.
 	RDMADevices []string
-	PKey        string // first InfiniBand partition key, "0x7fff"; the last one known while in a pod, "" with another link type
-	VDPA        VDPA   // vDPA device on top of the Function
-	DDPProfile  string // Dynamic Device Personalization package of the PF, "ICE OS Default Package"; only the driver ice tells it
+	// RDMAMode says who can open the RDMA devices; "" if it could not be read, and without RDMA
+	// devices. An SF that does not exist has its PF's.
+	RDMAMode   RDMAMode
+	PKey       string // first InfiniBand partition key, "0x7fff"; the last one known while in a pod, "" with another link type
+	VDPA       VDPA   // vDPA device on top of the Function
+	DDPProfile string // Dynamic Device Personalization package of the PF, "ICE OS Default Package"; only the driver ice tells it
 	// DefaultRoute says whether the node's default route goes over the Function's netdev, directly or through a bond, a
 	// bridge or a VLAN. While the routes cannot be read, it is true for all Functions with a netdev.
 	DefaultRoute bool
@@ -97,6 +109,7 @@ func PotentialSF(pf Function, sfnum uint32) Function {
 	return Function{
 		ID: SubfunctionID(pf.ID.Address, sfnum), Kind: SF, Class: pf.Class, PF: pf.ID.Address, PFName: pf.PFName,
 		PFDriver: pf.PFDriver, Index: int(sfnum), Vendor: pf.Vendor, Device: pf.Device, NUMANode: pf.NUMANode,
-		PCIeRoot: pf.PCIeRoot, LinkType: pf.LinkType, DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp, AdminDown: pf.AdminDown, Potential: true,
+		PCIeRoot: pf.PCIeRoot, LinkType: pf.LinkType, RDMAMode: pf.RDMAMode, DDPProfile: pf.DDPProfile, LinkUp: pf.LinkUp,
+		AdminDown: pf.AdminDown, Potential: true,
 	}
 }

@@ -16,11 +16,14 @@ import (
 // The answer is about a Function that no pod has: the netdev of one in a pod is away, and its
 // driver may be the owner's.
 func Unusable(f function.Function, p pool.Pool, driver string) (problem function.Problem, ok bool) {
-	if f.Potential || f.Class != function.Network {
+	if f.Class != function.Network {
 		return function.Problem{}, true
 	}
 
 	fault := cannotServe(f, p)
+	if fault == "" {
+		fault = cannotShare(f, p)
+	}
 	switch {
 	case driver == "" && fault != "":
 		return function.Problem{Taint: v1alpha1.TaintFault, Message: fault}, false
@@ -36,6 +39,8 @@ func Unusable(f function.Function, p pool.Pool, driver string) (problem function
 // the pods of its pool.
 func cannotServe(f function.Function, p pool.Pool) string {
 	switch {
+	case f.Potential:
+		return ""
 	case f.Driver == "":
 		return "the Function has no driver: load the module and bind it; " +
 			"if sriov_drivers_autoprobe of the PF is 0, write 1 there, and make the VFs again"
@@ -48,4 +53,24 @@ func cannotServe(f function.Function, p pool.Pool) string {
 	}
 	return fmt.Sprintf("driver %s has made no netdev yet: "+
 		"if that stays so, see the kernel's log, and bind the driver anew", f.Driver)
+}
+
+// cannotShare says why a pod could not open the RDMA device of the Function, "" if it could, or if
+// its pool does not ask for that device. In mode exclusive only those in the device's network
+// namespace can (ib_uverbs_open in drivers/infiniband/core/uverbs_main.c), and the device stays on
+// the host. What is not known is not offered. An SF that does not exist is judged again when it is
+// made, because its PF need not have an RDMA device that shows the mode.
+func cannotShare(f function.Function, p pool.Pool) string {
+	exclusive, unknown := f.RDMAMode == function.RDMAExclusive, f.RDMA && f.RDMAMode == ""
+	switch {
+	case !exclusive && !unknown, !p.Options(f).RDMA:
+		return ""
+	case exclusive:
+		return "the RDMA system of the node is in mode exclusive, in which a pod cannot open the " +
+			`RDMA device of the Function: have "options ib_core netns_mode=1" in /etc/modprobe.d ` +
+			`and boot the node anew, or run "rdma system set netns shared" when it boots, as the ` +
+			"kernel refuses that once there are network namespaces"
+	}
+	return "whether a pod can open the RDMA device of the Function is not known: the agent's log " +
+		"says why /sys/module/ib_core/parameters/netns_mode cannot be read; make it readable"
 }

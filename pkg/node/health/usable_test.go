@@ -52,7 +52,11 @@ func TestUnusable(t *testing.T) {
 		"variant that the pool names":   {f: bound("mlx5_vfio_pci"), p: programs},
 		"driver that the owner names":   {f: bound("vfio-pci"), p: netdevs, driver: "vfio-pci"},
 		"no netdev":                     {bound("iavf"), netdevs, "", v1alpha1.TaintFault, "driver iavf has made no netdev yet"},
-		"no netdev, but RDMA":           {f: with(func(f *function.Function) { f.Netdev, f.NoNetdev, f.RDMA = "", true, true }), p: rdma},
+		"no netdev, but RDMA": {
+			f: with(func(f *function.Function) {
+				f.Netdev, f.NoNetdev, f.RDMA, f.RDMAMode = "", true, true, function.RDMAShared
+			}), p: rdma,
+		},
 		"no netdev, but vDPA": {
 			f: with(func(f *function.Function) { f.Netdev, f.NoNetdev, f.VDPA.Name = "", true, "vdpa0" }), p: netdevs,
 		},
@@ -63,6 +67,61 @@ func TestUnusable(t *testing.T) {
 			problem, ok := Unusable(test.f, test.p, test.driver)
 			if ok != (test.taint == "") || problem.Taint != test.taint || !strings.Contains(problem.Message, test.text) {
 				t.Errorf("usable %t, %+v; want taint %q and %q", ok, problem, test.taint, test.text)
+			}
+		})
+	}
+}
+
+// TestRDMAExclusive: a pod does not get an RDMA device that it could not open, or of which that is
+// not known. A pool that does not ask for the device is not concerned.
+func TestRDMAExclusive(t *testing.T) {
+	pf := function.OfPF("0000:3b:00.0")
+	pf.PFName = "ens1f0"
+	vf := function.Function{
+		ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Class: function.Network,
+		PF: pf.PF, PFName: pf.PFName,
+		Driver: "mlx5_core", Netdev: "eth5", LinkUp: true, RDMA: true, RDMADevices: []string{"mlx5_2"},
+	}
+	rdma := pools(v1alpha1.FunctionSelector{IsRdma: true})
+	plain := pools(v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}})
+	sfs := pools(v1alpha1.FunctionSelector{PFNames: []string{"ens1f0"}, IsRdma: true})
+	sfs.Spec.SFs = &v1alpha1.SFSpec{Count: 4, FirstNumber: 1}
+	potential := func(mode function.RDMAMode) function.Function {
+		pf.RDMAMode = mode
+		return function.PotentialSF(pf, 1)
+	}
+	in := func(mode function.RDMAMode) function.Function {
+		f := vf
+		f.RDMAMode = mode
+		return f
+	}
+
+	const refused, unknown = "rdma system set netns shared", "is not known"
+	for name, test := range map[string]struct {
+		f      function.Function
+		p      pool.Pool
+		driver string
+		text   string // "" if the Function can be attached
+	}{
+		"shared":                             {f: in(function.RDMAShared), p: rdma},
+		"exclusive":                          {f: in(function.RDMAExclusive), p: rdma, text: refused},
+		"not known":                          {f: in(""), p: rdma, text: unknown},
+		"exclusive, not asked for":           {f: in(function.RDMAExclusive), p: plain},
+		"not known, not asked for":           {f: in(""), p: plain},
+		"exclusive, in no pool":              {f: in(function.RDMAExclusive)},
+		"exclusive, for a program":           {f: in(function.RDMAExclusive), p: rdma, driver: "vfio-pci"},
+		"SF that will be made, shared":       {f: potential(function.RDMAShared), p: sfs},
+		"SF that will be made, exclusive":    {f: potential(function.RDMAExclusive), p: sfs, text: refused},
+		"SF that will be made, PF without":   {f: potential(""), p: sfs},
+		"SF that will be made, not asked of": {f: potential(function.RDMAExclusive), p: plain},
+	} {
+		t.Run(name, func(t *testing.T) {
+			problem, ok := Unusable(test.f, test.p, test.driver)
+			if ok != (test.text == "") || !strings.Contains(problem.Message, test.text) {
+				t.Errorf("usable %t, %+v; want %q", ok, problem, test.text)
+			}
+			if !ok && problem.Taint != v1alpha1.TaintFault {
+				t.Errorf("taint %q, want %q", problem.Taint, v1alpha1.TaintFault)
 			}
 		})
 	}

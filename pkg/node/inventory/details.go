@@ -3,6 +3,7 @@ package inventory
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -144,10 +145,12 @@ func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) strin
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	s.report(device, reasonRDMA, err)
+	f.RDMAMode = "" // an SF has its PF's so far
 	if !exists {
 		m.rdma, m.pkey = nil, ""
 		return
 	}
+
 	slices.Sort(found)
 	if len(found) > 0 && !slices.Equal(found, m.rdma) {
 		m.rdma, m.pkey = found, ""
@@ -155,7 +158,26 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 	if len(found) > 0 && f.LinkType == "infiniband" {
 		m.pkey = s.attribute(device, device.Dir("infiniband", found[0], "ports/1/pkeys"), "0", reasonRDMA)
 	}
-	f.RDMA, f.RDMADevices, f.PKey = true, m.rdma, m.pkey
+	f.RDMA, f.RDMADevices, f.RDMAMode, f.PKey = true, m.rdma, s.rdmaMode(), m.pkey
+}
+
+// readRDMAMode reads the mode of the node's RDMA system, "" if that cannot be read. The parameter
+// of ib_core shows the variable that RDMA_NLDEV_CMD_SYS_SET changes (drivers/infiniband/core), and
+// no socket is needed for it. Linux has it since 5.2, wherever there is an RDMA device.
+func (s *scanner) readRDMAMode() function.RDMAMode {
+	shared, err := s.sysfs.Dir("module/ib_core/parameters").Attribute("netns_mode")
+	switch {
+	case err != nil:
+		err = fmt.Errorf("mode of the RDMA system: %w", err)
+	case shared == "Y":
+		return function.RDMAShared
+	case shared == "N":
+		return function.RDMAExclusive
+	default:
+		err = fmt.Errorf("mode of the RDMA system: netns_mode of ib_core: %q: must be Y or N", shared)
+	}
+	s.report("", reasonRDMA, err)
+	return ""
 }
 
 // readIOMMUGroup reads the group once for each driver. Without an IOMMU, vfio makes up a group a little after the link to

@@ -55,16 +55,22 @@ func TestDetails(t *testing.T) {
 			want: func(f *function.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" },
 		},
 		"RDMA": {
-			tree: sysfsTree{vf + "infiniband/mlx5_3/": "", vf + "infiniband/mlx5_2/": ""},
-			want: func(f *function.Function) { f.RDMA, f.RDMADevices = true, []string{"mlx5_2", "mlx5_3"} },
+			tree: sysfsTree{rdmaMode: "Y", vf + "infiniband/mlx5_3/": "", vf + "infiniband/mlx5_2/": ""},
+			want: func(f *function.Function) {
+				f.RDMA, f.RDMADevices, f.RDMAMode = true, []string{"mlx5_2", "mlx5_3"}, function.RDMAShared
+			},
 		},
 		"RDMA device that was in a pod from the start": {
-			tree: sysfsTree{vf + "infiniband/": ""}, want: func(f *function.Function) { f.RDMA = true },
+			tree: sysfsTree{rdmaMode: "N", vf + "infiniband/": ""},
+			want: func(f *function.Function) { f.RDMA, f.RDMAMode = true, function.RDMAExclusive },
 		},
 		"InfiniBand": {
-			tree: sysfsTree{vf + "net/ens3f0v0/type": "32", vf + "infiniband/mlx5_2/ports/1/pkeys/0": "0x8050"},
+			tree: sysfsTree{
+				rdmaMode: "Y", vf + "net/ens3f0v0/type": "32", vf + "infiniband/mlx5_2/ports/1/pkeys/0": "0x8050",
+			},
 			want: func(f *function.Function) {
 				f.LinkType, f.RDMA, f.RDMADevices, f.PKey = "infiniband", true, []string{"mlx5_2"}, "0x8050"
+				f.RDMAMode = function.RDMAShared
 			},
 		},
 		"other link type": {tree: sysfsTree{vf + "net/ens3f0v0/type": "772"}, want: func(f *function.Function) {}},
@@ -188,11 +194,12 @@ func TestWhatPodsTake(t *testing.T) {
 	vfio := sysfsTree{dir + "driver": "-> ../../../../bus/pci/drivers/vfio-pci"}
 	group := sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/42", "kernel/iommu_groups/42/type": "DMA-FQ"}
 	host().add(group).add(sysfsTree{
-		dir + "net/ens3f0v0/type": "32", dir + "infiniband/mlx5_2/ports/1/pkeys/0": "0x7fff",
+		dir + "net/ens3f0v0/type": "32", dir + "infiniband/mlx5_2/ports/1/pkeys/0": "0x7fff", rdmaMode: "N",
 	}).write(t, root)
 	s := testScanner(root)
 	want := wantVF(0, "ens3f0v0")
 	want.LinkType, want.RDMA, want.RDMADevices, want.PKey, want.IOMMUGroup = "infiniband", true, []string{"mlx5_2"}, "0x7fff", "42"
+	want.RDMAMode = function.RDMAExclusive
 	look := func(what string) {
 		t.Helper()
 		if diff := gocmp.Diff(want, one(t, s, want.ID)); diff != "" {
@@ -218,6 +225,7 @@ func TestWhatPodsTake(t *testing.T) {
 	remove(dir+"net", dir+"infiniband")
 	vfio.write(t, root)
 	want.Driver, want.Netdev, want.RDMA, want.RDMADevices, want.PKey = "vfio-pci", "", false, nil, ""
+	want.RDMAMode = ""
 	want.Passthrough, want.NoNetdev = function.VFIO, true
 	look("bound to vfio-pci")
 
@@ -237,12 +245,63 @@ func TestWhatPodsTake(t *testing.T) {
 	look("another device")
 }
 
+// rdmaMode is the parameter of ib_core that shows the mode.
+const rdmaMode = "module/ib_core/parameters/netns_mode"
+
+// TestRDMAMode: the mode is read anew at each scan, and only Functions with an RDMA device have it.
+func TestRDMAMode(t *testing.T) {
+	root := t.TempDir()
+	host().add(sysfsTree{
+		inTree + "0000:3b:00.0/infiniband/mlx5_0/":   "",
+		inTree + "0000:3b:01.0/infiniband/":          "", // it is in a pod
+		inTree + "0000:3b:00.0/mlx5_core.sf.2/sfnum": "88",
+		"bus/auxiliary/devices/mlx5_core.sf.2":       "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
+	}).write(t, root)
+	s := testScanner(root)
+	look := func(what string, want function.RDMAMode, told bool) {
+		t.Helper()
+		functions, err := s.scan()
+		must.Succeed(t, err)
+		with := 0
+		for _, f := range functions {
+			switch {
+			case f.RDMA && f.RDMAMode != want:
+				t.Errorf("%s: Function %s has mode %q, want %q", what, f.ID, f.RDMAMode, want)
+			case !f.RDMA && f.RDMAMode != "":
+				t.Errorf("%s: Function %s without an RDMA device has mode %q", what, f.ID, f.RDMAMode)
+			case f.RDMA:
+				with++
+			}
+		}
+		if with != 2 {
+			t.Errorf("%s: %d Functions with RDMA, want 2", what, with)
+		}
+		if err := s.problems[problem{"", reasonRDMA}]; (err == nil) != told {
+			t.Errorf("%s: problem %v, in %v", what, err, s.problems)
+		}
+	}
+
+	look("kernel that does not tell it", "", false)
+	for _, test := range []struct {
+		text string
+		want function.RDMAMode
+		told bool
+	}{
+		{"Y", function.RDMAShared, true}, {"N", function.RDMAExclusive, true}, {"2", "", false}, {"", "", false},
+		{"Y", function.RDMAShared, true},
+	} {
+		sysfsTree{rdmaMode: test.text}.write(t, root)
+		look("parameter "+test.text, test.want, test.told)
+	}
+}
+
 // TestSubfunctionRDMA covers that an SF has its own RDMA device and vDPA device, not its PF's.
 func TestSubfunctionRDMA(t *testing.T) {
 	root := t.TempDir()
 	const sf = inTree + "0000:3b:00.0/mlx5_core.sf.2/"
 	host().add(sysfsTree{
 		"bus/auxiliary/devices/mlx5_core.sf.2":        "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
+		rdmaMode:                                      "Y",
 		sf + "sfnum":                                  "88",
 		sf + "infiniband/mlx5_5/":                     "",
 		inTree + "0000:3b:00.0/infiniband/mlx5_0/":    "",
@@ -256,6 +315,7 @@ func TestSubfunctionRDMA(t *testing.T) {
 	want := wantPF()
 	want.ID, want.Kind, want.Index, want.Driver, want.Netdev, want.NoNetdev = got.ID, function.SF, 88, "", "", true
 	want.NumVFs, want.VFOffset, want.VFStride, want.TotalVFs = 0, 0, 0, 0
+	want.RDMAMode = function.RDMAShared
 	want.AuxDevice, want.RDMA, want.RDMADevices, want.VDPA = "mlx5_core.sf.2", true, []string{"mlx5_5"}, function.VDPA{Name: "vdpa0"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

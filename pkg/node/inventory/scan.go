@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -35,7 +36,7 @@ const (
 	reasonParent   reason = "parent"    // an SF without PF; skipped
 	reasonSFNum    reason = "sfnum"     // an SF without sfnum, or with another SF's; skipped
 	reasonLinkType reason = "type"      // of a netdev; left out
-	reasonRDMA     reason = "rdma"      // left out
+	reasonRDMA     reason = "rdma"      // of a device, or the mode of all; left out
 	reasonVDPA     reason = "vdpa"      // left out
 	reasonIOMMU    reason = "iommu"     // left out
 	reasonDDP      reason = "ddp"       // left out
@@ -83,6 +84,7 @@ type scanner struct {
 	vdpas    map[string]function.VDPA // by the name of the parent device
 	routed   map[string]bool          // by the name of the netdev; nil as long as the host's netdevs could not be read
 	uses     hostuse.Netdevs          // nil as long as it could not be read
+	rdmaMode func() function.RDMAMode // reads it at the first call in a scan
 	problems map[problem]error
 }
 
@@ -107,6 +109,7 @@ func (s *scanner) scan() ([]function.Function, error) {
 	s.findVFs()
 	s.readVDPAs()
 	s.readHostUse()
+	s.rdmaMode = sync.OnceValue(s.readRDMAMode)
 	s.before, s.lastSeen = s.lastSeen, make(map[function.ID]lastSeen, len(s.lastSeen))
 	functions, err := s.addSubfunctions(s.pciFunctions())
 	if err != nil {
