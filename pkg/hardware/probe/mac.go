@@ -9,6 +9,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // probeMAC is a locally administered address, which nothing outside the scratch namespace ever
@@ -22,22 +23,22 @@ func (p *prober) mac(ctx context.Context) error {
 		p.observe("mac.tell-none", "own", "tells the VF's own MAC where no administrative one was set")
 	}
 	first := probeMAC(1)
-	if err := p.setMAC(first); err != nil {
+	if err := p.setMAC(ctx, first); err != nil {
 		p.observe("mac", personality.AnswerOf(err), "answers %v to a MAC", err)
-		p.zeros()
+		p.zeros(context.WithoutCancel(ctx))
 		return ctx.Err()
 	}
 
-	p.follows(first)
-	p.settle("")
-	p.opens()
-	p.others()
-	p.zeros()
+	p.follows(ctx, first)
+	p.settle(ctx, "")
+	p.opens(ctx)
+	p.others(ctx)
+	p.zeros(context.WithoutCancel(ctx))
 	return ctx.Err()
 }
 
 // follows looks when the netdev has the MAC that the PF set, and whether the VF may have it.
-func (p *prober) follows(mac net.HardwareAddr) {
+func (p *prober) follows(ctx context.Context, mac net.HardwareAddr) {
 	begin, reset := time.Now(), false
 	var refused error
 	for {
@@ -52,10 +53,9 @@ func (p *prober) follows(mac net.HardwareAddr) {
 		} else if refused = err; time.Since(begin) > effectTime {
 			break
 		}
-		if time.Since(begin) > settleTime {
+		if time.Since(begin) > settleTime || !loop.Sleep(ctx, pause) {
 			break
 		}
-		time.Sleep(pause)
 	}
 
 	took := time.Since(begin)
@@ -72,9 +72,9 @@ func (p *prober) follows(mac net.HardwareAddr) {
 
 // opens looks whether the netdev follows the PF by itself: at once, after a reset, when it is set
 // up, or never.
-func (p *prober) opens() {
+func (p *prober) opens(ctx context.Context) {
 	mac := probeMAC(2)
-	if err := p.setMAC(mac); err != nil {
+	if err := p.setMAC(ctx, mac); err != nil {
 		return
 	}
 	follow := func(when string) {
@@ -86,8 +86,7 @@ func (p *prober) opens() {
 		limit = settleTime
 	}
 	var took time.Duration
-	for p.own() != mac.String() && took < limit {
-		time.Sleep(pause)
+	for p.own() != mac.String() && took < limit && loop.Sleep(ctx, pause) {
 		took = time.Since(begin)
 	}
 	switch {
@@ -101,7 +100,7 @@ func (p *prober) opens() {
 		}
 		return
 	}
-	p.settle("")
+	p.settle(ctx, "")
 	if p.own() == mac.String() {
 		follow("open")
 	} else if p.value("vf.mac.equal") == personality.OK {
@@ -111,8 +110,8 @@ func (p *prober) opens() {
 
 // others looks whether the VF may have another MAC than the administrative one, by itself and when
 // it is trusted.
-func (p *prober) others() {
-	p.settle("")
+func (p *prober) others(ctx context.Context) {
+	p.settle(ctx, "")
 	admin := p.own()
 	other := probeMAC(3)
 	err := p.setOwn(other)
@@ -134,26 +133,28 @@ func (p *prober) others() {
 	if p.host.LinkSetVfTrust(p.pf, p.vf, true) != nil {
 		return
 	}
-	p.await(func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust })
-	p.settle("")
+	p.await(ctx, func(s netdev.VFState) bool { return s.Trust != nil && *s.Trust })
+	p.settle(ctx, "")
 	if p.setOwn(probeMAC(4)) != nil {
 		p.observe("vf.mac.trusted", "no", "refuses another MAC to a trusted VF as well")
 	}
-	_ = p.patiently(func() error { return p.host.LinkSetVfTrust(p.pf, p.vf, false) })
-	p.await(func(s netdev.VFState) bool { return s.Trust != nil && !*s.Trust })
-	p.settle("")
+	_ = p.patiently(context.WithoutCancel(ctx), func() error {
+		return p.host.LinkSetVfTrust(p.pf, p.vf, false)
+	})
+	p.await(ctx, func(s netdev.VFState) bool { return s.Trust != nil && !*s.Trust })
+	p.settle(ctx, "")
 }
 
 // zeros asks for no administrative MAC, which puts back what was there, unless it is refused or
 // there was one.
-func (p *prober) zeros() {
-	if err := p.setMAC(make(net.HardwareAddr, 6)); err != nil {
+func (p *prober) zeros(ctx context.Context) {
+	if err := p.setMAC(ctx, make(net.HardwareAddr, 6)); err != nil {
 		p.observe("mac.zero", personality.AnswerOf(err), "answers %v to a MAC of zeros", err)
-		_ = p.setMAC(p.own0)
+		_ = p.setMAC(ctx, p.own0)
 	} else if first := p.first.MAC; first != "" && string(first) != p.own0.String() && !zero(first) {
-		_ = p.setMAC(first.HardwareAddr())
+		_ = p.setMAC(ctx, first.HardwareAddr())
 	}
-	p.settle("")
+	p.settle(ctx, "")
 }
 
 // zero says whether a MAC is of zeros, as most drivers tell it where none was set.

@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // Times that a card may take, and how often it is asked.
@@ -53,7 +54,8 @@ type Options struct {
 
 // VF probes a VF, and gives it back as it was: its error says if that failed, and what is left. It
 // needs CAP_NET_ADMIN and CAP_SYS_ADMIN in the host's network namespace, in which it must run.
-// Nobody else may use the VF meanwhile.
+// Nobody else may use the VF meanwhile. If ctx ends, it asks nothing more, and still gives the VF
+// back, which may take some 30 s. With an error the observations are not complete.
 func VF(
 	ctx context.Context, device netdev.Device, options Options,
 ) (observed []Observation, notes []string, err error) {
@@ -95,7 +97,9 @@ func restore(
 		if err == nil || errors.Is(err, netdev.ErrLeaks) || ctx.Err() != nil {
 			return restored, err
 		}
-		time.Sleep(100 * time.Millisecond)
+		if !loop.Sleep(ctx, 100*time.Millisecond) {
+			return restored, err
+		}
 	}
 }
 
@@ -192,24 +196,30 @@ func (p *prober) all(ctx context.Context) error {
 	if err := p.mac(ctx); err != nil {
 		return err
 	}
+	err = p.properties(ctx)
+	return errors.Join(err, p.putRateBack(context.WithoutCancel(ctx)))
+}
+
+// properties asks for each of the fields.
+func (p *prober) properties(ctx context.Context) error {
 	for _, f := range fields {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		p.Trace(f.name)
-		p.field(f)
+		p.field(ctx, f)
 	}
-	return p.putRateBack()
+	return ctx.Err()
 }
 
 // putRateBack gives the VF the rate that it had, which [netdev.Engine.Restore] leaves alone because it did
 // not change it.
-func (p *prober) putRateBack() error {
+func (p *prober) putRateBack(ctx context.Context) error {
 	told, err := p.Engine.Told(p.device.PF)
 	if err != nil || told == nil || told.MaxTxRate == p.first.MaxTxRate && told.MinTxRate == p.first.MinTxRate {
 		return err
 	}
-	return p.patiently(func() error {
+	return p.patiently(ctx, func() error {
 		return p.host.LinkSetVfRate(p.pf, p.vf, p.first.MinTxRate, p.first.MaxTxRate)
 	})
 }
@@ -305,49 +315,50 @@ func (p *prober) value(knob string) string {
 // base is the knob without whose "ok" another one cannot be observed.
 var base = map[string]string{"qos": "vlan", "vlan.ad": "vlan", "link.enable": "link"}
 
-// field sets a property and takes it away, and looks what comes of it.
-func (p *prober) field(f field) {
+// field sets a property and takes it away, and looks what comes of it. It takes it away also when
+// ctx has ended.
+func (p *prober) field(ctx context.Context, f field) {
 	if of, ok := base[f.knob]; ok && p.value(of) != personality.OK {
 		return
 	}
-	err := p.patiently(func() error { return f.set(p) })
+	err := p.patiently(ctx, func() error { return f.set(p) })
 	if err != nil {
 		p.observe(f.knob, personality.AnswerOf(err), "answers %v to a %s", err, f.name)
 	} else {
-		p.effect(f)
+		p.effect(ctx, f)
 	}
 
-	err = p.patiently(func() error { return f.unset(p) })
+	err = p.patiently(context.WithoutCancel(ctx), func() error { return f.unset(p) })
 	if !plain(f.knob) || f.knob == "qos" || f.knob == "min" {
-		p.settle("")
+		p.settle(ctx, "")
 		return
 	}
 	if err != nil {
 		p.observe(f.knob+".zero", personality.AnswerOf(err), "answers %v to the end of a %s", err, f.name)
-	} else if p.told && p.value(f.knob) == personality.OK && p.stays(f) {
+	} else if p.told && p.value(f.knob) == personality.OK && p.stays(ctx, f) {
 		p.observe(f.knob+".zero", personality.Ignore,
 			"answers success to the end of a %s, which stays", f.name)
 	}
-	p.settle("")
+	p.settle(ctx, "")
 }
 
 // stays says whether the PF goes on to tell a property that was taken away.
-func (p *prober) stays(f field) bool {
-	return p.await(func(s netdev.VFState) bool { return !f.shows(s) }) < 0
+func (p *prober) stays(ctx context.Context, f field) bool {
+	return p.await(ctx, func(s netdev.VFState) bool { return !f.shows(s) }) < 0
 }
 
 // effect looks what comes of a property that was set with success. A reset is over before an effect
 // is waited for.
-func (p *prober) effect(f field) {
+func (p *prober) effect(ctx context.Context, f field) {
 	if !p.told {
 		return
 	}
 	begin := time.Now()
 	if plain(f.knob) {
-		p.settle(f.knob)
+		p.settle(ctx, f.knob)
 	}
 
-	took := p.await(f.shows)
+	took := p.await(ctx, f.shows)
 	switch {
 	case took < 0 && f.told != nil && !f.told(p.first):
 		p.observe(f.knob+".tell", "unknown", "does not tell the %s", f.name)
@@ -365,8 +376,9 @@ func (p *prober) silent() {
 }
 
 // await waits until the PF tells something, and returns how long that took: 0 if it told so at
-// once, -1 if it did not. It waits longer for a PF that tells nothing of the VF.
-func (p *prober) await(shows func(netdev.VFState) bool) time.Duration {
+// once, -1 if it did not, or not before ctx ended. It waits longer for a PF that tells nothing of
+// the VF.
+func (p *prober) await(ctx context.Context, shows func(netdev.VFState) bool) time.Duration {
 	begin, limit, first := time.Now(), effectTime, true
 	for {
 		told, err := p.Engine.Told(p.device.PF)
@@ -381,10 +393,9 @@ func (p *prober) await(shows func(netdev.VFState) bool) time.Duration {
 			return time.Since(begin)
 		}
 		first = false
-		if time.Since(begin) > limit {
+		if time.Since(begin) > limit || !loop.Sleep(ctx, pause) {
 			return -1
 		}
-		time.Sleep(pause)
 	}
 }
 
@@ -397,8 +408,9 @@ func (p *prober) observeOnce(knob, value, does string) {
 // busy says whether an error passes with time.
 func busy(err error) bool { return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EBUSY) }
 
-// patiently does something again until it is not refused for a moment.
-func (p *prober) patiently(do func() error) error {
+// patiently does something again until it is not refused for a moment, or ctx ends. It does it at
+// least once.
+func (p *prober) patiently(ctx context.Context, do func() error) error {
 	begin := time.Now()
 	for {
 		err := do()
@@ -407,13 +419,15 @@ func (p *prober) patiently(do func() error) error {
 		}
 		p.observeOnce("set.busy", personality.AnswerOf(err),
 			"answers "+err.Error()+" to a change for a while after another")
-		time.Sleep(pause)
+		if !loop.Sleep(ctx, pause) {
+			return err
+		}
 	}
 }
 
 // settle waits until the VF has come out of a reset, by setting it up. It notes how long that took
 // after the field was set, unless the field is "".
-func (p *prober) settle(field string) {
+func (p *prober) settle(ctx context.Context, field string) {
 	begin := time.Now()
 	err := p.pod.LinkSetUp(p.link)
 	for busy(err) && time.Since(begin) < settleTime {
@@ -422,7 +436,9 @@ func (p *prober) settle(field string) {
 		if told, err := p.Engine.Told(p.device.PF); p.told && err == nil && told == nil {
 			p.silent()
 		}
-		time.Sleep(pause)
+		if !loop.Sleep(ctx, pause) {
+			break
+		}
 		err = p.pod.LinkSetUp(p.link)
 	}
 	if field != "" && p.value("vf.up.busy") != personality.OK {
@@ -442,6 +458,6 @@ func (p *prober) own() string {
 
 func (p *prober) setOwn(mac net.HardwareAddr) error { return p.pod.LinkSetHardwareAddr(p.link, mac) }
 
-func (p *prober) setMAC(mac net.HardwareAddr) error {
-	return p.patiently(func() error { return p.host.LinkSetVfHardwareAddr(p.pf, p.vf, mac) })
+func (p *prober) setMAC(ctx context.Context, mac net.HardwareAddr) error {
+	return p.patiently(ctx, func() error { return p.host.LinkSetVfHardwareAddr(p.pf, p.vf, mac) })
 }
