@@ -56,6 +56,7 @@ type Engine struct {
 	eswitches Eswitches // nil for none
 	rebind    Rebind    // nil for none
 	uppers    uppers
+	tcx       *tcxLister
 	probes    probes
 	trace     func(step string)
 
@@ -80,6 +81,7 @@ func New(options Options) (*Engine, error) {
 		pfs: host, set: (*conn).set, busyTime: quirk.BusyPatience, settleTime: quirk.SettleTime,
 	}
 	e.settings = e.settingGroups()
+	e.tcx = newTCXLister(e.procRoot)
 	if e.trace == nil {
 		e.trace = func(string) {}
 	}

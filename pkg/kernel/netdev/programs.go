@@ -14,18 +14,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
-// tcx are where a tcx program may be attached to a netdev. It stays there when the netdev moves, also if the process that
-// attached it has ended.
-var tcx = []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}
-
 // carriedOnHost says what the host has on a netdev that a release would take for the pod's, "" for nothing.
 func (e *Engine) carriedOnHost(l *link) (use string, err error) {
 	if use, _, err = e.onTop(l); use != "" || err != nil {
 		return use, err
 	}
 	err = namespace.Do(e.host.ns, func() error {
-		for _, at := range tcx {
-			programs, err := tcxPrograms(l.Identity.Index, at)
+		for _, at := range tcxSides {
+			programs, err := e.tcx.programs(l.Identity.Index, at)
 			if err != nil {
 				return err
 			}
@@ -57,8 +53,8 @@ func (e *Engine) detachForeign(ctx context.Context, l *link, place Place) error 
 // detachPrograms detaches tcx programs, and the XDP programs that a BPF link holds; rtnetlink detaches other XDP programs.
 func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
 	index := l.Identity.Index
-	for _, at := range tcx {
-		programs, err := tcxPrograms(index, at)
+	for _, at := range tcxSides {
+		programs, err := e.tcx.programs(index, at)
 		if err != nil {
 			return fmt.Errorf("%w: %w", err, ErrLeaks)
 		}
@@ -76,20 +72,6 @@ func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
 		return nil
 	}
 	return e.detachXDPLinks(ctx, index)
-}
-
-// tcxPrograms lists the programs at one side of a netdev of the thread's namespace. A kernel without tcx has none.
-func tcxPrograms(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error) {
-	result, err := bpflink.QueryPrograms(bpflink.QueryOptions{Target: index, Attach: at})
-	switch {
-	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS):
-		return nil, nil
-	case errors.Is(err, unix.EPERM):
-		return nil, fmt.Errorf("BPF programs of a pod cannot be seen: bpf(2) must be allowed for the agent: %w", err)
-	case err != nil:
-		return nil, fmt.Errorf("list %s programs: %w", at, err)
-	}
-	return result.Programs, nil
 }
 
 // detachTCX detaches a program, which may have gone meanwhile.

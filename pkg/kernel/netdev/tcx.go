@@ -1,0 +1,100 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	bpflink "github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// tcxSides are where a tcx program may be attached to a netdev. It stays there when the netdev
+// moves, also if the process that attached it has ended.
+var tcxSides = []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress}
+
+// tcxLister lists the tcx programs of netdevs. Several goroutines may use it at once.
+type tcxLister struct {
+	procRoot string
+	// query lists the programs at one side of a netdev of the thread's namespace.
+	query func(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error)
+
+	mutex      sync.Mutex
+	known, has bool // whether the kernel has tcx, once that is known
+}
+
+func newTCXLister(procRoot string) *tcxLister {
+	query := func(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error) {
+		result, err := bpflink.QueryPrograms(bpflink.QueryOptions{Target: index, Attach: at})
+		if err != nil {
+			return nil, err
+		}
+		return result.Programs, nil
+	}
+	return &tcxLister{procRoot: procRoot, query: query}
+}
+
+// programs lists the programs at one side of a netdev of the thread's namespace. A kernel without
+// tcx has none.
+func (t *tcxLister) programs(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error) {
+	has, err := t.supported()
+	if err != nil || !has {
+		return nil, err
+	}
+
+	programs, err := t.query(index, at)
+	if err != nil {
+		return nil, fmt.Errorf("list %s programs: %w", at, err)
+	}
+	return programs, nil
+}
+
+// supported says whether the kernel has tcx, which it finds out once. A kernel that does not have it
+// (before Linux 6.6, or without CONFIG_NET_XGRESS) answers EINVAL to the query, as it does to other
+// mistakes. So the netdev that is asked about is lo, which each namespace has, and nothing but the
+// kind of the program can be wrong. Other errors leave it open.
+func (t *tcxLister) supported() (bool, error) {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	if t.known {
+		return t.has, nil
+	}
+
+	const loopback = 1
+	_, err := t.query(loopback, ebpf.AttachTCXIngress)
+	switch {
+	case err == nil:
+		t.has = true
+	case errors.Is(err, unix.EINVAL):
+	case refusesBPF(err):
+		if err := t.withoutBPF(err); err != nil {
+			return false, err
+		}
+	default:
+		return false, fmt.Errorf("ask whether the kernel has tcx: %w", err)
+	}
+	t.known = true
+	return t.has, nil
+}
+
+// refusesBPF says whether an error means that the kernel, or a filter of system calls, does not let
+// the process ask. The library does not tell these apart.
+func refusesBPF(err error) bool {
+	return errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.ENOSYS) ||
+		errors.Is(err, unix.EPERM)
+}
+
+// withoutBPF returns nil if the kernel was built without bpf(2), and hence without this sysctl
+// (kernel/bpf/syscall.c).
+func (t *tcxLister) withoutBPF(refused error) error {
+	_, err := os.Stat(filepath.Join(t.procRoot, "sys/kernel/unprivileged_bpf_disabled"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return fmt.Errorf("BPF programs of a pod cannot be seen: bpf(2) must be allowed for the agent: %w",
+		errors.Join(refused, err))
+}
