@@ -46,3 +46,14 @@ func (e *Engine) Upper(name string) (has, known bool, err error) {
 	}
 	return e.upper(l)
 }
+
+// BreakUppers has the program fail that looks what is on a netdev, until mend is called.
+func (e *Engine) BreakUppers() (mend func(), err error) {
+	works := e.uppers.program
+	broken, err := works.Clone()
+	if err != nil {
+		return nil, err
+	}
+	e.uppers.program = broken
+	return func() { e.uppers.program = works }, broken.Close()
+}

@@ -178,7 +178,8 @@ func membersOf(t btf.Type) []btf.Member {
 func (e *Engine) SeesUppers() error { return e.uppers.load() }
 
 // upper says whether something is on top of a netdev of the host. known is false where the kernel
-// does not say it.
+// says it of no netdev. Where it does, and fails for this one, that is an error: what finds out less
+// is not asked instead.
 func (e *Engine) upper(l *link) (has, known bool, err error) {
 	if e.uppers.load() != nil {
 		return false, false, nil
@@ -188,8 +189,11 @@ func (e *Engine) upper(l *link) (has, known bool, err error) {
 		has, err = e.uppers.on(l.Identity.Index)
 		return err
 	})
-	if errors.Is(err, unix.ENODEV) {
+	switch {
+	case errors.Is(err, unix.ENODEV):
 		return false, false, fmt.Errorf("%s: %w", l.Name, ErrGone)
+	case err != nil:
+		return false, false, fmt.Errorf("%s: %w", l.Name, err)
 	}
-	return has, err == nil, nil
+	return has, true, nil
 }

@@ -2,11 +2,13 @@ package netdev_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -104,6 +106,32 @@ func TestUppersUnseen(t *testing.T) {
 	if has, known, err := w.engine.Upper(hostName); has || known || err != nil {
 		t.Errorf("has an upper one: %t, known %t, %v", has, known, err)
 	}
+}
+
+// TestUppersFail: what cannot be seen of a netdev on one occasion is not taken for nothing. The
+// release fails and is tried again, and the netdev is not taken meanwhile.
+func TestUppersFail(t *testing.T) {
+	w := newWorld(t, nil)
+	needsUppers(t, w.engine)
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+	mend, err := w.engine.BreakUppers()
+	must.Succeed(t, err)
+
+	const says = "look for netdevs on top of"
+	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, netdev.ErrLeaks) {
+		t.Errorf("release: error %v, want %q, and to try again", err, says)
+	}
+	device := netdev.Device{Name: hostName}
+	_, _, err = w.engine.Plan(t.Context(), device, w.pod.Path(), function.Interface{Name: "net1"})
+	if err == nil || !strings.Contains(err.Error(), says) {
+		t.Errorf("plan: error %v, want %q", err, says)
+	}
+
+	mend()
+	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	must.Succeed(t, err)
+	w.checkRestored(t, before)
 }
 
 // BenchmarkUppers is what the proof takes that nothing is on a netdev, in each release.
