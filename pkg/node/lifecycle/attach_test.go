@@ -62,7 +62,7 @@ type engine struct {
 	calls  []string
 	device netdev.Device
 	// restores counts the calls of Restore, for tests that look while the manager runs.
-	restores atomic.Int64
+	restores int64
 
 	differences []string // that Check finds
 }
@@ -98,7 +98,7 @@ func (e *engine) Holds(netdev.Place, netdev.Identity) (bool, error) { return !e.
 
 func (e *engine) Restore(context.Context, netdev.Device, netdev.Snapshot, netdev.Place) (netdev.Restored, error) {
 	e.calls = append(e.calls, "restore")
-	e.restores.Add(1)
+	atomic.AddInt64(&e.restores, 1)
 	return netdev.Restored{}, e.restore
 }
 

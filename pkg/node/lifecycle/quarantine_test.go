@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,7 +119,7 @@ func (w *ward) want(state journal.State, quarantined bool) journal.Attachment {
 }
 
 func (w *ward) restores() int {
-	return int(w.engine.restores.Load())
+	return int(atomic.LoadInt64(&w.engine.restores))
 }
 
 // TestLeakLetsThePodGo: what may reach the next owner is quarantined by the first try, and whoever ends the pod succeeds.
