@@ -106,11 +106,18 @@ func (e *Engine) checkEnforced(ctx context.Context, device Device, a Attached) (
 
 // missing lists the addresses and routes that the interface does not have. A route may be in any
 // table, because later plugins move routes (sbr, vrf). An interface that is a port of another one,
-// such as a bond, needs no routes.
+// such as a bond, needs no routes, and the other one may have its addresses.
 func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 	have, err := addresses(pod, l.Identity.Index)
 	if err != nil {
 		return nil, fmt.Errorf("addresses: %w", err)
+	}
+	if l.master != 0 {
+		more, err := addresses(pod, l.master)
+		if err != nil {
+			return nil, fmt.Errorf("addresses of its master: %w", err)
+		}
+		have = append(have, more...)
 	}
 	for _, address := range a.Expected.Addresses {
 		if !slices.Contains(have, address) {

@@ -598,6 +598,31 @@ func TestCheckPrevious(t *testing.T) {
 			}),
 			func(r *types100.Result) { r.Routes = r.Routes[:1] }, "",
 		},
+		"sbr, with the routes in another table": {
+			link(func(h *netlink.Handle, l netlink.Link) error { return moveRoutes(h, l, 100) }), nil, "",
+		},
+		"a port of another netdev, with the routes in its table": {
+			link(func(h *netlink.Handle, l netlink.Link) error {
+				return errors.Join(moveRoutes(h, l, 100), enslave(h, l))
+			}), nil, "",
+		},
+		"a port of another netdev, without routes": {
+			link(func(h *netlink.Handle, l netlink.Link) error {
+				return errors.Join(enslave(h, l), h.RouteDel(&netlink.Route{Dst: mustNet("10.2.0.0/16")}))
+			}), nil, "",
+		},
+		"a port of another netdev, with the address of both": {
+			link(func(h *netlink.Handle, l netlink.Link) error {
+				address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)}}
+				return errors.Join(enslave(h, l), h.AddrDel(l, address), giveMaster(h, address))
+			}), nil, "",
+		},
+		"a port of another netdev, and the address of neither": {
+			link(func(h *netlink.Handle, l netlink.Link) error {
+				address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)}}
+				return errors.Join(enslave(h, l), h.AddrDel(l, address))
+			}), nil, "address 10.1.0.5/24 is missing",
+		},
 		"an address taken away": {
 			link(func(h *netlink.Handle, l netlink.Link) error {
 				return h.AddrDel(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)}})
@@ -614,6 +639,7 @@ func TestCheckPrevious(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
+			before := n.Snapshot(0)
 			pod := netns.New(t)
 			n.run(func(r *running) {
 				add := request(wire.Add, 0, "c1", pod, nil)
@@ -631,9 +657,45 @@ func TestCheckPrevious(t *testing.T) {
 				} else {
 					r.mustFail(check, CodeCheck, test.want)
 				}
+				r.must(request(wire.Del, 0, "c1", pod, map[string]any{"prevResult": result}))
+				r.checkFree(0, before)
 			})
 		})
 	}
+}
+
+// moveRoutes moves the routes by an interface from the main table to another one, as sbr does.
+func moveRoutes(h *netlink.Handle, l netlink.Link, table int) error {
+	routes, err := netns.Listed(func() ([]netlink.Route, error) { return h.RouteList(l, netlink.FAMILY_V4) })
+	errs := []error{err}
+	for _, to := range []netlink.Scope{netlink.SCOPE_LINK, netlink.SCOPE_UNIVERSE} { // gateways need their subnet
+		for _, route := range routes {
+			if route.Scope == to {
+				route.Table, route.Flags = table, 0
+				errs = append(errs, h.RouteReplace(&route))
+			}
+		}
+	}
+	for _, route := range slices.Backward(routes) {
+		route.Table = unix.RT_TABLE_MAIN
+		errs = append(errs, h.RouteDel(&route))
+	}
+	return errors.Join(errs...)
+}
+
+// enslave makes an interface a port of another one, as vrf and bond do.
+func enslave(h *netlink.Handle, l netlink.Link) error {
+	master := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "master0"}}
+	return errors.Join(h.LinkAdd(master), h.LinkSetUp(master), h.LinkSetMaster(l, master))
+}
+
+// giveMaster gives what enslave made an address.
+func giveMaster(h *netlink.Handle, address *netlink.Addr) error {
+	master, err := h.LinkByName("master0")
+	if err != nil {
+		return err
+	}
+	return h.AddrAdd(master, address)
 }
 
 // TestCheckOfWhatIsNotAttached and of a result that nobody gave.
