@@ -18,15 +18,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// Rebind unregisters a device's netdevs, and with them all that is stacked on these, in every namespace, and registers them
-// anew. bus and device are as in [Identity]. It may return before the driver has made the netdev.
-type Rebind func(ctx context.Context, bus, device string) error
-
 // makeAlone returns once nothing is stacked on a netdev of the host, in whatever namespace. A pod may move what it made on
 // its netdev to another namespace, or make it there. The kernel lists it only there, and a namespace that only a file
 // descriptor holds is found by nothing. So a BPF program looks at the netdev itself. Without that, the kernel is asked whether
 // the netdev takes what it can take only when nothing is stacked on it. place is where the pod was.
-func (e *Engine) makeAlone(ctx context.Context, l *link, place Place) error {
+func (e *Engine) makeAlone(
+	ctx context.Context, l *link, place Place, rebinding *Rebinding,
+) error {
 	on, err := e.stackedAnywhere(ctx, l)
 	if on == "" || err != nil {
 		return err
@@ -40,12 +38,11 @@ func (e *Engine) makeAlone(ctx context.Context, l *link, place Place) error {
 	if ctx.Err() != nil {
 		return errors.Join(searchErr, ctx.Err())
 	}
-	if !l.Identity.IsHardware() || e.rebind == nil {
+	if !l.Identity.IsHardware() || rebinding == nil {
 		return errors.Join(left, searchErr)
 	}
 
-	e.trace("bind the driver of " + l.Identity.Parent + " again")
-	if err := e.rebind(ctx, l.Identity.Bus, l.Identity.Parent); err != nil {
+	if err := e.rebind(ctx, l.Identity, rebinding.Intend); err != nil {
 		return errors.Join(left, searchErr, fmt.Errorf("bind its driver again: %w", err))
 	}
 	return fmt.Errorf("netdev %s is registered anew: %w", l.Name, ErrGone)

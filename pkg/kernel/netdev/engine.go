@@ -39,11 +39,8 @@ type Options struct {
 	// SysRoot is where sysfs is mounted, "" for "/sys". Settings of queues are restored there if it shows the netdevs of the
 	// host's network namespace: a mount shows those of the namespace that it was made in.
 	SysRoot   string
-	Eswitches Eswitches // limit the rates of Functions; nil for none
-	// Rebind has the driver of a hardware netdev unregister and register it anew: see [RebindDriver]. It is for a netdev on
-	// which a pod left others that are found nowhere. With nil no netdev is registered anew.
-	Rebind Rebind
-	Trace  func(step string) // called before each change, on the goroutine that called the Engine; may be nil
+	Eswitches Eswitches         // limit the rates of Functions; nil for none
+	Trace     func(step string) // called before each change, on the goroutine that called the Engine; may be nil
 }
 
 // Engine changes netdevs. Several goroutines may use it at once, each for another netdev.
@@ -54,7 +51,6 @@ type Engine struct {
 	ethtool   *ethtool.Conn // in the host's namespace
 	settings  []settingGroup
 	eswitches Eswitches // nil for none
-	rebind    Rebind    // nil for none
 	uppers    uppers
 	tcx       *tcxLister
 	probes    probes
@@ -77,7 +73,7 @@ func New(options Options) (*Engine, error) {
 	}
 	e := &Engine{
 		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), sysRoot: cmp.Or(options.SysRoot, "/sys"),
-		eswitches: options.Eswitches, rebind: options.Rebind, trace: options.Trace,
+		eswitches: options.Eswitches, trace: options.Trace,
 		pfs: host, set: (*conn).set, busyTime: quirk.BusyPatience, settleTime: quirk.SettleTime,
 	}
 	e.settings = e.settingGroups()

@@ -1,6 +1,7 @@
 package netdev
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 
@@ -56,4 +57,19 @@ func (e *Engine) BreakUppers() (mend func(), err error) {
 	}
 	e.uppers.program = broken
 	return func() { e.uppers.program = works }, broken.Close()
+}
+
+// Rebind binds the driver of a device again.
+func (e *Engine) Rebind(ctx context.Context, who Identity, intend func(string) error) error {
+	return e.rebind(ctx, who, intend)
+}
+
+// CookieOf is what tells a network namespace from every other one.
+func CookieOf(netNS string) (uint64, error) {
+	c, err := dial(netNS)
+	if err != nil {
+		return 0, err
+	}
+	defer c.close()
+	return c.cookie, nil
 }

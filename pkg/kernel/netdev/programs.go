@@ -43,11 +43,13 @@ func inUse(netdev, use string) error {
 
 // detachForeign takes away what a pod may have left on a netdev that is on the host again, and that goes on to read or
 // forge its frames: BPF programs, and netdevs on top of it.
-func (e *Engine) detachForeign(ctx context.Context, l *link, place Place) error {
+func (e *Engine) detachForeign(
+	ctx context.Context, l *link, place Place, rebinding *Rebinding,
+) error {
 	if err := namespace.Do(e.host.ns, func() error { return e.detachPrograms(ctx, l) }); err != nil {
 		return err
 	}
-	return e.makeAlone(ctx, l, place)
+	return e.makeAlone(ctx, l, place, rebinding)
 }
 
 // detachPrograms detaches tcx programs, and the XDP programs that a BPF link holds; rtnetlink detaches other XDP programs.

@@ -9,36 +9,84 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// RebindDriver is a [Rebind] by sysfs. It refuses a PF that has VFs, as these end with its driver. A device whose driver could
-// not be bound again has none, which the health of the Function says.
-func RebindDriver(sysRoot string) Rebind {
-	return func(ctx context.Context, bus, device string) error {
-		dir := sysfs.Root(sysRoot).Dir("bus", bus, "devices", device)
-		driver, err := dir.Link("driver")
-		switch {
-		case err != nil:
-			return err
-		case driver == "":
-			return errors.New("has no driver")
-		}
-		switch vfs, err := dir.Number("sriov_numvfs"); {
-		case err != nil && !errors.Is(err, fs.ErrNotExist):
-			return err
-		case vfs > 0:
-			return fmt.Errorf("has %d VFs, which would end", vfs)
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
+// Rebinding is what the caller of [Engine.Restore] keeps of a driver that is bound again. Without
+// its driver a device is of no use, so that somebody must know if the process ends in between.
+type Rebinding struct {
+	// Driver is the one that an earlier call was about to unbind, "" for none. If the device has no
+	// driver and no netdev, Restore binds this one.
+	Driver string
+	// Intend keeps the driver durably. It is called before the driver is unbound, which an error
+	// prevents.
+	Intend func(driver string) error
+}
 
-		// Nothing ends the call between the two: without its driver the device is of no use.
-		orders := sysfs.Root(sysRoot).Dir("bus", bus, "drivers", driver)
-		if err := orders.Write("unbind", device); err != nil {
-			return fmt.Errorf("unbind %s: %w", driver, err)
+func (r *Rebinding) unfinished() bool { return r != nil && r.Driver != "" }
+
+// rebind has the driver of a device unregister its netdevs, and with them all that is stacked on
+// these, in every namespace, and register them anew. It may return before the driver has made the
+// netdev. It refuses a PF that has VFs, as these end with its driver.
+func (e *Engine) rebind(
+	ctx context.Context, who Identity, intend func(driver string) error,
+) error {
+	dir := e.deviceDir(who)
+	driver, err := dir.Link("driver")
+	switch {
+	case err != nil:
+		return err
+	case driver == "":
+		return errors.New("has no driver")
+	}
+	switch vfs, err := dir.Number("sriov_numvfs"); {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return err
+	case vfs > 0:
+		return fmt.Errorf("has %d VFs, which would end", vfs)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := intend(driver); err != nil {
+		return err
+	}
+
+	// Nothing ends the call between the two, but the end of the process.
+	for _, order := range []string{"unbind", "bind"} {
+		if err := e.orderDriver(who, driver, order); err != nil {
+			return err
 		}
-		if err := orders.Write("bind", device); err != nil {
-			return fmt.Errorf("bind %s: %w", driver, err)
-		}
+	}
+	return nil
+}
+
+// bind gives a device that exists and has no driver this one, unless somebody else does meanwhile.
+func (e *Engine) bind(who Identity, driver string) error {
+	dir := e.deviceDir(who)
+	current, err := dir.Link("driver")
+	if current != "" || err != nil || !dir.Exists() {
+		return err
+	}
+	if !e.driverDir(who, driver).Exists() {
+		return fmt.Errorf("the node does not have driver %s any more: load its module again", driver)
+	}
+
+	err = e.orderDriver(who, driver, "bind")
+	if current, _ := dir.Link("driver"); current != "" {
 		return nil
 	}
+	return err
+}
+
+// orderDriver has a driver bind or unbind a device.
+func (e *Engine) orderDriver(who Identity, driver, order string) error {
+	return e.step(fmt.Sprintf("%s %s of %s", order, driver, who.Parent), func() error {
+		return e.driverDir(who, driver).Write(order, who.Parent)
+	})
+}
+
+func (e *Engine) deviceDir(who Identity) sysfs.Dir {
+	return sysfs.Root(e.sysRoot).Dir("bus", who.Bus, "devices", who.Parent)
+}
+
+func (e *Engine) driverDir(who Identity, driver string) sysfs.Dir {
+	return sysfs.Root(e.sysRoot).Dir("bus", who.Bus, "drivers", driver)
 }

@@ -1,7 +1,7 @@
 package netdev_test
 
 import (
-	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,53 +9,201 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-func TestRebindDriver(t *testing.T) {
-	const vf = "0000:3b:00.2"
+// bus is a sysfs with a device of the PCI bus, whose driver takes orders and does nothing.
+type bus struct {
+	t    *testing.T
+	root string
+}
+
+const busDevice = "0000:3b:00.2"
+
+// newBus makes a device with a driver, "" for none.
+func newBus(t *testing.T, driver string) bus {
+	t.Helper()
+	b := bus{t, t.TempDir()}
+	must.Succeed(t, os.MkdirAll(b.device(), 0o700))
+	for _, known := range []string{"iavf", "ice", "vfio-pci"} {
+		must.Succeed(t, os.MkdirAll(b.driver(known), 0o700))
+		for _, order := range []string{"unbind", "bind"} {
+			must.Succeed(t, os.WriteFile(filepath.Join(b.driver(known), order), nil, 0o600))
+		}
+	}
+	if driver != "" {
+		must.Succeed(t, os.Symlink(b.driver(driver), filepath.Join(b.device(), "driver")))
+	}
+	return b
+}
+
+func (b bus) device() string { return filepath.Join(b.root, "bus/pci/devices", busDevice) }
+
+func (b bus) driver(name string) string { return filepath.Join(b.root, "bus/pci/drivers", name) }
+
+// wantOrders is that these orders, and no others, were given to a driver.
+func (b bus) wantOrders(driver string, orders ...string) {
+	b.t.Helper()
+	var got []string
+	for _, order := range []string{"unbind", "bind"} {
+		text, err := os.ReadFile(filepath.Join(b.driver(driver), order))
+		must.Succeed(b.t, err)
+		if string(text) == busDevice {
+			got = append(got, order)
+		}
+	}
+	if strings.Join(got, " ") != strings.Join(orders, " ") {
+		b.t.Errorf("orders to %s %q, want %q", driver, got, orders)
+	}
+}
+
+// engine is one that sees the bus, on a host without netdevs.
+func (b bus) engine(trace func(string)) *netdev.Engine {
+	b.t.Helper()
+	e, err := netdev.New(netdev.Options{
+		HostNetNS: netns.New(b.t).Path(), SysRoot: b.root, Trace: trace,
+	})
+	must.Succeed(b.t, err)
+	b.t.Cleanup(func() { must.Succeed(b.t, e.Close()) })
+	return e
+}
+
+var onBus = netdev.Identity{Index: 7, Kind: "device", Bus: "pci", Parent: busDevice}
+
+func TestRebind(t *testing.T) {
+	refused := errors.New("disk full")
 	for name, test := range map[string]struct {
 		driver, vfs string
+		intend      error
 		err         string
 	}{
-		"VF":          {driver: "iavf"},
-		"PF with VFs": {driver: "ice", vfs: "8", err: "has 8 VFs, which would end"},
-		"PF without":  {driver: "ice", vfs: "0"},
-		"no driver":   {err: "has no driver"},
+		"VF":                     {driver: "iavf"},
+		"PF with VFs":            {driver: "ice", vfs: "8", err: "has 8 VFs, which would end"},
+		"PF without":             {driver: "ice", vfs: "0"},
+		"no driver":              {err: "has no driver"},
+		"the intent is not kept": {driver: "iavf", intend: refused, err: refused.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := t.TempDir()
-			device, driver := filepath.Join(root, "bus/pci/devices", vf), filepath.Join(root, "bus/pci/drivers", test.driver)
-			for _, dir := range []string{device, driver} {
-				must.Succeed(t, os.MkdirAll(dir, 0o700))
-			}
-			for _, order := range []string{"unbind", "bind"} {
-				must.Succeed(t, os.WriteFile(filepath.Join(driver, order), nil, 0o600))
-			}
-			if test.driver != "" {
-				must.Succeed(t, os.Symlink(driver, filepath.Join(device, "driver")))
-			}
+			b := newBus(t, test.driver)
 			if test.vfs != "" {
-				must.Succeed(t, os.WriteFile(filepath.Join(device, "sriov_numvfs"), []byte(test.vfs), 0o600))
+				file := filepath.Join(b.device(), "sriov_numvfs")
+				must.Succeed(t, os.WriteFile(file, []byte(test.vfs), 0o600))
 			}
-
-			err := netdev.RebindDriver(root)(t.Context(), "pci", vf)
-			want := vf
+			intended := ""
+			err := b.engine(nil).Rebind(t.Context(), onBus, func(driver string) error {
+				b.wantOrders(driver)
+				intended = driver
+				return test.intend
+			})
 			if test.err != "" {
-				want = ""
-				if err == nil || !strings.Contains(err.Error(), test.err) {
-					t.Errorf("error %v, want one with %q", err, test.err)
+				mentions(t, err, test.err)
+				for _, driver := range []string{"iavf", "ice"} {
+					b.wantOrders(driver)
 				}
-			} else if err != nil {
-				t.Error(err)
+				return
 			}
-			for _, order := range []string{"unbind", "bind"} {
-				if got, _ := os.ReadFile(filepath.Join(driver, order)); string(got) != want {
-					t.Errorf("%s %q, want %q", order, got, want)
+			must.Succeed(t, err)
+			b.wantOrders(test.driver, "unbind", "bind")
+			if intended != test.driver {
+				t.Errorf("intended for %q, want %q", intended, test.driver)
+			}
+		})
+	}
+	gone := newBus(t, "iavf")
+	must.Succeed(t, os.RemoveAll(gone.device()))
+	intend := func(string) error { return errors.New("intended for a device that is gone") }
+	mentions(t, gone.engine(nil).Rebind(t.Context(), onBus, intend), "has no driver")
+}
+
+// TestKilledBetweenUnbindAndBind: the next call binds the driver that was to be bound.
+func TestKilledBetweenUnbindAndBind(t *testing.T) {
+	type killed struct{}
+	b := newBus(t, "iavf")
+	kept := ""
+	func() {
+		defer func() {
+			if p := recover(); p != (killed{}) {
+				t.Fatalf("ended by %v", p)
+			}
+		}()
+		e := b.engine(func(step string) {
+			if step == "bind iavf of "+busDevice {
+				panic(killed{})
+			}
+		})
+		err := e.Rebind(t.Context(), onBus, func(driver string) error { kept = driver; return nil })
+		t.Errorf("not killed: %v", err)
+	}()
+	b.wantOrders("iavf", "unbind")
+	must.Succeed(t, os.Remove(filepath.Join(b.device(), "driver"))) // as the kernel does
+
+	device := netdev.Device{Rebinding: &netdev.Rebinding{Driver: kept}}
+	before := netdev.Snapshot{Name: "eth1", Identity: onBus}
+	_, err := b.engine(nil).Restore(t.Context(), device, before, netdev.Place{})
+	if !errors.Is(err, netdev.ErrGone) {
+		t.Errorf("error %v, want that the netdev is not there yet", err)
+	}
+	b.wantOrders("iavf", "unbind", "bind")
+}
+
+// TestRestoreBindsADriver: only the driver that was to be bound again, and only to a device that
+// has none.
+func TestRestoreBindsADriver(t *testing.T) {
+	for name, test := range map[string]struct {
+		is    string // bound
+		was   string // to be bound again
+		gone  string // below bus/pci
+		binds bool
+		alive bool // the pod's namespace
+		wants error
+		fails string
+	}{
+		"none is bound":                 {was: "iavf", binds: true, wants: netdev.ErrGone},
+		"the pod is there":              {was: "iavf", alive: true, binds: true, wants: netdev.ErrGone},
+		"it is bound, without a netdev": {is: "iavf", was: "iavf", alive: true, wants: netdev.ErrGone},
+		"another one is bound":          {is: "vfio-pci", was: "iavf", wants: netdev.ErrGone},
+		"none was to be bound":          {wants: netdev.ErrGone},
+		"none was to be bound, pod":     {alive: true, wants: netdev.ErrAway},
+		"the device is gone":            {was: "iavf", gone: "devices/" + busDevice, wants: netdev.ErrGone},
+		"the driver is gone":            {was: "igbvf", fails: "load its module again"},
+		"the driver does not take it":   {was: "iavf", gone: "drivers/iavf/bind", fails: "bind iavf of " + busDevice},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBus(t, test.is)
+			if test.gone != "" {
+				must.Succeed(t, os.RemoveAll(filepath.Join(b.root, "bus/pci", test.gone)))
+			}
+			e := b.engine(nil)
+			var place netdev.Place
+			if test.alive {
+				place = placeOf(t, netns.New(t))
+			}
+			device := netdev.Device{Rebinding: &netdev.Rebinding{Driver: test.was}}
+			before := netdev.Snapshot{Name: "eth1", Identity: onBus}
+			_, err := e.Restore(t.Context(), device, before, place)
+			if test.fails != "" {
+				mentions(t, err, test.fails)
+				return
+			}
+			if !errors.Is(err, test.wants) {
+				t.Errorf("error %v, want %v", err, test.wants)
+			}
+			if test.gone == "" {
+				b.wantOrders("vfio-pci")
+				if test.binds {
+					b.wantOrders("iavf", "bind")
+				} else {
+					b.wantOrders("iavf")
 				}
 			}
 		})
 	}
-	if err := netdev.RebindDriver(t.TempDir())(context.Background(), "pci", vf); err == nil {
-		t.Error("a device that is gone is bound again")
-	}
+}
+
+// placeOf is a place in a namespace that exists.
+func placeOf(t *testing.T, pod *netns.Namespace) netdev.Place {
+	t.Helper()
+	cookie, err := netdev.CookieOf(pod.Path())
+	must.Succeed(t, err)
+	return netdev.Place{NetNS: pod.Path(), Cookie: cookie, Index: 7}
 }

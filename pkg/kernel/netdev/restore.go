@@ -57,12 +57,18 @@ func (e *Engine) Restore(
 	switch {
 	case err != nil:
 		return Restored{}, err
+	case l == nil && device.Rebinding.unfinished() && before.Identity.IsHardware():
+		// The netdev is in no namespace, because it ended with its driver or is about to.
+		if err := e.bind(before.Identity, device.Rebinding.Driver); err != nil {
+			return Restored{}, fmt.Errorf("%s: bind its driver again: %w", before.Name, err)
+		}
+		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	case l == nil && pod != nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrAway)
 	case l == nil:
 		return Restored{}, fmt.Errorf("%s: %w", before.Name, ErrGone)
 	}
-	if err := e.detachForeign(ctx, l, place); err != nil {
+	if err := e.detachForeign(ctx, l, place, device.Rebinding); err != nil {
 		return Restored{}, fmt.Errorf("netdev %s on the host: %w", l.Name, err)
 	}
 	return e.reconcile(ctx, p, device, before, l.Identity.Index)

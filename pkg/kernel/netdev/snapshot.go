@@ -353,6 +353,9 @@ type Device struct {
 	Name string                // of the netdev in the host's namespace; "" where it is not known or not there
 	PF   *PF                   // enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
 	Port *function.EswitchPort // at the eswitch, which is asked only if the pod wants a rate; nil for a PF
+	// Rebinding lets [Engine.Restore] bind the driver of a hardware netdev again, on which a pod
+	// left others that are found nowhere. With nil no netdev is registered anew.
+	Rebinding *Rebinding
 }
 
 // as returns the device without the PF or the port if the snapshot has nothing of them: they were not changed then.

@@ -83,7 +83,6 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 	defer a.devlink.Close()
 	a.engine, err = netdev.New(netdev.Options{
 		ProcRoot: config.ProcRoot, SysRoot: config.SysRoot, Eswitches: a.devlink,
-		Rebind: netdev.RebindDriver(config.SysRoot),
 	})
 	if err != nil {
 		return nil, err

@@ -84,6 +84,10 @@ type Attachment struct {
 	// states Detaching and Releasing only, and ends before RestoredAt is set.
 	Quarantine *Quarantine `json:"quarantine,omitempty"`
 
+	// Rebinding is the driver that is unbound and bound again to bring the netdev back; "" for none.
+	// It is written before the driver is unbound, and stays until the Function is back.
+	Rebinding string `json:"rebinding,omitempty"`
+
 	// RestoredAt is when the netdev was verified to be back. It and Hooks are set in state Releasing only. Once it is set,
 	// only post-delete hooks change the record.
 	RestoredAt time.Time `json:"restoredAt,omitzero"`

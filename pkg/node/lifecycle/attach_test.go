@@ -57,6 +57,8 @@ type engine struct {
 	// restore is the error of Restore, and dead that the namespace lives no more.
 	restore error
 	dead    bool
+	// rebinding, where set, is Restore.
+	rebinding func(*netdev.Rebinding) error
 	// taken are names that the pod's interfaces have.
 	taken  []string
 	calls  []string
@@ -96,9 +98,12 @@ func (e *engine) Alive(netdev.Place) (bool, error) { return !e.dead, nil }
 
 func (e *engine) Holds(netdev.Place, netdev.Identity) (bool, error) { return !e.dead, nil }
 
-func (e *engine) Restore(context.Context, netdev.Device, netdev.Snapshot, netdev.Place) (netdev.Restored, error) {
+func (e *engine) Restore(_ context.Context, device netdev.Device, before netdev.Snapshot, _ netdev.Place) (netdev.Restored, error) {
 	e.calls = append(e.calls, "restore")
 	atomic.AddInt64(&e.restores, 1)
+	if e.rebinding != nil && before.Name != "" {
+		return netdev.Restored{}, e.rebinding(device.Rebinding)
+	}
 	return netdev.Restored{}, e.restore
 }
 

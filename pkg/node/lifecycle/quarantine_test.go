@@ -20,7 +20,9 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 var errLeak = fmt.Errorf("macvlan evil0 of the pod hangs on it in another namespace: %w", netdev.ErrLeaks)
@@ -34,6 +36,7 @@ type ward struct {
 	// driver is the Function's, and driverErr why it cannot be read.
 	driver    string
 	driverErr error
+	missing   bool // the Function has no netdev anywhere
 	seen      map[function.ID]function.Function
 	// port is the first hook, and queued are the Functions whose hooks were to run.
 	port   string
@@ -65,7 +68,7 @@ func newWard(t *testing.T) *ward {
 
 // start begins another run of the agent.
 func (w *ward) start() {
-	w.Manager = New(w.journal, w.engine, netdevs{vf: "v", pf: "p"}, Options{
+	w.Manager = New(w.journal, w.engine, w, Options{
 		BootID: "boot-1", Hooks: w, Setup: wardSetup{w},
 		Driver: func(function.ID) (string, error) { return w.driver, w.driverErr },
 		Seen: func(id function.ID) (function.Function, bool) {
@@ -77,6 +80,14 @@ func (w *ward) start() {
 		},
 		Unquarantined: func(_ journal.Attachment, outcome string) { w.events = append(w.events, outcome) },
 	}, testr.New(w.t))
+}
+
+// Netdev makes it the inventory.
+func (w *ward) Netdev(id function.ID) (string, error) {
+	if w.missing && id == vf {
+		return "", inventory.ErrNoNetdev
+	}
+	return netdevs{vf: "v", pf: "p"}.Netdev(id)
 }
 
 // wardSetup has nothing to do but to undo.
@@ -487,6 +498,132 @@ func TestDriverIsCompared(t *testing.T) {
 			}
 			w.want(Free, false)
 		})
+	}
+}
+
+// TestKilledWhileRebinding: an agent that ends after it unbound a driver leaves in the journal which one
+// it was, so that the next agent binds it. Nobody else's driver is taken for that.
+func TestKilledWhileRebinding(t *testing.T) {
+	for name, test := range map[string]struct {
+		driver string // that is bound when the next agent comes
+		reason journal.QuarantineReason
+	}{
+		"none is bound":        {"", ""},
+		"it was not unbound":   {"igbvf", ""},
+		"another one is bound": {"vfio-pci", journal.WrongDriver},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWard(t)
+			a := w.attached(claimedVF())
+			a.Before = &netdev.Snapshot{Name: "v", Identity: netdev.Identity{Bus: "pci", Parent: string(vf.Address)}}
+			w.put(a)
+			w.killedWhileRebinding()
+			if a := w.want(journal.Releasing, false); a.Rebinding != "igbvf" {
+				t.Fatalf("the journal has driver %q", a.Rebinding)
+			}
+
+			w.driver = test.driver
+			w.missing = true
+			w.start()
+			w.engine.rebinding = func(r *netdev.Rebinding) error {
+				if w.driver == "" {
+					w.driver = r.Driver
+					return netdev.ErrGone // the driver makes its netdev a moment later
+				}
+				if w.driver != "igbvf" {
+					return netdev.ErrGone
+				}
+				w.missing = false
+				return nil
+			}
+			must.Succeed(t, w.Recover(t.Context()))
+			if test.reason == "" {
+				w.want(Free, false)
+				return
+			}
+			if a := w.want(journal.Releasing, true); a.Quarantine.Reason != test.reason || a.Rebinding != "igbvf" {
+				t.Errorf("quarantine %+v, driver %q", a.Quarantine, a.Rebinding)
+			}
+		})
+	}
+}
+
+// killedWhileRebinding releases the Function, and kills the agent when the driver is unbound.
+func (w *ward) killedWhileRebinding() {
+	w.t.Helper()
+	type killed struct{}
+	defer func() {
+		if p := recover(); p != (killed{}) {
+			w.t.Fatalf("ended by %v", p)
+		}
+	}()
+	w.engine.rebinding = func(r *netdev.Rebinding) error {
+		if err := r.Intend("igbvf"); err != nil {
+			return err
+		}
+		panic(killed{})
+	}
+	err := w.Unprepare(w.t.Context(), "claim-1")
+	w.t.Errorf("not killed: %v", err)
+}
+
+// TestReboundNetdevIsAwaited: a driver that was bound again makes its netdev a moment later. The Function
+// is not free before, as nobody could give the netdev its properties then.
+func TestReboundNetdevIsAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWard(t)
+		a := w.attached(claimedVF())
+		a.Before = &netdev.Snapshot{Name: "v", Identity: netdev.Identity{Bus: "pci", Parent: string(vf.Address)}}
+		w.put(a)
+		w.missing = true
+		w.engine.rebinding = func(r *netdev.Rebinding) error {
+			if r.Driver == "" {
+				must.Succeed(t, r.Intend("igbvf"))
+			}
+			return netdev.ErrGone
+		}
+		if err := w.Unprepare(t.Context(), "claim-1"); !errors.Is(err, netdev.ErrGone) {
+			t.Errorf("error %v, want that the netdev is not there yet", err)
+		}
+		w.want(journal.Releasing, false)
+
+		w.engine.rebinding = func(*netdev.Rebinding) error { return nil }
+		must.Succeed(t, w.Unprepare(t.Context(), "claim-1"))
+		w.want(Free, false)
+	})
+}
+
+// TestRebindingFails: a driver that was unbound and cannot be bound is tried again, also by another
+// agent, until it is.
+func TestRebindingFails(t *testing.T) {
+	w := newWard(t)
+	w.attached(claimedVF())
+	w.engine.rebinding = func(r *netdev.Rebinding) error {
+		must.Succeed(t, r.Intend("igbvf"))
+		w.driver = ""
+		return fmt.Errorf("bind igbvf: no such device: %w", netdev.ErrLeaks)
+	}
+	must.Succeed(t, w.Unprepare(t.Context(), "claim-1"))
+	w.want(journal.Releasing, true)
+
+	w.start()
+	w.engine.rebinding = func(r *netdev.Rebinding) error {
+		w.driver = r.Driver
+		return nil
+	}
+	_, err := w.Release(t.Context(), vf, false)
+	must.Succeed(t, err)
+	w.want(Free, false)
+}
+
+// TestRebindingEndsWithTheSandbox: what was bound again for one owner is nothing to the next one's release.
+func TestRebindingEndsWithTheSandbox(t *testing.T) {
+	w := newWard(t)
+	w.attached(claimedVF())
+	w.engine.rebinding = func(r *netdev.Rebinding) error { return r.Intend("igbvf") }
+	must.Succeed(t, w.Detach(t.Context(), vf, "c1"))
+	if a := w.want(journal.Reserved, false); a.Rebinding != "" {
+		t.Errorf("driver %q is still to be bound", a.Rebinding)
 	}
 }
 

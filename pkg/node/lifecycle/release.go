@@ -79,16 +79,18 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 	}
 
 	start := time.Now()
-	if err := m.wayBack(ctx, a); err != nil {
+	if err := m.wayBack(ctx, &a); err != nil {
 		return m.failed(a, err)
 	}
 
 	return m.letGo(m.log.WithValues("took", time.Since(start)), a, "is as it was")
 }
 
-// wayBack undoes whatever was done to a Function, and checks that it is undone. After Detaching the setup stays.
-func (m *Manager) wayBack(ctx context.Context, a journal.Attachment) error {
-	leak := m.restore(ctx, a)
+// wayBack undoes whatever was done to a Function, and checks that it is undone. After Detaching the
+// setup stays. The record is that of the journal afterwards.
+func (m *Manager) wayBack(ctx context.Context, record *journal.Attachment) error {
+	leak := m.restore(ctx, record)
+	a := *record
 	switch {
 	case leak != nil && !errors.Is(leak, netdev.ErrLeaks):
 		return leak
@@ -118,7 +120,7 @@ func endsWithRelease(a journal.Attachment) bool {
 // Function is free, or has its hooks run first.
 func (m *Manager) letGo(log logr.Logger, a journal.Attachment, outcome string) error {
 	before, hook := a, ""
-	a.Quarantine = nil
+	a.Quarantine, a.Rebinding = nil, ""
 	if m.options.Hooks != nil && a.State == journal.Releasing {
 		hook = m.options.Hooks.First(a)
 	}
@@ -166,8 +168,9 @@ func nextHook(a journal.Attachment, hook string) *journal.Hooks {
 }
 
 // restore brings the Function back. If its netdev exists no more, what the PF and the eswitch enforced for it is undone. The
-// error also says what the PF still enforces for the pod.
-func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
+// error also says what the PF still enforces for the pod. If a driver is to be bound again for that, the record has it.
+func (m *Manager) restore(ctx context.Context, record *journal.Attachment) error {
+	a := *record
 	log := m.log.WithValues("function", a.Function.String())
 	switch {
 	case a.Before == nil:
@@ -183,11 +186,12 @@ func (m *Manager) restore(ctx context.Context, a journal.Attachment) error {
 	var device netdev.Device
 	err := Retry(ctx, m.options.Patience, func(ctx context.Context) (done bool, err error) {
 		device, _ = Device(m.netdevs, a) // without a name, the engine looks itself
+		device.Rebinding = m.rebinding(record)
 		restored, err = m.engine.Restore(ctx, device, *a.Before, a.Place)
 		// A hardware netdev that is nowhere is on its way back from a namespace that ended.
 		return !errors.Is(err, netdev.ErrGone) || !a.Before.Identity.IsHardware(), err
 	})
-	if err != nil && ctx.Err() == nil && m.lost(a, err) {
+	if err != nil && ctx.Err() == nil && m.lost(*record, err) {
 		log.Error(err, "The netdev of the Function is gone: it ended with its namespace or its device, or lost its driver; "+
 			"there is nothing to bring back", "netdev", a.Before.Name)
 		restored, err = m.engine.Restore(ctx, device, a.Before.WithoutNetdev(), netdev.Place{})
@@ -216,13 +220,39 @@ func (m *Manager) lost(a journal.Attachment, notFound error) bool {
 	hardware := a.Before.Identity.IsHardware()
 	switch {
 	case errors.Is(notFound, netdev.ErrGone):
-		return err != nil || !hardware || m.ages.of(a, sinceStopped) >= m.options.GoneAfter
+		ended := err != nil && !m.reboundNow(a)
+		return ended || !hardware || m.ages.of(a, sinceStopped) >= m.options.GoneAfter
 	case errors.Is(notFound, netdev.ErrAway):
 		// The pod's namespace lives, but a netdev does not survive its device, nor its driver; and a Function has no two.
 		ended := errors.Is(err, fs.ErrNotExist) || errors.Is(err, inventory.ErrNoNetdev)
 		return name != "" || ended && hardware
 	}
 	return false
+}
+
+// rebinding has the record keep, before a driver is unbound to be bound again, which one it is. So an
+// agent that ends in between does not leave the Function without one. The caller has the Function's
+// lock.
+func (m *Manager) rebinding(record *journal.Attachment) *netdev.Rebinding {
+	return &netdev.Rebinding{Driver: record.Rebinding, Intend: func(driver string) error {
+		intended := *record
+		intended.Rebinding = driver
+		if err := m.put(intended); err != nil {
+			return err
+		}
+		*record = intended
+		return nil
+	}}
+}
+
+// reboundNow says whether the Function has the driver that was bound again, which makes the netdev a
+// moment later.
+func (m *Manager) reboundNow(a journal.Attachment) bool {
+	if a.Rebinding == "" || m.options.Driver == nil {
+		return false
+	}
+	driver, err := m.options.Driver(a.Function)
+	return err == nil && driver == a.Rebinding
 }
 
 // removed says whether the device of a Function exists no more.

@@ -167,9 +167,10 @@ func (m *Manager) checkDevices(ctx context.Context, queue workqueue.TypedRateLim
 func (m *Manager) lose(ctx context.Context, a journal.Attachment) error {
 	again := a.State == journal.Reattaching
 	if again { // the netdev may be in the sandbox
-		if err := m.restore(ctx, a); err != nil {
+		if err := m.restore(ctx, &a); err != nil {
 			return err
 		}
+		a.Rebinding = ""
 	}
 	a.State, a.LostAt = journal.Lost, cmp.Or(a.LostAt, m.options.Now().UTC())
 	// Before the journal says Lost, as nothing tries it again after that.

@@ -74,9 +74,7 @@ type stages struct {
 
 func newStages(t *testing.T) stages {
 	t.Helper()
-	engine, err := netdev.New(netdev.Options{
-		Rebind: netdev.RebindDriver("/sys"), Trace: func(step string) { t.Log(step) },
-	})
+	engine, err := netdev.New(netdev.Options{Trace: func(step string) { t.Log(step) }})
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, engine.Close()) })
 	return stages{host: netns.Current(t), engine: engine}
@@ -97,7 +95,9 @@ func (s stages) of(far *netns.Namespace, farNetdev string, device func() netdev.
 			begin := time.Now()
 			defer func() { t.Logf("released in %s", time.Since(begin)) }()
 			for {
-				r, err := s.engine.Restore(t.Context(), device(), held.before, held.place)
+				d := device()
+				d.Rebinding = &netdev.Rebinding{Intend: func(string) error { return nil }}
+				r, err := s.engine.Restore(t.Context(), d, held.before, held.place)
 				if errors.Is(err, netdev.ErrGone) && time.Since(begin) < patience {
 					time.Sleep(10 * time.Millisecond) // the driver makes its netdev
 					continue

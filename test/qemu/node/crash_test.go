@@ -20,6 +20,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/inventory"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
@@ -58,6 +59,8 @@ type life struct {
 	Journal string // file
 	NetNS   string // the pod's, a path
 	At      int    // the event at which the process kills itself, 0 for none
+	Before  string // how the event begins at which it does so too, "" for none
+	Hides   bool   // the pod leaves a VLAN on the VF in a network namespace that is found nowhere
 }
 
 // agent is what the agent is made of, as far as it touches VFs.
@@ -80,7 +83,9 @@ func (l life) start(event func(string)) (*agent, error) {
 	}
 	netdevs := inventory.New(inventory.Options{SysRoot: "/sys"})
 	told := toldJournal{records, event}
-	manager := lifecycle.New(told, engine, netdevs, lifecycle.Options{BootID: "boot"}, logr.Discard())
+	manager := lifecycle.New(told, engine, netdevs, lifecycle.Options{
+		BootID: "boot", Driver: netdevs.Driver,
+	}, logr.Discard())
 	return &agent{
 		journal: records, engine: engine, lifecycle: manager,
 	}, nil
@@ -112,7 +117,7 @@ func (l life) run() error {
 	a, err := l.start(func(what string) {
 		count++
 		fmt.Println(what)
-		if count == l.At {
+		if count == l.At || l.Before != "" && strings.HasPrefix(what, l.Before) {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 		}
 	})
@@ -136,10 +141,41 @@ func (l life) run() error {
 	if err == nil {
 		err = useAsPodWould(l.NetNS)
 	}
+	if err == nil && l.Hides {
+		err = hideVLAN(l.NetNS)
+	}
 	if err == nil {
 		err = a.lifecycle.Unprepare(ctx, "claim")
 	}
 	return errors.Join(err, a.close())
+}
+
+// hideVLAN makes a VLAN on the interface in a network namespace that only this process holds.
+func hideVLAN(path string) error {
+	hidden, err := namespace.New()
+	if err != nil {
+		return err
+	}
+	ns, err := vnetns.GetFromPath(path)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	pod, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer pod.Close()
+	l, err := pod.LinkByName("mine0")
+	if err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex = "evil0", l.Attrs().Index
+	attrs.Namespace = netlink.NsFd(int(hidden))
+	return pod.LinkAdd(&netlink.Vlan{
+		LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q,
+	})
 }
 
 // useAsPodWould changes what a pod with NET_ADMIN can.
@@ -189,6 +225,27 @@ func TestCrashAtEachStep(t *testing.T) {
 			node.WantState(t, before)
 		})
 	}
+}
+
+// TestKilledWhileRebinding kills an agent that has unbound the driver of a VF, to free the VF of what
+// its pod left on it, and has not bound it again. Another agent binds it.
+func TestKilledWhileRebinding(t *testing.T) {
+	card.InGuest(t, "igb")
+	pf := card.PFs(t)[0]
+	node.Carrier(t, pf)
+	before := node.HostState(t)
+	l := life{
+		PF: pf, VF: node.VFs(t, pf)[1], Index: 1, NetNS: netns.New(t).Path(),
+		Journal: filepath.Join(t.TempDir(), "journal.db"), Before: "bind ", Hides: true,
+	}
+	if last, killed := l.crash(t); !killed {
+		t.Fatalf("the driver was not bound again: %s", last)
+	}
+	if driver := card.Link(l.VF.Address, "driver"); driver != "" {
+		t.Errorf("driver %s is bound after the crash", driver)
+	}
+	l.heal(t)
+	node.WantState(t, before)
 }
 
 // crash runs a process that kills itself, and returns the last that it told. A process that got through was not killed.
