@@ -13,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // pfPort asks the netdevs of PFs about their VFs, and orders what they enforce. A [conn] does so by
@@ -194,8 +195,8 @@ func atMostHalf(ctx context.Context, wait time.Duration) time.Duration {
 // retry calls try until its error is none to wait for, with growing pauses. It ends with the
 // patience or ctx, and then returns the last error and says so.
 func (p patience) retry(ctx context.Context, passes func(error) bool, try func() error) error {
-	const longest = 200 * time.Millisecond
-	for pause := 2 * time.Millisecond; ; pause = min(2*pause, longest) {
+	pauses := loop.Backoff(2*time.Millisecond, 200*time.Millisecond)
+	for {
 		err := try()
 		if err == nil || !passes(err) {
 			return err
@@ -204,21 +205,9 @@ func (p patience) retry(ctx context.Context, passes func(error) bool, try func()
 		if left <= 0 {
 			return fmt.Errorf("%w (after waiting for %s)", err, p.whole.Round(time.Millisecond))
 		}
-		if ended := sleep(ctx, min(pause, left)); ended != nil {
-			return fmt.Errorf("%w: %w", err, ended)
+		if !loop.Sleep(ctx, min(pauses.Step(), left)) {
+			return fmt.Errorf("%w: %w", err, context.Cause(ctx))
 		}
-	}
-}
-
-// sleep returns the cause if ctx ends before.
-func sleep(ctx context.Context, pause time.Duration) error {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
 	}
 }
 
