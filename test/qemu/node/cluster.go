@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	corev1 "k8s.io/api/core/v1"
@@ -61,11 +62,12 @@ func (c *Cluster) Create(object client.Object) {
 	c.node.t.Cleanup(func() { c.Delete(object) })
 }
 
-// Delete deletes an object for good: when the test ends there is nobody any more who would take finalizers away.
+// Delete deletes an object for good: when the test ends there is nobody any more who would take finalizers away, and there
+// is no kubelet that would end a pod.
 func (c *Cluster) Delete(object client.Object) {
 	c.node.t.Helper()
 	ctx := context.WithoutCancel(c.node.t.Context())
-	must.Succeed(c.node.t, client.IgnoreNotFound(c.Admin.Delete(ctx, object)))
+	must.Succeed(c.node.t, client.IgnoreNotFound(c.Admin.Delete(ctx, object, client.GracePeriodSeconds(0))))
 	final := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
 	must.Succeed(c.node.t, client.IgnoreNotFound(c.Admin.Patch(ctx, object, final)))
 }
@@ -106,7 +108,8 @@ func (c *Cluster) Devices() map[string]resourceapi.Device {
 	return devices
 }
 
-// Allocate plays the scheduler: a claim of a Function of the DevicePool for the pod, with the interface as config says.
+// Allocate plays user and scheduler: the pod, whose UID it gets from the API server, and a claim of a Function of the
+// DevicePool for it, with the interface as config says.
 func (c *Cluster) Allocate(
 	pod *Pod, devicePool string, pf pci.Address, f function.ID, config v1alpha1.InterfaceConfig,
 ) *resourceapi.ResourceClaim {
@@ -114,6 +117,15 @@ func (c *Cluster) Allocate(
 	config.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "InterfaceConfig"}
 	parameters, err := json.Marshal(config)
 	must.Succeed(c.node.t, err)
+	// An agent that has to wait asks whether the pod is still there.
+	podObject := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
+		Spec: corev1.PodSpec{
+			NodeName: plan.NodeName, Containers: []corev1.Container{{Name: "main", Image: "none"}},
+		},
+	}
+	c.Create(podObject)
+	pod.UID = string(podObject.UID)
 	object := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
@@ -154,6 +166,8 @@ func thisNode() *corev1.NodeSelector {
 // Unallocate plays the control plane when the pod is gone, and waits until the claim may be made anew.
 func (c *Cluster) Unallocate(object *resourceapi.ResourceClaim) {
 	c.node.t.Helper()
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: object.Namespace, Name: object.Name}}
+	c.Delete(pod)
 	c.Delete(object)
 	must.Eventually(c.node.t, "claim "+object.Name+" is gone", func() bool {
 		err := c.Admin.Get(c.node.t.Context(), client.ObjectKeyFromObject(object), &resourceapi.ResourceClaim{})
@@ -247,10 +261,15 @@ func (r *runtime) sandboxes() []*adaptation.PodSandbox {
 	return all
 }
 
+// runtimePatience is how long the runtime waits for the agent's answer. After containerd's 2 s it would go on without the
+// plugin, which takes longer than that where emulated processors share the machine with other work.
+const runtimePatience = 10 * time.Second
+
 // StartRuntime plays the container runtime, which has no pods yet.
 func (n *Node) StartRuntime() {
 	n.t.Helper()
 	n.runtime = &runtime{}
+	adaptation.SetPluginRequestTimeout(runtimePatience)
 	var err error
 	n.runtime.Adaptation, err = nritest.Start(n.path("nri.sock"), n.runtime.sandboxes)
 	must.Succeed(n.t, err)
