@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -26,8 +27,10 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
@@ -93,6 +96,7 @@ func New(t *testing.T, options Options) *Node {
 	n.Pods, err = kubelettest.ServePods(n.path("kubelet"))
 	must.Succeed(t, err)
 	t.Cleanup(n.Pods.Stop)
+	n.installPaths()
 	n.Declare(options.Pools...)
 	if options.Direct != "" {
 		must.Succeed(t, os.WriteFile(n.path("direct.yaml"), []byte(options.Direct), 0o600))
@@ -101,6 +105,14 @@ func New(t *testing.T, options Options) *Node {
 		n.Cluster = connect(n)
 	}
 	return n
+}
+
+// installPaths says to the plugin where its agent is, by a file beside it. A test has one node at a time.
+func (n *Node) installPaths() {
+	n.t.Helper()
+	paths, err := json.Marshal(cni.Paths{Socket: n.path("cni.sock"), SpoolDir: n.path("spool")})
+	must.Succeed(n.t, err)
+	must.Succeed(n.t, os.WriteFile(cni.PathsFile(shimProgram), paths, 0o644))
 }
 
 // Run runs a subtest, of which it is from then on that the node's methods fail.
@@ -178,6 +190,11 @@ func (n *Node) End() {
 
 // Kill ends the agent by SIGKILL, wherever it is.
 func (n *Node) Kill() { n.agent.kill() }
+
+// Admin asks the agent as an administrator of the node does.
+func (n *Node) Admin() nodestate.Client {
+	return nodestate.Client{Socket: n.path("state/admin.sock")}
+}
 
 // get is what the agent's HTTP server says; an answer other than 200 is an error.
 func (n *Node) get(path string) (string, error) {

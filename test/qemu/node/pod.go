@@ -19,7 +19,6 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 
-	"github.com/opiproject/xpu-device-plugin/cni"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 	"github.com/opiproject/xpu-device-plugin/test/netns"
@@ -58,14 +57,6 @@ func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, erro
 	maps.Copy(config, conf)
 	text, err := json.Marshal(config)
 	if err != nil {
-		return nil, err
-	}
-	// The node's paths are in a file beside the plugin; a test has one node at a time.
-	paths, err := json.Marshal(cni.Paths{Socket: p.node.path("cni.sock"), SpoolDir: p.node.path("spool")})
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(cni.PathsFile(shimProgram), paths, 0o644); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
