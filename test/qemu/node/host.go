@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/binary"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,11 +12,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/test/must"
+	"github.com/opiproject/xpu-device-plugin/test/netns"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
@@ -41,7 +44,8 @@ type NetdevState struct {
 	Up               bool
 	AltNames         []string
 	Driver           string
-	VFs              []VFState
+	// VFs are by index. One that the PF does not tell about is not there.
+	VFs map[int]VFState
 }
 
 // VFState is what a PF enforces for a VF.
@@ -56,15 +60,11 @@ type VFState struct {
 // HostState reads the State.
 func HostState(t *testing.T) State {
 	t.Helper()
-	// Only a handle of its own tells about VFs.
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	must.Succeed(t, err)
-	defer handle.Close()
-	links, err := handle.LinkList()
+	links, err := netns.Listed(linksWithVFs)
 	must.Succeed(t, err)
 	state := State{}
 	for _, l := range links {
-		a := l.Attrs()
+		a := l.link.Attrs()
 		if a.ParentDev == "" || a.Name == plan.HostNetdev {
 			continue
 		}
@@ -73,15 +73,80 @@ func HostState(t *testing.T) State {
 			Up: a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
 			Driver: card.Link(pci.Address(a.ParentDev), "driver"),
 		}
-		for _, vf := range a.Vfs {
-			s.VFs = append(s.VFs, VFState{
+		for i, vf := range a.Vfs {
+			if s.VFs == nil {
+				s.VFs = map[int]VFState{}
+			}
+			s.VFs[l.vfs[i]] = VFState{
 				MAC: vf.Mac.String(), VLAN: vf.Vlan, QoS: vf.Qos, Proto: vf.VlanProto, MinRate: vf.MinTxRate,
 				MaxRate: vf.MaxTxRate, SpoofCheck: vf.Spoofchk, Trust: vf.Trust == 1, LinkState: vf.LinkState,
-			})
+			}
 		}
 		state[a.ParentDev+representing(a.Name)] = s
 	}
 	return state
+}
+
+// linkWithVFs is a netdev, and the indexes of the VFs that it tells about. The netlink package counts these itself, so that
+// all after one that is left out have the index of another one.
+type linkWithVFs struct {
+	link netlink.Link
+	vfs  []int
+}
+
+func linksWithVFs() ([]linkWithVFs, error) {
+	request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	request.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(nl.RTEXT_FILTER_VF)))
+	messages, failed := request.Execute(unix.NETLINK_ROUTE, 0)
+	if failed != nil {
+		return nil, failed
+	}
+
+	var links []linkWithVFs
+	for _, m := range messages {
+		link, err := netlink.LinkDeserialize(nil, m)
+		if err != nil {
+			return nil, err
+		}
+		vfs, err := indexesOfVFs(m)
+		if err != nil {
+			return nil, err
+		}
+		links = append(links, linkWithVFs{link, vfs})
+	}
+	return links, nil
+}
+
+// indexesOfVFs are those in a message about a netdev, in its order: the field with a VF's MAC begins with it
+// (struct ifla_vf_mac of linux/if_link.h).
+func indexesOfVFs(message []byte) ([]int, error) {
+	attributes, err := nl.ParseRouteAttr(message[unix.SizeofIfInfomsg:])
+	if err != nil {
+		return nil, err
+	}
+	var indexes []int
+	for _, a := range attributes {
+		if a.Attr.Type&^unix.NLA_F_NESTED != unix.IFLA_VFINFO_LIST {
+			continue
+		}
+		vfs, err := nl.ParseRouteAttr(a.Value)
+		if err != nil {
+			return nil, err
+		}
+		for _, vf := range vfs {
+			fields, err := nl.ParseRouteAttr(vf.Value)
+			if err != nil {
+				return nil, err
+			}
+			for _, f := range fields {
+				if f.Attr.Type == nl.IFLA_VF_MAC {
+					indexes = append(indexes, int(binary.NativeEndian.Uint32(f.Value)))
+				}
+			}
+		}
+	}
+	return indexes, nil
 }
 
 // representing tells the netdevs of a PF in mode switchdev apart: " pf0vf3" for the one that stands for its fourth VF,
@@ -110,10 +175,10 @@ func WantState(t *testing.T, want State) {
 // VF is what the PF enforces for one of its VFs.
 func (s State) VF(t *testing.T, pf pci.Address, index int) VFState {
 	t.Helper()
-	if vfs := s[string(pf)].VFs; index < len(vfs) {
-		return vfs[index]
+	if vf, told := s[string(pf)].VFs[index]; told {
+		return vf
 	}
-	t.Fatalf("PF %s tells nothing about VF %d", pf, index)
+	t.Fatalf("PF %s tells nothing about VF %d: it is %+v", pf, index, s[string(pf)])
 	return VFState{}
 }
 

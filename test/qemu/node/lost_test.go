@@ -170,7 +170,7 @@ func (c *cardLost) wantTraffic(t *testing.T) {
 }
 
 // wantSame wants pods and PF to have what they had before.
-func (c *cardLost) wantSame(t *testing.T, enforced []node.VFState) {
+func (c *cardLost) wantSame(t *testing.T, enforced map[int]node.VFState) {
 	t.Helper()
 	for pod, had := range c.had {
 		if has := interfaceOf(t, pod); has != had {
@@ -179,8 +179,9 @@ func (c *cardLost) wantSame(t *testing.T, enforced []node.VFState) {
 	}
 	// The MAC that a PF has for a VF, for which none was wished, may be a new one.
 	now := node.HostState(t)[string(c.pfs[0])].VFs
-	for i := range now {
-		now[i].MAC = enforced[i].MAC
+	for i, vf := range now {
+		vf.MAC = enforced[i].MAC
+		now[i] = vf
 	}
 	if diff := cmp.Diff(enforced, now); diff != "" {
 		t.Errorf("what the PF enforces (-before +now):\n%s", diff)
