@@ -110,6 +110,9 @@ func (s *Stage) Clear(t *testing.T) {
 	must.Succeed(t, handle.LinkSetUp(pf))
 	for i := range s.vfs {
 		s.awaitHost(t, i)
+		s.freeName(t, handle, i)
+	}
+	for i := range s.vfs {
 		must.Succeed(t, handle.LinkSetVfHardwareAddr(pf, i, make([]byte, 6)))
 		must.Succeed(t, handle.LinkSetVfVlanQos(pf, i, 0, 0))
 		must.Succeed(t, handle.LinkSetVfRate(pf, i, 0, 0))
@@ -132,6 +135,19 @@ func (s *Stage) awaitHost(t *testing.T, index int) {
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
+}
+
+// freeName takes another VF's name from a VF's netdev.
+func (s *Stage) freeName(t *testing.T, handle *netlink.Handle, index int) {
+	t.Helper()
+	name := card.Netdev(s.vfs[index])
+	if name == s.netdevs[index] || !slices.Contains(s.netdevs, name) {
+		return
+	}
+	link, err := handle.LinkByName(name)
+	must.Succeed(t, err)
+	must.Succeed(t, handle.LinkSetDown(link))
+	must.Succeed(t, handle.LinkSetName(link, fmt.Sprintf("played%d", index)))
 }
 
 // clearNetdev makes a VF's netdev what it was: down, with its name, MAC and MTU and no more.
