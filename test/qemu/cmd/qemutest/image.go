@@ -58,7 +58,9 @@ func makeImage(
 			args := []string{path.Join(home, s.binary()), "-test.v", "-test.run=" + s.run}
 			if s.soaks && o.soak > 0 {
 				args = append(args, "-soak="+o.soak.String())
-				s.limit += o.soak
+			}
+			if s.lives {
+				args = append(args, fmt.Sprintf("-lives=%d", o.lives), fmt.Sprintf("-seed=%d", o.seed))
 			}
 			if s.personalities {
 				args = append(args, "-personalities="+o.personalities)

@@ -48,7 +48,8 @@ type options struct {
 	cache, output, mirror, guest, only, run string
 	shell, verbose, full                    bool
 	personalities                           string // names with commas between
-	cards, vfs                              int
+	cards, vfs, lives                       int
+	seed                                    uint64
 	limit, soak                             time.Duration
 }
 
@@ -73,6 +74,8 @@ func parse() (o options, err error) {
 	flags.DurationVar(&o.limit, "limit", 20*time.Minute, "time that a guest may take; not for a shell")
 	flags.StringVar(&o.personalities, "personalities", "", `drivers that simnic plays: "third", another third of them each `+
 		`day; "all"; or names, with commas between. Empty: a third, all with -full`)
+	flags.IntVar(&o.lives, "lives", 0, "pods of each test that lets pods live and die; 0 is 40, and 400 with -full")
+	flags.Uint64Var(&o.seed, "seed", 0, "of what tests do at random that log one; 0 is another one each time")
 	flags.DurationVar(&o.soak, "soak", 0, "time that each test takes which soaks; 0 is some seconds")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return options{}, err
@@ -85,6 +88,12 @@ func parse() (o options, err error) {
 	}
 	if o.shell && o.guest == "" {
 		o.guest = "igb"
+	}
+	if o.lives == 0 {
+		o.lives = ordinaryLives
+		if o.full {
+			o.lives = fullLives
+		}
 	}
 	if o.personalities, err = played(o.personalities, o.full, time.Now()); err != nil {
 		return options{}, err
@@ -187,7 +196,7 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 	image := filepath.Join(r.output, "initramfs.cpio")
 	r.machine = machine.Machine{
 		Root: root, Initramfs: image, Cards: r.guest.cards, MemoryMiB: 1536, Processors: cmp.Or(r.guest.processors, 1),
-		Console: filepath.Join(r.output, "console.log"), Boot: time.Minute, Limit: r.guest.limit,
+		Console: filepath.Join(r.output, "console.log"), Boot: 2 * time.Minute, Limit: r.guest.limit,
 	}
 	fmt.Fprintf(r.out, "building %s\n", strings.Join(names(r.guest.suites), ", "))
 	var preparing errgroup.Group

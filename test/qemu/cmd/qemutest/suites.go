@@ -36,6 +36,8 @@ type suite struct {
 	programs []string
 	// soaks says that the tests have the flag -soak, which says how long.
 	soaks bool
+	// lives says that the tests have the flags -lives and -seed, which say how many pods live and what is at random.
+	lives bool
 	// personalities says that the tests have the flag -personalities, which says which drivers simnic plays.
 	personalities bool
 	// api asks for an API server, which all suites of the guest then share: see plan.AdminKubeconfig.
@@ -106,7 +108,7 @@ func guests() []guest {
 				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$", limit: 5 * time.Minute},
 				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: 3 * time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
-				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 6 * time.Minute},
+				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 12 * time.Minute},
 				{
 					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$", limit: 50 * time.Minute, full: true,
 					programs: []string{"cmd/opi-bridge"},
@@ -136,6 +138,10 @@ func guests() []guest {
 					name: "personalities-node", path: "test/qemu/node", run: "^TestPersonalities$", limit: 6 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, personalities: true,
 				},
+				{
+					name: "lives", path: "test/qemu/node", run: "^TestLives$", limit: 6 * time.Minute,
+					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, lives: true,
+				},
 				{name: "subfunction", path: "test/qemu/hardware", run: "^TestSubfunction", limit: 3 * time.Minute},
 				{
 					name: "subfunction-claim", path: "test/qemu/node", run: "^TestClaimedSubfunction$", limit: 3 * time.Minute,
@@ -160,8 +166,13 @@ func selectGuests(o options) ([]guest, error) {
 			continue
 		}
 		for i, s := range g.suites {
-			if s.full || s.personalities && o.full { // it plays all of them then
-				g.limit = cmp.Or(g.limit, o.limit) + s.limit
+			more := o.more(s)
+			g.suites[i].limit += more
+			if s.full {
+				more += s.limit
+			}
+			if more > 0 {
+				g.limit = cmp.Or(g.limit, o.limit) + more
 			}
 			if o.run != "" {
 				g.suites[i].run = o.run
@@ -175,6 +186,25 @@ func selectGuests(o options) ([]guest, error) {
 	}
 	return selected, nil
 }
+
+// more is how much longer than its limit a suite may take, which is for a third of the personalities, or for lives and
+// soaks as they are without flags.
+func (o options) more(s suite) (more time.Duration) {
+	if s.soaks {
+		more += o.soak
+	}
+	if s.lives {
+		more += time.Duration(max(0, o.lives-ordinaryLives)) * 3 * time.Second
+	}
+	if s.personalities {
+		const third = 5 // of those in zoo
+		more += s.limit * time.Duration((len(strings.Split(o.personalities, ","))-1)/third)
+	}
+	return more
+}
+
+// ordinaryLives are those of a suite that lets pods live and die, and fullLives with -full.
+const ordinaryLives, fullLives = 40, 400
 
 func (o options) wants(s suite) bool {
 	if o.only != "" {

@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 func TestSelectGuests(t *testing.T) {
@@ -128,5 +131,37 @@ func TestProgramPackages(t *testing.T) {
 	want := []string{"example.org/plugins/static", module + "/cmd/xpu-agent", module + "/test/qemu/cmd/guestinit"}
 	if got := g.programPackages(); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestMoreTime: a suite that is asked to do more than usual may take longer, and so may its guest.
+func TestMoreTime(t *testing.T) {
+	ordinary := options{limit: 20 * time.Minute, personalities: "a,b,c,d,e", lives: ordinaryLives}
+	for _, test := range []struct {
+		name, suite string
+		change      func(*options)
+		more        time.Duration
+	}{
+		{"a third of the personalities", "personalities", func(*options) {}, 0},
+		{"all of them", "personalities", func(o *options) { o.personalities = "a,b,c,d,e,f,g,h,i,j,k,l,m,n" }, 12 * time.Minute},
+		{"lives as usual", "lives", func(*options) {}, 0},
+		{"many lives", "lives", func(o *options) { o.lives = ordinaryLives + 100 }, 5 * time.Minute},
+		{"a long soak", "bridge-soak", func(o *options) { o.soak = time.Hour }, time.Hour},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			usual, o := ordinary, ordinary
+			usual.only, o.only = test.suite, test.suite
+			test.change(&o)
+			before, err := selectGuests(usual)
+			must.Succeed(t, err)
+			after, err := selectGuests(o)
+			must.Succeed(t, err)
+			if got := after[0].suites[0].limit - before[0].suites[0].limit; got != test.more {
+				t.Errorf("the suite may take %s longer, want %s", got, test.more)
+			}
+			if got := after[0].limit - before[0].limit; got != test.more {
+				t.Errorf("the guest may take %s longer, want %s", got, test.more)
+			}
+		})
 	}
 }
