@@ -37,6 +37,7 @@ func (h *Host) follow(ctx context.Context) error {
 				for update := range updates {
 					if err := handle(update); err != nil {
 						h.log.Error(err, "Tree may differ from the netdevs", "netdev", update.Attrs().Name)
+						h.catchUp(ctx)
 					}
 				}
 				done()
@@ -67,18 +68,33 @@ func (h *Host) resubscribe(ctx context.Context, ns netns.NsHandle) (<-chan netli
 	for ctx.Err() == nil {
 		updates, done, err := subscribe(ctx, ns)
 		if err == nil {
-			if err := h.lookAtAll(); err != nil {
-				h.log.Error(err, "Tree may differ from the netdevs")
-			}
+			h.catchUp(ctx)
 			return updates, done
 		}
 		h.log.Error(err, "Cannot subscribe to links, trying again")
-		select {
-		case <-ctx.Done():
-		case <-time.After(100 * time.Millisecond):
-		}
+		pause(ctx)
 	}
 	return nil, nil
+}
+
+// catchUp looks at everything until that succeeds, or ctx ends: what failed for a moment may be the last message about
+// a netdev.
+func (h *Host) catchUp(ctx context.Context) {
+	for ctx.Err() == nil {
+		err := h.lookAtAll()
+		if err == nil {
+			return
+		}
+		h.log.Error(err, "Tree may differ from the netdevs, looking again")
+		pause(ctx)
+	}
+}
+
+func pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(100 * time.Millisecond):
+	}
 }
 
 // hostChanged handles what happens to netdevs on the host.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -114,8 +115,12 @@ func newNode(t *testing.T) *node {
 		t: t, dir: dir, bootID: bootID, pods: map[string]*podresourcesapi.PodResources{},
 		sandboxes: map[string]*adaptation.PodSandbox{},
 	}
+	hostLog, err := os.Create(n.path("host.log"))
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = hostLog.Close() })
 	n.host, err = simulate.New(t.Context(), simulate.Config{
-		Root: dir, HostNS: "/proc/thread-self/ns/net", XPUNS: netns.New(t).Path(), Log: logr.Discard(),
+		Root: dir, HostNS: "/proc/thread-self/ns/net", XPUNS: netns.New(t).Path(),
+		Log:   logr.FromSlogHandler(slog.NewTextHandler(hostLog, nil)),
 		Cards: []simulate.Card{{PFs: 2, VFs: vfsOfPF, Bus: "3b"}},
 	})
 	must.Succeed(t, err)

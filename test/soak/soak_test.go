@@ -339,20 +339,21 @@ func quantile(d []time.Duration, q float64) time.Duration {
 	return d[int(float64(len(d)-1)*q)].Round(time.Millisecond)
 }
 
-// explain shows the end of the agent's log when something went wrong.
+// explain keeps the logs when something went wrong, and shows the end of the agent's.
 func (s *soak) explain() {
 	if !s.t.Failed() {
 		return
 	}
-	text, err := os.ReadFile(s.path("agent.log"))
-	if err != nil {
-		s.t.Log(err)
-		return
+	for _, name := range []string{"agent.log", "host.log"} {
+		text, err := os.ReadFile(s.path(name))
+		kept := filepath.Join(os.TempDir(), "soak-"+name)
+		if err := errors.Join(err, os.WriteFile(kept, text, 0o600)); err != nil {
+			s.t.Log(err)
+			continue
+		}
+		lines := strings.Split(string(text), "\n")
+		s.t.Logf("the end of %s, which is in %s:\n%s", name, kept, strings.Join(lines[max(0, len(lines)-60):], "\n"))
 	}
-	_ = os.WriteFile(filepath.Join(os.TempDir(), "soak-agent.log"), text, 0o600)
-	lines := strings.Split(string(text), "\n")
-	s.t.Logf("the end of the agent's log, which is in %s:\n%s", filepath.Join(os.TempDir(), "soak-agent.log"),
-		strings.Join(lines[max(0, len(lines)-60):], "\n"))
 }
 
 // allOffered says what is not offered as it should be: all VFs, without taints, but those in quarantine.

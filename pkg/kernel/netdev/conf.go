@@ -56,18 +56,20 @@ func (c Conf) properties() []property {
 	return list
 }
 
-// parseConf reads IFLA_AF_SPEC.
-func parseConf(data []byte) (*Conf, error) {
+// parseConf reads IFLA_AF_SPEC. It also returns all sysctls of net.ipv6.conf that the kernel told, by
+// DEVCONF_*.
+func parseConf(data []byte) (*Conf, []uint32, error) {
 	families, err := attribute.Parse(data)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	four, fourErr := attribute.Parse(families[unix.AF_INET])
 	six, sixErr := attribute.Parse(families[unix.AF_INET6])
+	told := uint32s(six[unix.IFLA_INET6_CONF])
 	return &Conf{
 		IPv4: uint32s(four[unix.IFLA_INET_CONF]),
-		IPv6: conf6Of(uint32s(six[unix.IFLA_INET6_CONF]), six[unix.IFLA_INET6_ADDR_GEN_MODE]),
-	}, errors.Join(fourErr, sixErr)
+		IPv6: conf6Of(told, six[unix.IFLA_INET6_ADDR_GEN_MODE]),
+	}, told, errors.Join(fourErr, sixErr)
 }
 
 // conf6Of picks the sysctls of conf6. It returns nil if there is no IPv6, or the kernel does not tell all of them.

@@ -101,6 +101,8 @@ type link struct {
 	rawFlags uint32 // IFF_* of linux/if.h
 	linkType uint16 // ARPHRD_* of linux/if_arp.h
 	master   int    // index of the netdev that it is a port of, 0 for none
+	// conf6 are all sysctls of net.ipv6.conf that rtnetlink tells (IFLA_INET6_CONF), by DEVCONF_*.
+	conf6 []uint32
 }
 
 // at returns the link with the index or, if that is 0, with the name in the attributes. It is nil if there is none.
@@ -121,13 +123,19 @@ func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 		return nil, err
 	}
 	s := snapshotOf(l, attrs)
-	if s.Conf, err = parseConf(attrs[unix.IFLA_AF_SPEC]); err != nil {
+	conf, conf6, err := parseConf(attrs[unix.IFLA_AF_SPEC])
+	if err != nil {
 		return nil, fmt.Errorf("sysctls: %w", err)
 	}
 	if !c.conf6 {
-		s.Conf.IPv6 = nil
+		conf.IPv6 = nil
 	}
-	return &link{Snapshot: s, rawFlags: l.Attrs().RawFlags, linkType: nl.DeserializeIfInfomsg(message).Type, master: l.Attrs().MasterIndex}, nil
+
+	s.Conf = conf
+	return &link{
+		Snapshot: s, rawFlags: l.Attrs().RawFlags, linkType: nl.DeserializeIfInfomsg(message).Type,
+		master: l.Attrs().MasterIndex, conf6: conf6,
+	}, nil
 }
 
 // with returns the link that has the name or altname, or nil if there is none.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -26,20 +27,48 @@ func confElsewhere() []string {
 	return names
 }
 
+// conf6Told are sysctls of net.ipv6.conf that IFLA_INET6_CONF has with the number that procfs shows
+// as well, by their places there (DEVCONF_* of linux/ipv6.h). The others are times in another unit,
+// unsigned, or younger than Linux 6.1.
+var conf6Told = map[string]int{
+	"temp_valid_lft": 11, "temp_prefered_lft": 12, "regen_max_retry": 13, "max_desync_factor": 14,
+	"max_addresses": 15, "force_mld_version": 16, "accept_ra_rt_info_max_plen": 21,
+	"force_tllao": 28, "suppress_frag_ndisc": 32, "accept_ra_from_local": 33, "use_optimistic": 34,
+	"accept_ra_mtu": 35, "use_oif_addrs_only": 37, "accept_ra_min_hop_limit": 38,
+	"ignore_routes_with_linkdown": 39, "drop_unicast_in_l2_multicast": 40,
+	"drop_unsolicited_na": 41, "keep_addr_on_down": 42, "seg6_enabled": 44,
+	"seg6_require_hmac": 45, "enhanced_dad": 46, "disable_policy": 48,
+	"accept_ra_rt_info_min_plen": 49, "rpl_seg_enabled": 51, "ioam6_enabled": 53,
+	"ndisc_evict_nocarrier": 56, "accept_untracked_na": 57, "accept_ra_min_lft": 58,
+}
+
 // stableSecret is the sysctl that answers EIO while it is unset. It cannot be unset.
 const stableSecret = "stable_secret"
 
-// sysctlGroup is the directory of the netdev below one of procfs, without the files of except. What
-// the kernel has is read from the directory itself, because each version has more. The group is
-// unknown if its files cannot be written. The kernel lets no netdev have the names of the other
-// directories there, "all" and "default".
-func (e *Engine) sysctlGroup(name, directory string, except []string) settingGroup {
+// sysctlNames are the sysctls of netdevs that the kernel has in a directory of procfs, but for
+// except. They are the files of "lo", which each network namespace has. They are not listed for each
+// netdev, because that takes as long as to read them.
+func (e *Engine) sysctlNames(directory string, except ...string) []string {
+	var names []string
+	_ = namespace.Do(e.host.ns, func() error {
+		names, _, _ = sysfs.Root(e.procRoot).Dir(directory, "lo").Names()
+		return nil
+	})
+	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(except, name) })
+}
+
+// sysctlGroup are sysctls of the netdev, which has a directory below one of procfs. Those in told
+// have the numbers that rtnetlink told. The group is unknown if its files cannot be written. The
+// kernel lets no netdev have the names of the other directories there, "all" and "default".
+func (e *Engine) sysctlGroup(
+	name, directory string, names []string, told map[string]int,
+) settingGroup {
 	of := func(l *link) sysfs.Dir { return sysfs.Root(e.procRoot).Dir(directory, l.Name) }
 	read := func(l *link) map[string]string {
 		if !e.host.conf6 {
 			return nil
 		}
-		return readSysctls(of(l), except)
+		return readSysctls(of(l), names, told, l.conf6)
 	}
 
 	change := func(l *link, to map[string]string) error {
@@ -52,13 +81,24 @@ func (e *Engine) sysctlGroup(name, directory string, except []string) settingGro
 	return settingGroup{name: name, sysctls: true, read: read, change: change}
 }
 
-func readSysctls(dir sysfs.Dir, except []string) map[string]string {
-	names, _, _ := dir.Names()
-	names = slices.DeleteFunc(names, func(name string) bool { return slices.Contains(except, name) })
-
-	settings, failed := dir.Attributes(names...)
+// readSysctls reads sysctls of a netdev from a directory of procfs, but those that numbers has at
+// the places of told.
+func readSysctls(
+	dir sysfs.Dir, names []string, told map[string]int, numbers []uint32,
+) map[string]string {
+	byNumber := func(name string) bool {
+		place, ok := told[name]
+		return ok && place < len(numbers)
+	}
+	settings, failed := dir.Attributes(slices.DeleteFunc(slices.Clone(names), byNumber)...)
 	if errors.Is(failed[stableSecret], unix.EIO) {
 		settings[stableSecret] = ""
+	}
+
+	for _, name := range names {
+		if byNumber(name) {
+			settings[name] = strconv.Itoa(int(int32(numbers[told[name]])))
+		}
 	}
 	return settings
 }
