@@ -40,7 +40,7 @@ type Options struct {
 	// host's network namespace: a mount shows those of the namespace that it was made in.
 	SysRoot   string
 	Eswitches Eswitches         // limit the rates of Functions; nil for none
-	Trace     func(step string) // called before each change, on the goroutine that called the Engine; may be nil
+	Trace     func(step string) // called before each change and wait, on the goroutine that called the Engine; may be nil
 }
 
 // Engine changes netdevs. Several goroutines may use it at once, each for another netdev.

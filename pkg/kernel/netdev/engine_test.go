@@ -230,6 +230,26 @@ func TestRestoreWithTakenNames(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
+// TestRestoreWithNameThatIsFreeSoon: the name of a netdev in a pod may be another one's for a moment, whose driver has just
+// been bound.
+func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
+	var w *world
+	w = newWorld(t, func(step string) {
+		if strings.HasPrefix(step, "wait: name "+hostName) {
+			must.Succeed(t, w.host.Handle().LinkSetName(get(t, w.host, hostName), "another"))
+		}
+	})
+	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
+	netns.Connect(t, w.host, hostName, w.xpu, "rep-other")
+
+	restored, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
+	must.Succeed(t, err)
+	if diff := cmp.Diff(netdev.Restored{Name: hostName}, restored); diff != "" {
+		t.Errorf("restored (-want +got):\n%s", diff)
+	}
+	w.checkRestored(t, before)
+}
+
 // An attachment that ends at any step, without any undoing, is undone by Restore.
 func TestRestoreAfterEveryStep(t *testing.T) {
 	type crash struct{ step int }

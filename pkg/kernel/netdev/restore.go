@@ -71,6 +71,9 @@ func (e *Engine) Restore(
 	if err := e.detachForeign(ctx, l, place, device.Rebinding); err != nil {
 		return Restored{}, fmt.Errorf("netdev %s on the host: %w", l.Name, err)
 	}
+	if err := e.awaitNames(ctx, p, before, l.Snapshot); err != nil {
+		return Restored{}, err
+	}
 	return e.reconcile(ctx, p, device, before, l.Identity.Index)
 }
 
@@ -255,6 +258,28 @@ func (e *Engine) settle(
 
 // errNotYet says that a driver accepted a value and had no time to have it.
 var errNotYet = errors.New("the driver accepted it, and does not have it yet")
+
+// awaitNames waits a moment for names that other netdevs of the host have. A driver that is bound
+// gives its netdev the first free name, such as that of a netdev that is in a pod, until the netdev
+// is renamed.
+func (e *Engine) awaitNames(ctx context.Context, p patience, before, now Snapshot) error {
+	held := func(err error) bool { return errors.Is(err, errNameHeld) }
+	err := p.atMost(e.settleTime).retry(ctx, held, func() error {
+		_, notes, err := e.acceptTaken(before, now)
+		if err != nil || len(notes) == 0 {
+			return err
+		}
+		e.trace("wait: " + strings.Join(notes, ", "))
+		return errNameHeld
+	})
+	if held(err) && ctx.Err() == nil {
+		return nil // reconcile accepts it
+	}
+	return err
+}
+
+// errNameHeld says that another netdev of the host has a name of this one.
+var errNameHeld = errors.New("another netdev has its name")
 
 // acceptTaken returns before without the names that another netdev of the host has by now, and a note about each of these.
 func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []string, err error) {
