@@ -370,9 +370,9 @@ func TestDelEndsAdd(t *testing.T) {
 		r.checkFree(0, before)
 
 		n.xpuAgent.entered = nil
-		r.AddTimeout = time.Millisecond
+		r.AddTimeout = 2 * time.Second // to come as far as the xPU agent, which does not answer
 		n.xpuAgent.entered = make(chan struct{}, 1)
-		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}), CodeProvision, "the agent waited 1ms")
+		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}), CodeProvision, "the agent waited 2s")
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 	})
 }
