@@ -2,7 +2,6 @@
 package cdi
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -30,24 +29,24 @@ func Open(path string) (*Dir, error) {
 	return &Dir{path: path, cache: cache}, nil
 }
 
-// removeUnfinished removes the library's temporary files that have a kind of this project. Other programs use the same
-// names in the same directory.
+// removeUnfinished removes what [Dir.Write] was writing.
 func removeUnfinished(path string) error {
-	files, err := filepath.Glob(filepath.Join(path, "spec.*.tmp"))
+	unfinished, err := filepath.Glob(staging(path, v1alpha1.GroupName+"-*"))
 	if err != nil {
 		return err
 	}
-	for _, file := range files {
-		content, err := os.ReadFile(file)
-		if err != nil || !bytes.Contains(content, []byte(v1alpha1.GroupName+"/")) {
-			continue
-		}
-		if err := os.RemoveAll(file); err != nil { // no error if it is gone already
+	for _, dir := range unfinished {
+		if err := os.RemoveAll(dir); err != nil { // no error if it is gone already
 			return err
 		}
 	}
 	return nil
 }
+
+// staging is the directory in which a file is written before it gets its place. Runtimes do not look
+// into directories (scanSpecDirs in the library's spec-dirs.go). The library's own temporary files
+// have a name that all programs use, so that an empty one of a killed agent could be anybody's.
+func staging(path, file string) string { return filepath.Join(path, "."+file+".tmp") }
 
 // Files returns the devices of a kind, "vendor/class", by file name, as of the opening of the directory.
 func (d *Dir) Files(kind string) map[string][]specs.Device {
@@ -67,8 +66,9 @@ func (d *Dir) Has(file string) bool {
 	return err == nil
 }
 
-// Write replaces a file by one with these devices. Without devices it removes the file. The name must have an ending such
-// as ".json": the library takes what follows the last dot for one.
+// Write replaces a file by one with these devices. Without devices it removes the file. The name must begin with the
+// project's group and a dash, by which its unfinished files are known, and have an ending such as ".json": the library
+// takes what follows the last dot for one.
 func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	if len(devices) == 0 {
 		return d.Remove(file)
@@ -76,12 +76,27 @@ func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	spec := &specs.Spec{Kind: kind, Devices: devices}
 	var err error
 	if spec.Version, err = specs.MinimumRequiredVersion(spec); err == nil { // the oldest, for old runtimes
-		err = d.cache.WriteSpec(spec, file)
+		err = d.place(spec, file)
 	}
 	if err != nil {
 		return fmt.Errorf("CDI file %s: %w", file, err)
 	}
 	return nil
+}
+
+// place writes a file in a directory of its own, and then moves it to where runtimes see it.
+func (d *Dir) place(spec *specs.Spec, file string) (err error) {
+	dir := staging(d.path, file)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return err
+	}
+
+	if err := cache.WriteSpec(spec, file); err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(dir, file), filepath.Join(d.path, file))
 }
 
 // Remove deletes a file, if there is one.

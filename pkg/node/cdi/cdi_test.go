@@ -56,15 +56,16 @@ func TestFiles(t *testing.T) {
 // TestUnfinished: what a killed agent was writing goes, and what others write stays.
 func TestUnfinished(t *testing.T) {
 	path := t.TempDir()
-	for name, text := range map[string]string{
-		"spec.1.tmp": "cdiVersion: 0.5.0\nkind: xpu.opiproject.org/function\n", "spec.2.tmp": "kind: gpu.example.com/gpu\n", "spec.3.tmp": "",
-		"gpu.yaml": "cdiVersion: 0.5.0\nkind: xpu.opiproject.org/function\n",
+	for _, name := range []string{
+		".xpu.opiproject.org-1.yaml.tmp/spec.1.tmp", ".xpu.opiproject.org-2.json.tmp/xpu.opiproject.org-2.json",
+		"spec.3.tmp", "gpu.yaml", ".xpu.opiproject.org_metadata_1_2.json.3.tmp",
 	} {
-		must.Succeed(t, os.WriteFile(filepath.Join(path, name), []byte(text), 0o600))
+		must.Succeed(t, os.MkdirAll(filepath.Dir(filepath.Join(path, name)), 0o700))
+		must.Succeed(t, os.WriteFile(filepath.Join(path, name), nil, 0o600))
 	}
 	_, err := cdi.Open(path)
 	must.Succeed(t, err)
-	if left := names(t, path); !slices.Equal(left, []string{"gpu.yaml", "spec.2.tmp", "spec.3.tmp"}) {
+	if left := names(t, path); !slices.Equal(left, []string{".xpu.opiproject.org_metadata_1_2.json.3.tmp", "gpu.yaml", "spec.3.tmp"}) {
 		t.Errorf("left %q", left)
 	}
 }
