@@ -57,7 +57,10 @@ func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
 	index := l.Identity.Index
 	for _, at := range tcxSides {
 		programs, err := e.tcx.programs(index, at)
-		if err != nil {
+		switch {
+		case errors.Is(err, ErrGone):
+			return err
+		case err != nil:
 			return fmt.Errorf("%w: %w", err, ErrLeaks)
 		}
 		for _, p := range programs {

@@ -31,12 +31,11 @@ type settingGroup struct {
 // settingGroups are in the order in which they are changed. The sysctls come first, because IPv6
 // starts when the netdev comes up. The channels of ethtool decide which queues there are.
 func (e *Engine) settingGroups() []settingGroup {
-	const neigh4, neigh6, conf6 = "sys/net/ipv4/neigh", "sys/net/ipv6/neigh", "sys/net/ipv6/conf"
 	list := []settingGroup{
-		e.sysctlGroup("net.ipv4.neigh", neigh4, e.sysctlNames(neigh4, neighbourTwins...), nil),
-		e.sysctlGroup("net.ipv6.neigh", neigh6, e.sysctlNames(neigh6, neighbourTwins...), nil),
-		e.sysctlGroup("net.ipv6.conf", conf6, e.sysctlNames(conf6, confElsewhere()...), conf6Told),
-		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", []string{"input"}, nil),
+		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins, nil),
+		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins, nil),
+		e.sysctlGroup("net.ipv6.conf", "sys/net/ipv6/conf", confElsewhere(), conf6Told),
+		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", nil, nil),
 	}
 	for _, name := range ethtool.Groups() {
 		list = append(list, settingGroup{

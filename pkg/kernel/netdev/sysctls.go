@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -45,34 +46,39 @@ var conf6Told = map[string]int{
 // stableSecret is the sysctl that answers EIO while it is unset. It cannot be unset.
 const stableSecret = "stable_secret"
 
-// sysctlNames are the sysctls of netdevs that the kernel has in a directory of procfs, but for
-// except. They are the files of "lo", which each network namespace has. They are not listed for each
-// netdev, because that takes as long as to read them.
-func (e *Engine) sysctlNames(directory string, except ...string) []string {
-	var names []string
-	_ = namespace.Do(e.host.ns, func() error {
-		names, _, _ = sysfs.Root(e.procRoot).Dir(directory, "lo").Names()
-		return nil
-	})
-	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(except, name) })
-}
-
-// sysctlGroup are sysctls of the netdev, which has a directory below one of procfs. Those in told
-// have the numbers that rtnetlink told. The group is unknown if its files cannot be written. The
-// kernel lets no netdev have the names of the other directories there, "all" and "default".
+// sysctlGroup are the sysctls of a netdev in a directory of procfs, but for except. Their names are
+// those of "lo", which each network namespace has: they are listed once, because that takes as long as
+// to read them. The values of those in told come with the netdev by rtnetlink. The group is unknown
+// while its files cannot be listed or written. The kernel lets no netdev have the names of the other
+// directories there, "all" and "default".
 func (e *Engine) sysctlGroup(
-	name, directory string, names []string, told map[string]int,
+	name, directory string, except []string, told map[string]int,
 ) settingGroup {
-	of := func(l *link) sysfs.Dir { return sysfs.Root(e.procRoot).Dir(directory, l.Name) }
+	of := func(netdev string) sysfs.Dir { return sysfs.Root(e.procRoot).Dir(directory, netdev) }
+	var listed atomic.Pointer[[]string]
+	names := func() []string {
+		if known := listed.Load(); known != nil {
+			return *known
+		}
+		all, exists, err := of("lo").Names()
+		if err != nil || !exists {
+			return nil // a later call asks again
+		}
+
+		all = slices.DeleteFunc(all, func(name string) bool { return slices.Contains(except, name) })
+		listed.Store(&all)
+		return all
+	}
+
 	read := func(l *link) map[string]string {
 		if !e.host.conf6 {
 			return nil
 		}
-		return readSysctls(of(l), names, told, l.conf6)
+		return readSysctls(of(l.Name), names(), told, l.conf6)
 	}
 
 	change := func(l *link, to map[string]string) error {
-		err := namespace.Do(e.host.ns, func() error { return writeAll(of(l), to) })
+		err := namespace.Do(e.host.ns, func() error { return writeAll(of(l.Name), to) })
 		if _, secret := to[stableSecret]; secret {
 			err = errors.Join(err, e.keepAddrGenMode(l))
 		}
@@ -81,8 +87,8 @@ func (e *Engine) sysctlGroup(
 	return settingGroup{name: name, sysctls: true, read: read, change: change}
 }
 
-// readSysctls reads sysctls of a netdev from a directory of procfs, but those that numbers has at
-// the places of told.
+// readSysctls reads sysctls of a netdev from its directory of procfs. It takes those in told from
+// numbers, where they have the places that told says.
 func readSysctls(
 	dir sysfs.Dir, names []string, told map[string]int, numbers []uint32,
 ) map[string]string {

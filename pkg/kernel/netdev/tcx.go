@@ -39,7 +39,7 @@ func newTCXLister(procRoot string) *tcxLister {
 }
 
 // programs lists the programs at one side of a netdev of the thread's namespace. A kernel without
-// tcx has none.
+// tcx has none. The error matches [ErrGone] if there is no such netdev.
 func (t *tcxLister) programs(index int, at ebpf.AttachType) ([]bpflink.AttachedProgram, error) {
 	has, err := t.supported()
 	if err != nil || !has {
@@ -47,7 +47,10 @@ func (t *tcxLister) programs(index int, at ebpf.AttachType) ([]bpflink.AttachedP
 	}
 
 	programs, err := t.query(index, at)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return nil, fmt.Errorf("list %s programs: %w", at, ErrGone)
+	case err != nil:
 		return nil, fmt.Errorf("list %s programs: %w", at, err)
 	}
 	return programs, nil

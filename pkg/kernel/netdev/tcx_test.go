@@ -1,6 +1,7 @@
 package netdev
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,7 +40,7 @@ func TestTCXSupport(t *testing.T) {
 		"tcx":                       {asked: "[1 7 7]"},
 		"no tcx":                    {lo: unix.EINVAL, netdev: unix.EINVAL, asked: "[1]"},
 		"EINVAL for the netdev":     {netdev: unix.EINVAL, says: "list TCXIngress programs: invalid", asked: "[1 7 7]"},
-		"netdev is gone":            {netdev: unix.ENODEV, says: "no such device", asked: "[1 7 7]"},
+		"netdev is gone":            {netdev: unix.ENODEV, says: ErrGone.Error(), asked: "[1 7 7]"},
 		"kernel is short of memory": {lo: unix.ENOMEM, says: "whether the kernel has tcx: cannot allocate", asked: "[1 1]"},
 		"bpf(2) not allowed":        {lo: unix.EPERM, says: "bpf(2) must be allowed for the agent", asked: "[1 1]"},
 		"not allowed, hidden":       {lo: hidden, says: "bpf(2) must be allowed for the agent", asked: "[1 1]"},
@@ -95,7 +96,7 @@ func TestTCXOfThisKernel(t *testing.T) {
 	if _, err := lister.query(1, unknownKind); !strings.Contains(fmt.Sprint(err), unix.EINVAL.Error()) {
 		t.Errorf("unknown kind: %v, want %v", err, unix.EINVAL)
 	}
-	if _, err := lister.programs(none, ebpf.AttachTCXIngress); !strings.Contains(fmt.Sprint(err), unix.ENODEV.Error()) {
-		t.Errorf("no such netdev: %v, want %v", err, unix.ENODEV)
+	if _, err := lister.programs(none, ebpf.AttachTCXIngress); !errors.Is(err, ErrGone) {
+		t.Errorf("no such netdev: %v, want %v", err, ErrGone)
 	}
 }
