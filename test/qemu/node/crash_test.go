@@ -156,30 +156,28 @@ func hideVLAN(path string) error {
 	if err != nil {
 		return err
 	}
-	ns, err := vnetns.GetFromPath(path)
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
-	pod, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer pod.Close()
-	l, err := pod.LinkByName("mine0")
-	if err != nil {
-		return err
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex = "evil0", l.Attrs().Index
-	attrs.Namespace = netlink.NsFd(int(hidden))
-	return pod.LinkAdd(&netlink.Vlan{
-		LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q,
+	return asPod(path, "mine0", func(pod *netlink.Handle, l netlink.Link) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex = "evil0", l.Attrs().Index
+		attrs.Namespace = netlink.NsFd(int(hidden))
+		return pod.LinkAdd(&netlink.Vlan{
+			LinkAttrs: attrs, VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q,
+		})
 	})
 }
 
 // useAsPodWould changes what a pod with NET_ADMIN can.
 func useAsPodWould(path string) error {
+	return asPod(path, "net1", func(pod *netlink.Handle, l netlink.Link) error {
+		return errors.Join(
+			pod.LinkSetMTU(l, 1300), pod.LinkSetAlias(l, "mine"), pod.LinkAddAltName(l, "a-rather-long-alternative-name"),
+			pod.LinkSetName(l, "mine0"),
+		)
+	})
+}
+
+// asPod calls do for an interface in the network namespace at a path.
+func asPod(path, name string, do func(pod *netlink.Handle, l netlink.Link) error) error {
 	ns, err := vnetns.GetFromPath(path)
 	if err != nil {
 		return err
@@ -190,14 +188,12 @@ func useAsPodWould(path string) error {
 		return err
 	}
 	defer pod.Close()
-	l, err := pod.LinkByName("net1")
+
+	l, err := pod.LinkByName(name)
 	if err != nil {
 		return err
 	}
-	return errors.Join(
-		pod.LinkSetMTU(l, 1300), pod.LinkSetAlias(l, "mine"), pod.LinkAddAltName(l, "a-rather-long-alternative-name"),
-		pod.LinkSetName(l, "mine0"),
-	)
+	return do(pod, l)
 }
 
 // TestCrashAtEachStep kills an agent at every step of attach and release of a VF with all properties that igb has.
