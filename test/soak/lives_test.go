@@ -38,7 +38,7 @@ const (
 	ordinary = iota
 	// sandboxAgain: the pod's sandbox dies and the pod gets another one.
 	sandboxAgain
-	// namespaceGone: the network namespace is gone before anybody is told that the pod ends.
+	// namespaceGone: the network namespace ends before the agent hears of the end of the pod.
 	namespaceGone
 	// neverRuns: the pod is deleted when it has got its Function, and before it has a sandbox.
 	neverRuns

@@ -71,6 +71,7 @@ func New(options Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the host's %w", err)
 	}
+
 	e := &Engine{
 		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), sysRoot: cmp.Or(options.SysRoot, "/sys"),
 		eswitches: options.Eswitches, trace: options.Trace,
@@ -81,6 +82,7 @@ func New(options Options) (*Engine, error) {
 	if e.trace == nil {
 		e.trace = func(string) {}
 	}
+
 	err = namespace.Do(host.ns, func() error {
 		host.conf6 = unix.Access(string(e.conf6Dir("default"))+"/forwarding", unix.W_OK) == nil
 		return nil

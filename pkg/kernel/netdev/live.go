@@ -119,6 +119,7 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 		}
 		have = append(have, more...)
 	}
+
 	for _, address := range a.Expected.Addresses {
 		if !slices.Contains(have, address) {
 			d = append(d, fmt.Sprintf("address %s is missing", address))

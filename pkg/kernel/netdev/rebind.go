@@ -22,9 +22,10 @@ type Rebinding struct {
 
 func (r *Rebinding) unfinished() bool { return r != nil && r.Driver != "" }
 
-// rebind has the driver of a device unregister its netdevs, and with them all that is stacked on
-// these, in every namespace, and register them anew. It may return before the driver has made the
-// netdev. It refuses a PF that has VFs, as these end with its driver.
+// rebind unbinds the driver of a device and binds it again. That destroys the netdevs of the device,
+// and all netdevs on top of them in every namespace, and makes new ones. The driver may make its
+// netdev a moment after rebind returns. rebind refuses a PF that has VFs, because they end with its
+// driver.
 func (e *Engine) rebind(
 	ctx context.Context, who Identity, intend func(driver string) error,
 ) error {

@@ -259,9 +259,9 @@ func (e *Engine) settle(
 // errNotYet says that a driver accepted a value and had no time to have it.
 var errNotYet = errors.New("the driver accepted it, and does not have it yet")
 
-// awaitNames waits a moment for names that other netdevs of the host have. A driver that is bound
-// gives its netdev the first free name, such as that of a netdev that is in a pod, until the netdev
-// is renamed.
+// awaitNames waits a moment for the names of the netdev that other netdevs of the host have. A netdev
+// that a driver has just made has the first free name until udev or the agent renames it, and the name
+// of a netdev is free while the netdev is in a pod.
 func (e *Engine) awaitNames(ctx context.Context, p patience, before, now Snapshot) error {
 	held := func(err error) bool { return errors.Is(err, errNameHeld) }
 	err := p.atMost(e.settleTime).retry(ctx, held, func() error {

@@ -354,7 +354,7 @@ type Device struct {
 	PF   *PF                   // enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
 	Port *function.EswitchPort // at the eswitch, which is asked only if the pod wants a rate; nil for a PF
 	// Rebinding lets [Engine.Restore] bind the driver of a hardware netdev again, on which a pod
-	// left others that are found nowhere. With nil no netdev is registered anew.
+	// left others that are found nowhere. With nil, Restore never unbinds a driver.
 	Rebinding *Rebinding
 }
 

@@ -79,7 +79,7 @@ func hasVRFs(t *testing.T) bool {
 	return err == nil
 }
 
-// routesOut are the routes by the interface net1 in all tables, without those of its own address.
+// routesOut lists the routes through net1 in all tables, but not the local routes of its addresses.
 func routesOut(t *testing.T, pod *netns.Namespace) []netlink.Route {
 	t.Helper()
 	filter := &netlink.Route{

@@ -248,7 +248,7 @@ func TestWhatPodsTake(t *testing.T) {
 // rdmaMode is the parameter of ib_core that shows the mode.
 const rdmaMode = "module/ib_core/parameters/netns_mode"
 
-// TestRDMAMode: the mode is read anew at each scan, and only Functions with an RDMA device have it.
+// TestRDMAMode: each scan reads the mode again. Only Functions with an RDMA device have it.
 func TestRDMAMode(t *testing.T) {
 	root := t.TempDir()
 	host().add(sysfsTree{

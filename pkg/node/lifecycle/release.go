@@ -87,7 +87,7 @@ func (m *Manager) finish(ctx context.Context, a journal.Attachment) error {
 }
 
 // wayBack undoes whatever was done to a Function, and checks that it is undone. After Detaching the
-// setup stays. The record is that of the journal afterwards.
+// setup stays. wayBack changes the record along with the journal.
 func (m *Manager) wayBack(ctx context.Context, record *journal.Attachment) error {
 	leak := m.restore(ctx, record)
 	a := *record

@@ -63,7 +63,7 @@ const (
 	ordinary way = "ordinary"
 	// hostile: the pod does to its interface what it may do with NET_ADMIN; see [lifetime.harm].
 	hostile way = "hostile"
-	// namespaceGone: the network namespace is gone before anybody is told that the pod ends.
+	// namespaceGone: the network namespace ends before the agent hears of the end of the pod.
 	namespaceGone way = "namespace gone"
 	// unseen: the pod ends while the card leaves its VF out for long. One does.
 	unseen way = "unseen"

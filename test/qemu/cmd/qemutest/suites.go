@@ -203,7 +203,7 @@ func (o options) more(s suite) (more time.Duration) {
 	return more
 }
 
-// ordinaryLives are those of a suite that lets pods live and die, and fullLives with -full.
+// ordinaryLives is how many pods a suite of lives makes. With -full it makes fullLives.
 const ordinaryLives, fullLives = 40, 400
 
 func (o options) wants(s suite) bool {
