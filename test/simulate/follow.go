@@ -15,10 +15,15 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
 // receiveBuffer of a subscription, in bytes. What does not fit costs a look at everything.
 const receiveBuffer = 4 << 20
+
+// lookAgain is the pause after a failure.
+const lookAgain = 100 * time.Millisecond
 
 // follow keeps the tree as the netdevs are, until ctx ends.
 func (h *Host) follow(ctx context.Context) error {
@@ -72,7 +77,7 @@ func (h *Host) resubscribe(ctx context.Context, ns netns.NsHandle) (<-chan netli
 			return updates, done
 		}
 		h.log.Error(err, "Cannot subscribe to links, trying again")
-		pause(ctx)
+		loop.Sleep(ctx, lookAgain)
 	}
 	return nil, nil
 }
@@ -86,14 +91,7 @@ func (h *Host) catchUp(ctx context.Context) {
 			return
 		}
 		h.log.Error(err, "Tree may differ from the netdevs, looking again")
-		pause(ctx)
-	}
-}
-
-func pause(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(100 * time.Millisecond):
+		loop.Sleep(ctx, lookAgain)
 	}
 }
 
