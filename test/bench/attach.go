@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
@@ -52,7 +54,10 @@ type attachment struct {
 	journal    *timedJournal
 	engine     *netdev.Engine
 	lifecycle  *lifecycle.Manager
-	node, pod  *netns.Namespace
+	own        *netlink.Handle // of the node's namespace, which is the process's own, as an agent's is
+	ownNS      *os.File
+	sysRoot    string // where sysfs shows the netdevs of that namespace
+	pod        *netns.Namespace
 	syncedFile *os.File
 }
 
@@ -105,8 +110,15 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 		return nil, err
 	}
 	a.vf = a.host.functions[len(a.host.functions)-1]
-	if a.node, err = netns.Make(a.host.path("node.netns")); err != nil {
+	if a.own, err = netlink.NewHandle(); err != nil {
 		return nil, err
+	}
+	if a.ownNS, err = os.Open("/proc/self/ns/net"); err != nil {
+		return nil, err
+	}
+	a.sysRoot = a.host.path("sys")
+	if err := errors.Join(os.Mkdir(a.sysRoot, 0o755), unix.Mount("sysfs", a.sysRoot, "sysfs", 0, "")); err != nil {
+		return nil, fmt.Errorf("mount sysfs: %w", err)
 	}
 	if a.pod, err = netns.Make(a.host.path("pod.netns")); err != nil {
 		return nil, err
@@ -116,7 +128,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 			return nil, err
 		}
 	}
-	a.inventory = inventory.New(inventory.Options{SysRoot: a.host.simulated.SysRoot(), NetNS: a.node.Path(), Log: logr.Discard()})
+	a.inventory = inventory.New(inventory.Options{SysRoot: a.host.simulated.SysRoot(), Log: logr.Discard()})
 	records, err := journal.Open(filepath.Join(a.host.path("state"), "journal.db"))
 	if err != nil {
 		return nil, err
@@ -125,7 +137,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	if a.syncedFile, err = os.Create(filepath.Join(a.host.path("state"), "reference")); err != nil {
 		return nil, err
 	}
-	if a.engine, err = netdev.New(netdev.Options{HostNetNS: a.node.Path()}); err != nil {
+	if a.engine, err = netdev.New(netdev.Options{SysRoot: a.sysRoot}); err != nil {
 		return nil, err
 	}
 	const bootID = "bench"
@@ -133,9 +145,9 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	return a, nil
 }
 
-// addNetdev makes the netdev of a Function: one end of a veth pair, whose other end stays in the node's namespace.
+// addNetdev makes the netdev of a Function: one end of a veth pair, whose other end stays in the node's namespace too.
 func (a *attachment) addNetdev(f simulate.Function) error {
-	return a.node.Handle().LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: f.Netdev}, PeerName: f.Representor})
+	return a.own.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: f.Netdev}, PeerName: f.Representor})
 }
 
 func (a *attachment) close() error {
@@ -149,10 +161,17 @@ func (a *attachment) close() error {
 	if a.journal != nil {
 		errs = append(errs, a.journal.Close())
 	}
-	for _, n := range []*netns.Namespace{a.node, a.pod} {
-		if n != nil {
-			errs = append(errs, n.Close())
-		}
+	if a.pod != nil {
+		errs = append(errs, a.pod.Close())
+	}
+	if a.sysRoot != "" {
+		errs = append(errs, unmount(a.sysRoot))
+	}
+	if a.ownNS != nil {
+		errs = append(errs, a.ownNS.Close())
+	}
+	if a.own != nil {
+		a.own.Close()
 	}
 	if a.host != nil {
 		errs = append(errs, a.host.close())
@@ -162,10 +181,10 @@ func (a *attachment) close() error {
 
 // round moves the netdev bare and then attaches and detaches it, each there and back.
 func (a *attachment) round(ctx context.Context, number int) (t times, err error) {
-	if t.move, err = moveBare(a.vf.Netdev, a.node.Handle(), a.pod.Fd()); err != nil {
+	if t.move, err = moveBare(a.vf.Netdev, a.own, a.pod.Fd()); err != nil {
 		return t, err
 	}
-	if t.moveBack, err = moveBare(a.vf.Netdev, a.pod.Handle(), a.node.Fd()); err != nil {
+	if t.moveBack, err = moveBare(a.vf.Netdev, a.pod.Handle(), int(a.ownNS.Fd())); err != nil {
 		return t, err
 	}
 	id := function.ID{Address: a.vf.Address}
@@ -202,6 +221,7 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 
 // time measures f, apart from what it has the journal write.
 func (a *attachment) time(f func() error) (without, journal time.Duration, writes int, err error) {
+	settle()
 	spent, written := a.journal.spent, a.journal.writes
 	begin := time.Now()
 	err = f()
@@ -212,11 +232,19 @@ func (a *attachment) time(f func() error) (without, journal time.Duration, write
 
 // moveBare moves a netdev to the namespace of a file descriptor with one message to the kernel, and nothing else.
 func moveBare(netdev string, from *netlink.Handle, to int) (time.Duration, error) {
+	settle()
 	l, err := from.LinkByName(netdev)
 	if err != nil {
 		return 0, fmt.Errorf("netdev %s: %w", netdev, err)
 	}
 	return timed(func() error { return from.LinkSetNsFd(l, to) })
+}
+
+// settle lets the kernel end what the last measurement left for it to do, for which a move would wait,
+// and returns at any moment of the timer's tick, because a move waits for ticks.
+func settle() {
+	const grace, tick = 20 * time.Millisecond, 10 * time.Millisecond
+	time.Sleep(grace + rand.N(tick))
 }
 
 // writeAndSync appends 4 kB n times, each time waiting for the disk.

@@ -2,10 +2,12 @@
 package namespace
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Open opens the network namespace at a path, which the caller closes. For "" it returns [netns.None]: the process's own.
@@ -21,11 +23,27 @@ func Open(path string) (netns.NsHandle, error) {
 }
 
 // Do calls f on a thread in the namespace, for what depends on the thread's namespace: where a socket is opened, or whose
-// sysctls /proc shows. A thread that cannot leave the namespace again is not used any more.
+// sysctls /proc shows. That is the caller's thread if it is in the namespace already, as it mostly is
+// for the process's own one.
 func Do(ns netns.NsHandle, f func() error) error {
-	if !ns.IsOpen() {
+	if !ns.IsOpen() || has(ns) {
 		return f()
 	}
+	return onThread(ns, f)
+}
+
+// has says whether the thread is in the namespace.
+func has(ns netns.NsHandle) bool {
+	var own, other unix.Stat_t
+	err := errors.Join(
+		unix.Stat("/proc/thread-self/ns/net", &own), unix.Fstat(int(ns), &other),
+	)
+	return err == nil && own.Dev == other.Dev && own.Ino == other.Ino
+}
+
+// onThread calls f on a thread that it sends to the namespace and back. A thread that cannot leave
+// the namespace again is not used any more.
+func onThread(ns netns.NsHandle, f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
@@ -56,8 +74,8 @@ func New() (ns netns.NsHandle, err error) {
 	}
 	defer here.Close()
 
-	err = Do(here, func() error {
-		if ns, err = netns.New(); err != nil { // the thread is in the new namespace then, which Do leaves
+	err = onThread(here, func() error {
+		if ns, err = netns.New(); err != nil { // the thread is in the new namespace then, and leaves it
 			return fmt.Errorf("make a network namespace: %w", err)
 		}
 		return nil

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -54,6 +55,10 @@ func (c Conf) properties() []property {
 		list = append(list, property{name: "net.ipv6.conf " + s.name, value: c.IPv6[i], conf6: s.name})
 	}
 	return list
+}
+
+func (c Conf) equal(other Conf) bool {
+	return slices.Equal(c.IPv4, other.IPv4) && slices.Equal(c.IPv6, other.IPv6)
 }
 
 // parseConf reads IFLA_AF_SPEC. It also returns all sysctls of net.ipv6.conf that the kernel told, by

@@ -54,6 +54,7 @@ type Engine struct {
 	uppers    uppers
 	tcx       *tcxLister
 	probes    probes
+	planned   handover
 	trace     func(step string)
 
 	pfs pfPort
@@ -108,6 +109,7 @@ func (e *Engine) step(what string, change func() error) error {
 
 // Close releases the host's namespace.
 func (e *Engine) Close() error {
+	e.planned.close()
 	e.uppers.close()
 	e.probes.close()
 	e.ethtool.Close()
@@ -122,7 +124,8 @@ func (e *Engine) Plan(
 	if err := want.Validate(); err != nil {
 		return Snapshot{}, Place{}, err
 	}
-	before, err := e.snapshot(ctx, device, want)
+	before, settings, err := e.snapshot(ctx, device, want)
+	defer settings()
 	if err != nil {
 		return Snapshot{}, Place{}, err
 	}
@@ -132,58 +135,96 @@ func (e *Engine) Plan(
 	if want.Userspace && want.MAC != "" && before.VF == nil {
 		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that the MAC could be set with", before.title())
 	}
+
+	place, err := e.planPlace(before, netNS, want)
+	if err != nil {
+		return Snapshot{}, Place{}, err
+	}
+	before.Settings = settings()
+	return before, place, nil
+}
+
+// planPlace finds a place for a netdev in the namespace at the path. The next Attach to the place
+// gets the connection to the namespace.
+func (e *Engine) planPlace(
+	before Snapshot, netNS string, want function.Interface,
+) (place Place, err error) {
 	pod, err := e.dial(netNS)
 	if err != nil {
-		return Snapshot{}, Place{}, err
+		return Place{}, err
 	}
-	defer pod.close()
+	defer func() {
+		if err != nil {
+			_ = pod.close()
+			return
+		}
+		e.planned.give(place, pod, handoverTime)
+	}()
+
 	if pod.cookie == e.host.cookie {
-		return Snapshot{}, Place{}, fmt.Errorf("network namespace %s: is the host's own", netNS)
+		return Place{}, fmt.Errorf("network namespace %s: is the host's own", netNS)
 	}
+	place = Place{NetNS: netNS, Cookie: pod.cookie}
 	if want.Userspace {
-		return before, Place{NetNS: netNS, Cookie: pod.cookie}, nil
+		return place, nil
 	}
 	if err := nameFree(pod, want.Name); err != nil {
-		return Snapshot{}, Place{}, err
+		return Place{}, err
 	}
-	index, err := freeIndex(pod, before.Identity.Index)
-	if err != nil {
-		return Snapshot{}, Place{}, fmt.Errorf("network namespace %s: %w", netNS, err)
+	if place.Index, err = freeIndex(pod, before.Identity.Index); err != nil {
+		return Place{}, fmt.Errorf("network namespace %s: %w", netNS, err)
 	}
-	return before, Place{NetNS: netNS, Cookie: pod.cookie, Index: index}, nil
+	return place, nil
 }
 
 // Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing. [Engine.Restore] with the
 // snapshot and no place gives its properties to the netdev that the driver makes later.
 func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) {
-	return e.snapshot(ctx, device, function.Interface{})
+	s, settings, err := e.snapshot(ctx, device, function.Interface{})
+	s.Settings = settings()
+	return s, err
 }
 
-// snapshot asks the eswitch, which takes long, only if the pod wants a rate.
+// snapshot looks at everything but the settings. The caller always calls the function that is
+// returned, which waits for those: they are read meanwhile, because they take as long as the rest.
+// The eswitch, which takes longer, is asked only if the pod wants a rate.
 func (e *Engine) snapshot(
 	ctx context.Context, device Device, want function.Interface,
-) (s Snapshot, err error) {
+) (s Snapshot, settings func() Settings, err error) {
+	settings = func() Settings { return nil }
 	if !want.VF.Rated() {
 		device.Port = nil
 	}
 	if want.Userspace {
-		return e.plan(ctx, s, device, want)
+		s, err = e.plan(ctx, s, device, want)
+		return s, settings, err
 	}
+
 	l, err := e.host.named(device.Name)
 	if err != nil {
-		return s, err
+		return s, settings, err
 	}
+	settings = e.startReading(l, e.settings)
+	if err := e.checkUnused(l); err != nil {
+		return s, settings, err
+	}
+	s, err = e.plan(ctx, l.Snapshot, device, want)
+	return s, settings, err
+}
+
+// checkUnused returns an error that says how the host uses a netdev, nil if it does not.
+func (e *Engine) checkUnused(l *link) error {
 	switch {
 	case l.master != 0:
-		return s, fmt.Errorf("netdev %s: is in use on the host, as a port of the netdev with index %d", device.Name, l.master)
+		return inUse(l.Name, fmt.Sprintf("as a port of the netdev with index %d", l.master))
 	case l.Carried.XDP != "":
-		return s, fmt.Errorf("netdev %s: is in use on the host, by XDP program %s", device.Name, l.Carried.XDP)
+		return inUse(l.Name, "by XDP program "+l.Carried.XDP)
 	}
-	if use, err := e.carriedOnHost(l); use != "" || err != nil {
-		return s, errors.Join(inUse(device.Name, use), err)
+	use, err := e.carriedOnHost(l)
+	if use != "" {
+		err = errors.Join(inUse(l.Name, "by "+use), err)
 	}
-	l.Settings = e.readSettings(l, e.settings)
-	return e.plan(ctx, l.Snapshot, device, want)
+	return err
 }
 
 // plan adds what the PF and the eswitch enforce before an attachment, and what the attachment
@@ -288,6 +329,22 @@ func (e *Engine) Attach(
 	return Observed{}, err
 }
 
+// dialAgain returns a connection to the namespace of a place that was planned.
+func (e *Engine) dialAgain(place Place) (*conn, error) {
+	if pod := e.planned.take(place); pod != nil {
+		return pod, nil
+	}
+	pod, err := e.dial(place.NetNS)
+	if err != nil {
+		return nil, err
+	}
+	if pod.cookie != place.Cookie {
+		_ = pod.close()
+		return nil, fmt.Errorf("network namespace %s: is another one than before", place.NetNS)
+	}
+	return pod, nil
+}
+
 // undoTime is how long a failed attachment may take to be undone, also where the caller's time is
 // over.
 const undoTime = 10 * time.Second
@@ -295,14 +352,11 @@ const undoTime = 10 * time.Second
 func (e *Engine) attach(
 	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
 ) (Observed, error) {
-	pod, err := e.dial(place.NetNS)
+	pod, err := e.dialAgain(place)
 	if err != nil {
 		return Observed{}, err
 	}
 	defer pod.close()
-	if pod.cookie != place.Cookie {
-		return Observed{}, fmt.Errorf("network namespace %s: is another one than before", place.NetNS)
-	}
 
 	p := e.patient(ctx)
 	if err := e.enforce(ctx, p, device, before, before.enforcing(want)); err != nil {

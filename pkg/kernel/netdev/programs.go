@@ -34,11 +34,9 @@ func (e *Engine) carriedOnHost(l *link) (use string, err error) {
 	return use, err
 }
 
-func inUse(netdev, use string) error {
-	if use == "" {
-		return nil
-	}
-	return fmt.Errorf("netdev %s: is in use on the host, by %s", netdev, use)
+// inUse is the error of a netdev that the host uses as the words say.
+func inUse(netdev, how string) error {
+	return fmt.Errorf("netdev %s: is in use on the host, %s", netdev, how)
 }
 
 // detachForeign takes away what a pod may have left on a netdev that is on the host again, and that goes on to read or

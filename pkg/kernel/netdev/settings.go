@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/ethtool"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
@@ -31,11 +33,12 @@ type settingGroup struct {
 // settingGroups are in the order in which they are changed. The sysctls come first, because IPv6
 // starts when the netdev comes up. The channels of ethtool decide which queues there are.
 func (e *Engine) settingGroups() []settingGroup {
+	neighbours4, neighbours6 := e.tellNeighbours(unix.AF_INET), e.tellNeighbours(unix.AF_INET6)
 	list := []settingGroup{
-		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins, nil),
-		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins, nil),
-		e.sysctlGroup("net.ipv6.conf", "sys/net/ipv6/conf", confElsewhere(), conf6Told),
-		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", nil, nil),
+		e.sysctlGroup("net.ipv4.neigh", "sys/net/ipv4/neigh", neighbourTwins, neighbours4),
+		e.sysctlGroup("net.ipv6.neigh", "sys/net/ipv6/neigh", neighbourTwins, neighbours6),
+		e.sysctlGroup("net.ipv6.conf", "sys/net/ipv6/conf", confElsewhere(), tellConf6),
+		e.sysctlGroup("net.mpls.conf", "sys/net/mpls/conf", nil, tellNothing),
 	}
 	for _, name := range ethtool.Groups() {
 		list = append(list, settingGroup{
@@ -55,9 +58,10 @@ func (e *Engine) settingGroups() []settingGroup {
 	)
 }
 
-// readSettings reads groups of a netdev on the host. It reads the sysctls, which are most of the
-// work, while it asks the driver for the other settings.
-func (e *Engine) readSettings(l *link, groups []settingGroup) Settings {
+// startReading reads groups of a netdev on the host, and goes on after it returned. The function that
+// it returns waits for the settings. The sysctls, which are most of the work, are read while the
+// driver is asked for the other settings.
+func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Settings) {
 	values := make([]map[string]string, len(groups))
 	read := func(sysctls bool) {
 		for i, g := range groups {
@@ -67,23 +71,25 @@ func (e *Engine) readSettings(l *link, groups []settingGroup) Settings {
 		}
 	}
 
-	var ofKernel sync.WaitGroup
-	ofKernel.Go(func() {
+	var both sync.WaitGroup
+	both.Go(func() {
 		_ = namespace.Do(e.host.ns, func() error {
 			read(true)
 			return nil
 		})
 	})
-	read(false)
-	ofKernel.Wait()
+	both.Go(func() { read(false) })
 
-	settings := Settings{}
-	for i, g := range groups {
-		if len(values[i]) > 0 {
-			settings[g.name] = values[i]
+	return func() Settings {
+		both.Wait()
+		settings := Settings{}
+		for i, g := range groups {
+			if len(values[i]) > 0 {
+				settings[g.name] = values[i]
+			}
 		}
+		return settings
 	}
-	return settings
 }
 
 // settingsNow reads what a netdev on the host has of the settings of before. Where last has been
@@ -95,7 +101,7 @@ func (e *Engine) settingsNow(l *link, before, last Settings, restored []property
 	case before == nil:
 		return nil
 	case last == nil || slices.ContainsFunc(restored, ofEthtool):
-		return e.readSettings(l, e.settings)
+		return e.startReading(l, e.settings)()
 	}
 
 	again := slices.DeleteFunc(slices.Clone(e.settings), func(g settingGroup) bool {
@@ -105,7 +111,7 @@ func (e *Engine) settingsNow(l *link, before, last Settings, restored []property
 	for _, g := range again {
 		delete(settings, g.name)
 	}
-	maps.Copy(settings, e.readSettings(l, again))
+	maps.Copy(settings, e.startReading(l, again)())
 	return settings
 }
 
@@ -167,6 +173,17 @@ func (s setting) String() string {
 		return "unset"
 	}
 	return string(s)
+}
+
+// unlike returns the groups of the settings that other does not have with the same values.
+func (s Settings) unlike(other Settings) Settings {
+	groups := Settings{}
+	for name, values := range s {
+		if !maps.Equal(values, other[name]) {
+			groups[name] = values
+		}
+	}
+	return groups
 }
 
 // properties lists the settings in a stable order.

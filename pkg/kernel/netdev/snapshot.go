@@ -307,6 +307,7 @@ func (p property) String() string {
 
 // compare lists the properties that differ, with their values now.
 func compare(before, now Snapshot) []property {
+	before, now = withoutEqual(before, now)
 	values := map[string]any{}
 	for _, p := range now.properties() {
 		values[p.name] = p.value
@@ -320,6 +321,16 @@ func compare(before, now Snapshot) []property {
 		}
 	}
 	return list
+}
+
+// withoutEqual returns two snapshots without the sysctls and the groups of settings that are equal in
+// both, because these are most of what is known of a netdev, and they seldom differ.
+func withoutEqual(a, b Snapshot) (Snapshot, Snapshot) {
+	if a.Conf != nil && b.Conf != nil && a.Conf.equal(*b.Conf) {
+		a.Conf, b.Conf = nil, nil
+	}
+	a.Settings, b.Settings = a.Settings.unlike(b.Settings), b.Settings.unlike(a.Settings)
+	return a, b
 }
 
 // Diff lists in words, in a stable order, the properties that differ: "mtu is 1400, was 1500". It does not compare the

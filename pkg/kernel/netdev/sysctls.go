@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"maps"
+	"path"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -14,10 +15,6 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// neighbourTwins are sysctls of net.ipv4.neigh and net.ipv6.neigh that show the value of another
-// one in a coarser unit (Documentation/networking/ip-sysctl.rst).
-var neighbourTwins = []string{"base_reachable_time", "retrans_time", "unres_qlen"}
-
 // confElsewhere are the sysctls of net.ipv6.conf that [Conf] has, or that follow from something
 // else: the MTU of the netdev, and the multicast routes.
 func confElsewhere() []string {
@@ -28,19 +25,69 @@ func confElsewhere() []string {
 	return names
 }
 
-// conf6Told are sysctls of net.ipv6.conf that IFLA_INET6_CONF has with the number that procfs shows
-// as well, by their places there (DEVCONF_* of linux/ipv6.h). The others are times in another unit,
-// unsigned, or younger than Linux 6.1.
-var conf6Told = map[string]int{
-	"temp_valid_lft": 11, "temp_prefered_lft": 12, "regen_max_retry": 13, "max_desync_factor": 14,
-	"max_addresses": 15, "force_mld_version": 16, "accept_ra_rt_info_max_plen": 21,
-	"force_tllao": 28, "suppress_frag_ndisc": 32, "accept_ra_from_local": 33, "use_optimistic": 34,
-	"accept_ra_mtu": 35, "use_oif_addrs_only": 37, "accept_ra_min_hop_limit": 38,
-	"ignore_routes_with_linkdown": 39, "drop_unicast_in_l2_multicast": 40,
-	"drop_unsolicited_na": 41, "keep_addr_on_down": 42, "seg6_enabled": 44,
-	"seg6_require_hmac": 45, "enhanced_dad": 46, "disable_policy": 48,
-	"accept_ra_rt_info_min_plen": 49, "rpl_seg_enabled": 51, "ioam6_enabled": 53,
-	"ndisc_evict_nocarrier": 56, "accept_untracked_na": 57, "accept_ra_min_lft": 58,
+// toldSysctl is a sysctl of a netdev whose value rtnetlink tells too, which is faster than to read
+// its file.
+type toldSysctl struct {
+	name  string // in procfs
+	place int    // where rtnetlink has the number
+	unit  unit
+}
+
+// unit is how procfs shows a number of rtnetlink. Times are in milliseconds there.
+type unit int
+
+const (
+	signed unit = iota // as it is
+	unsigned
+	seconds
+	ticks // of USER_HZ, of which a second has 100 on all architectures
+)
+
+// text is the number as procfs shows it.
+func (u unit) text(number uint64) string {
+	switch u {
+	case unsigned:
+		return strconv.FormatUint(number, 10)
+	case seconds:
+		return strconv.FormatUint(number/1000, 10)
+	case ticks:
+		return strconv.FormatUint(number/10, 10)
+	}
+	return strconv.Itoa(int(int32(number)))
+}
+
+// conf6Told are those of net.ipv6.conf, which IFLA_INET6_CONF has (DEVCONF_* of linux/ipv6.h). The
+// others are younger than Linux 6.1.
+var conf6Told = []toldSysctl{
+	{"router_solicitation_interval", 8, seconds}, {"router_solicitation_delay", 9, seconds},
+	{"temp_valid_lft", 11, signed}, {"temp_prefered_lft", 12, signed},
+	{"regen_max_retry", 13, signed}, {"max_desync_factor", 14, signed},
+	{"max_addresses", 15, signed}, {"force_mld_version", 16, signed},
+	{"router_probe_interval", 20, seconds}, {"accept_ra_rt_info_max_plen", 21, signed},
+	{"force_tllao", 28, signed}, {"mldv1_unsolicited_report_interval", 30, signed},
+	{"mldv2_unsolicited_report_interval", 31, signed}, {"suppress_frag_ndisc", 32, signed},
+	{"accept_ra_from_local", 33, signed}, {"use_optimistic", 34, signed},
+	{"accept_ra_mtu", 35, signed}, {"use_oif_addrs_only", 37, signed},
+	{"accept_ra_min_hop_limit", 38, signed}, {"ignore_routes_with_linkdown", 39, signed},
+	{"drop_unicast_in_l2_multicast", 40, signed}, {"drop_unsolicited_na", 41, signed},
+	{"keep_addr_on_down", 42, signed}, {"router_solicitation_max_interval", 43, seconds},
+	{"seg6_enabled", 44, signed}, {"seg6_require_hmac", 45, signed}, {"enhanced_dad", 46, signed},
+	{"disable_policy", 48, signed}, {"accept_ra_rt_info_min_plen", 49, signed},
+	{"ndisc_tclass", 50, signed}, {"rpl_seg_enabled", 51, signed},
+	{"ra_defrtr_metric", 52, unsigned}, {"ioam6_enabled", 53, signed}, {"ioam6_id", 54, unsigned},
+	{"ioam6_id_wide", 55, unsigned}, {"ndisc_evict_nocarrier", 56, signed},
+	{"accept_untracked_na", 57, signed}, {"accept_ra_min_lft", 58, signed},
+}
+
+// tellConf6 picks the sysctls of conf6Told from what came with the netdev.
+func tellConf6(l *link) map[string]string {
+	told := map[string]string{}
+	for _, s := range conf6Told {
+		if s.place < len(l.conf6) {
+			told[s.name] = s.unit.text(uint64(l.conf6[s.place]))
+		}
+	}
+	return told
 }
 
 // stableSecret is the sysctl that answers EIO while it is unset. It cannot be unset.
@@ -48,11 +95,11 @@ const stableSecret = "stable_secret"
 
 // sysctlGroup are the sysctls of a netdev in a directory of procfs, but for except. Their names are
 // those of "lo", which each network namespace has: they are listed once, because that takes as long as
-// to read them. The values of those in told come with the netdev by rtnetlink. The group is unknown
-// while its files cannot be listed or written. The kernel lets no netdev have the names of the other
-// directories there, "all" and "default".
+// to read them. Those that tell returns are not read from their files. The group is unknown while its
+// files cannot be listed or written, as those of a protocol whose module is not loaded. The kernel
+// lets no netdev have the names of the other directories there, "all" and "default".
 func (e *Engine) sysctlGroup(
-	name, directory string, except []string, told map[string]int,
+	name, directory string, except []string, tell func(l *link) map[string]string,
 ) settingGroup {
 	of := func(netdev string) sysfs.Dir { return sysfs.Root(e.procRoot).Dir(directory, netdev) }
 	var listed atomic.Pointer[[]string]
@@ -60,9 +107,12 @@ func (e *Engine) sysctlGroup(
 		if known := listed.Load(); known != nil {
 			return *known
 		}
+		if !e.hasSysctls(directory) {
+			return nil // a later call asks again
+		}
 		all, exists, err := of("lo").Names()
 		if err != nil || !exists {
-			return nil // a later call asks again
+			return nil
 		}
 
 		all = slices.DeleteFunc(all, func(name string) bool { return slices.Contains(except, name) })
@@ -71,10 +121,11 @@ func (e *Engine) sysctlGroup(
 	}
 
 	read := func(l *link) map[string]string {
-		if !e.host.conf6 {
+		all := names()
+		if !e.host.conf6 || len(all) == 0 {
 			return nil
 		}
-		return readSysctls(of(l.Name), names(), told, l.conf6)
+		return readSysctls(of(l.Name), all, tell(l))
 	}
 
 	change := func(l *link, to map[string]string) error {
@@ -87,24 +138,34 @@ func (e *Engine) sysctlGroup(
 	return settingGroup{name: name, sysctls: true, read: read, change: change}
 }
 
-// readSysctls reads sysctls of a netdev from its directory of procfs. It takes those in told from
-// numbers, where they have the places that told says.
-func readSysctls(
-	dir sysfs.Dir, names []string, told map[string]int, numbers []uint32,
-) map[string]string {
-	byNumber := func(name string) bool {
-		place, ok := told[name]
-		return ok && place < len(numbers)
-	}
-	settings, failed := dir.Attributes(slices.DeleteFunc(slices.Clone(names), byNumber)...)
-	if errors.Is(failed[stableSecret], unix.EIO) {
-		settings[stableSecret] = ""
+// hasSysctls says whether the kernel has the directory, such as "sys/net/mpls/conf". It looks for the
+// protocol in a list, because the kernel frees what it keeps of a name that it did not find after a
+// grace period of RCU, for which the move of a netdev would wait (see [handover]).
+func (e *Engine) hasSysctls(directory string) bool {
+	protocol := path.Dir(directory)
+	names, _, _ := sysfs.Root(e.procRoot).Dir(path.Dir(protocol)).Names()
+	return slices.Contains(names, path.Base(protocol))
+}
+
+// tellNothing is for sysctls that rtnetlink does not tell.
+func tellNothing(*link) map[string]string { return nil }
+
+// readSysctls reads sysctls of a netdev from its directory of procfs, unless they are in told.
+func readSysctls(dir sysfs.Dir, names []string, told map[string]string) map[string]string {
+	settings := map[string]string{}
+	var files []string
+	for _, name := range names {
+		if text, known := told[name]; known {
+			settings[name] = text
+		} else {
+			files = append(files, name)
+		}
 	}
 
-	for _, name := range names {
-		if byNumber(name) {
-			settings[name] = strconv.Itoa(int(int32(numbers[told[name]])))
-		}
+	texts, failed := dir.Attributes(files...)
+	maps.Copy(settings, texts)
+	if errors.Is(failed[stableSecret], unix.EIO) {
+		settings[stableSecret] = ""
 	}
 	return settings
 }

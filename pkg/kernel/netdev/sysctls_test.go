@@ -57,7 +57,7 @@ func TestSysctlsAreThoseOfProcfs(t *testing.T) {
 
 			l, err := e.host.named("v0")
 			must.Succeed(t, err)
-			got := e.readSettings(l, e.settings)[group]
+			got := e.startReading(l, e.settings)()[group]
 			delete(got, stableSecret)
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("-procfs +read\n%s", diff)

@@ -13,6 +13,9 @@ import (
 // several times as fast for many files.
 func (d Dir) Attributes(names ...string) (texts map[string]string, failed map[string]error) {
 	texts, failed = make(map[string]string, len(names)), map[string]error{}
+	if len(names) == 0 {
+		return texts, failed
+	}
 	dir, err := unix.Open(string(d), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		for _, name := range names {

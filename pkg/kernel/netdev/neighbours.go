@@ -1,0 +1,88 @@
+package netdev
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
+	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
+)
+
+// neighbourTwins are sysctls of net.ipv4.neigh and net.ipv6.neigh that show the value of another
+// one in a coarser unit (Documentation/networking/ip-sysctl.rst).
+var neighbourTwins = []string{"base_reachable_time", "retrans_time", "unres_qlen"}
+
+// neighboursTold are the sysctls of net.ipv4.neigh and net.ipv6.neigh, which NDTA_PARMS has (NDTPA_*
+// of linux/neighbour.h).
+var neighboursTold = []toldSysctl{
+	{"base_reachable_time_ms", 4, signed}, {"retrans_time_ms", 5, signed},
+	{"gc_stale_time", 6, seconds}, {"delay_first_probe_time", 7, seconds},
+	{"app_solicit", 9, signed}, {"ucast_solicit", 10, signed}, {"mcast_solicit", 11, signed},
+	{"anycast_delay", 12, ticks}, {"proxy_delay", 13, ticks}, {"proxy_qlen", 14, signed},
+	{"locktime", 15, ticks}, {"unres_qlen_bytes", 16, signed}, {"mcast_resolicit", 17, signed},
+	{"interval_probe_time_ms", 19, signed},
+}
+
+// Attributes of a neighbour table (linux/neighbour.h).
+const (
+	neighbourParameters = 6 // NDTA_PARMS
+	parametersIndex     = 1 // NDTPA_IFINDEX
+)
+
+// neighbourHeader is struct ndtmsg of linux/neighbour.h with an address family.
+type neighbourHeader byte
+
+const neighbourHeaderSize = 4
+
+// Len implements [nl.NetlinkRequestData]: the length in bytes.
+func (neighbourHeader) Len() int { return neighbourHeaderSize }
+
+// Serialize implements [nl.NetlinkRequestData].
+func (h neighbourHeader) Serialize() []byte { return []byte{byte(h), 0, 0, 0} }
+
+// tellNeighbours asks for what the table of an address family has for a netdev of the host. The
+// kernel tells it of all netdevs at once. Where it does not, the files do.
+func (e *Engine) tellNeighbours(family byte) func(l *link) map[string]string {
+	return func(l *link) map[string]string {
+		answers, err := request.Send(
+			e.host.Socket(), unix.RTM_GETNEIGHTBL, unix.NLM_F_DUMP, neighbourHeader(family),
+		)
+		if err != nil {
+			return nil
+		}
+		return neighboursOf(answers, l.Identity.Index)
+	}
+}
+
+// neighboursOf finds what the answers have for the netdev with the index.
+func neighboursOf(answers [][]byte, index int) map[string]string {
+	for _, answer := range answers {
+		if len(answer) < neighbourHeaderSize {
+			continue
+		}
+		table, err := attribute.Parse(answer[neighbourHeaderSize:])
+		if err != nil {
+			continue
+		}
+		parameters, err := attribute.Parse(table[neighbourParameters])
+		if err == nil && parameters.Uint32(parametersIndex) == uint32(index) {
+			return textsOf(parameters)
+		}
+	}
+	return nil
+}
+
+// textsOf are the sysctls as procfs shows them.
+func textsOf(parameters attribute.Set) map[string]string {
+	told := map[string]string{}
+	for _, s := range neighboursTold {
+		switch value := parameters[uint16(s.place)]; len(value) {
+		case 4:
+			told[s.name] = s.unit.text(uint64(binary.NativeEndian.Uint32(value)))
+		case 8:
+			told[s.name] = s.unit.text(binary.NativeEndian.Uint64(value))
+		}
+	}
+	return told
+}
