@@ -116,7 +116,7 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	if a.ownNS, err = os.Open("/proc/self/ns/net"); err != nil {
 		return nil, err
 	}
-	a.sysRoot = a.host.path("sys")
+	a.sysRoot = a.host.path("sysfs")
 	if err := errors.Join(os.Mkdir(a.sysRoot, 0o755), unix.Mount("sysfs", a.sysRoot, "sysfs", 0, "")); err != nil {
 		return nil, fmt.Errorf("mount sysfs: %w", err)
 	}
@@ -171,6 +171,11 @@ func (a *attachment) close() error {
 		errs = append(errs, a.ownNS.Close())
 	}
 	if a.own != nil {
+		for _, f := range a.host.functions {
+			if l, err := a.own.LinkByName(f.Netdev); err == nil {
+				errs = append(errs, a.own.LinkDel(l))
+			}
+		}
 		a.own.Close()
 	}
 	if a.host != nil {

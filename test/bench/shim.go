@@ -31,7 +31,7 @@ const shim = "xpu-cni"
 
 // pause is for what an ADD or DEL leaves others to do: the agent looks at its Functions again, a while after the kernel
 // has told it of a change.
-const pause = 120 * time.Millisecond
+const pause = 300 * time.Millisecond
 
 // pods are a host whose VFs have netdevs, in this network namespace, and as many pods' namespaces. The tree does not
 // follow the netdevs, so that the simulation is not measured: it shows them on the host for ever.

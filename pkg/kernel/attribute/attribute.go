@@ -36,6 +36,18 @@ func All(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) { _ = walk(b, yield) }
 }
 
+// First returns the first attribute of a type, nil if there is none before a malformed one. The value
+// is a part of b. It is for messages of which most are not looked at any further.
+func First(b []byte, kind uint16) (first []byte) {
+	_ = walk(b, func(k uint16, value []byte) bool {
+		if k == kind {
+			first = value
+		}
+		return k != kind
+	})
+	return first
+}
+
 // Set are the attributes of a message, or of a nested attribute, by type; the last one of each type. An attribute that is not
 // there, or of another size, reads as the zero value.
 type Set map[uint16][]byte

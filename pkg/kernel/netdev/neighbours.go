@@ -61,13 +61,13 @@ func neighboursOf(answers [][]byte, index int) map[string]string {
 		if len(answer) < neighbourHeaderSize {
 			continue
 		}
-		table, err := attribute.Parse(answer[neighbourHeaderSize:])
-		if err != nil {
+		parameters := attribute.First(answer[neighbourHeaderSize:], neighbourParameters)
+		of := attribute.First(parameters, parametersIndex)
+		if len(of) != 4 || binary.NativeEndian.Uint32(of) != uint32(index) {
 			continue
 		}
-		parameters, err := attribute.Parse(table[neighbourParameters])
-		if err == nil && parameters.Uint32(parametersIndex) == uint32(index) {
-			return textsOf(parameters)
+		if set, err := attribute.Parse(parameters); err == nil {
+			return textsOf(set)
 		}
 	}
 	return nil

@@ -23,8 +23,8 @@ type Settings map[string]map[string]string
 // settingGroup is where the settings of a group are read and changed on the host.
 type settingGroup struct {
 	name string
-	// sysctls says that read must run in the host's network namespace.
-	sysctls bool
+	// files says that read reads files, in the host's network namespace.
+	files bool
 	// read returns nil if the group is not known.
 	read   func(l *link) map[string]string
 	change func(l *link, to map[string]string) error
@@ -53,19 +53,19 @@ func (e *Engine) settingGroups() []settingGroup {
 		})
 	}
 	return append(list,
-		settingGroup{name: "sysfs", read: e.readSysfs, change: e.changeSysfs},
-		settingGroup{name: "queues", read: e.readQueues, change: e.changeQueues},
+		settingGroup{name: "sysfs", files: true, read: e.readSysfs, change: e.changeSysfs},
+		settingGroup{name: "queues", files: true, read: e.readQueues, change: e.changeQueues},
 	)
 }
 
 // startReading reads groups of a netdev on the host, and goes on after it returned. The function that
-// it returns waits for the settings. The sysctls, which are most of the work, are read while the
-// driver is asked for the other settings.
+// it returns waits for the settings. The files, which are half of the work, are read while the driver
+// is asked for the other settings.
 func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Settings) {
 	values := make([]map[string]string, len(groups))
-	read := func(sysctls bool) {
+	read := func(files bool) {
 		for i, g := range groups {
-			if g.sysctls == sysctls {
+			if g.files == files {
 				values[i] = g.read(l)
 			}
 		}

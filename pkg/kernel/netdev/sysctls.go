@@ -135,7 +135,7 @@ func (e *Engine) sysctlGroup(
 		}
 		return err
 	}
-	return settingGroup{name: name, sysctls: true, read: read, change: change}
+	return settingGroup{name: name, files: true, read: read, change: change}
 }
 
 // hasSysctls says whether the kernel has the directory, such as "sys/net/mpls/conf". It looks for the
