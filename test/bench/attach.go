@@ -186,9 +186,11 @@ func (a *attachment) close() error {
 
 // round moves the netdev bare and then attaches and detaches it, each there and back.
 func (a *attachment) round(ctx context.Context, number int) (t times, err error) {
+	settle()
 	if t.move, err = moveBare(a.vf.Netdev, a.own, a.pod.Fd()); err != nil {
 		return t, err
 	}
+	settle()
 	if t.moveBack, err = moveBare(a.vf.Netdev, a.pod.Handle(), int(a.ownNS.Fd())); err != nil {
 		return t, err
 	}
@@ -237,7 +239,6 @@ func (a *attachment) time(f func() error) (without, journal time.Duration, write
 
 // moveBare moves a netdev to the namespace of a file descriptor with one message to the kernel, and nothing else.
 func moveBare(netdev string, from *netlink.Handle, to int) (time.Duration, error) {
-	settle()
 	l, err := from.LinkByName(netdev)
 	if err != nil {
 		return 0, fmt.Errorf("netdev %s: %w", netdev, err)
