@@ -113,15 +113,19 @@ func TestRun(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	good := options{role: "all", controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second, ResyncPeriod: time.Minute}}
-	if err := good.validate(); err != nil {
-		t.Error(err)
+	for _, profiles := range []string{"", "0", "127.0.0.1:6060", "localhost:6060", "[::1]:0"} {
+		good.manager.PprofBindAddress = profiles
+		if err := good.validate(); err != nil {
+			t.Error(err)
+		}
 	}
 	for flag, spoil := range map[string]func(*options){
-		"--role":              func(o *options) { o.role = "both" },
-		"--namespace":         func(o *options) { o.controller.Namespace = "" },
-		"--provision-timeout": func(o *options) { o.controller.ProvisionTimeout = 0 },
-		"--agent-timeout":     func(o *options) { o.controller.AgentTimeout = -1 },
-		"--resync-period":     func(o *options) { o.controller.ResyncPeriod = 0 },
+		"--role":               func(o *options) { o.role = "both" },
+		"--namespace":          func(o *options) { o.controller.Namespace = "" },
+		"--provision-timeout":  func(o *options) { o.controller.ProvisionTimeout = 0 },
+		"--agent-timeout":      func(o *options) { o.controller.AgentTimeout = -1 },
+		"--resync-period":      func(o *options) { o.controller.ResyncPeriod = 0 },
+		"--pprof-bind-address": func(o *options) { o.manager.PprofBindAddress = "0.0.0.0:6060" },
 	} {
 		o := good
 		spoil(&o)

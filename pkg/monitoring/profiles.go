@@ -2,6 +2,7 @@ package monitoring
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -10,17 +11,39 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// ListenForProfiles listens at a loopback address, "127.0.0.1:6060" or "localhost:6060". Others are refused: profiles show
-// names of objects, and making them costs the program time.
-func ListenForProfiles(address string) (net.Listener, error) {
+// CheckProfilesAddress returns an error unless the address is one of loopback with a port,
+// "127.0.0.1:6060" or "localhost:6060". Others are refused because profiles show names of objects, and
+// making them costs the program time.
+func CheckProfilesAddress(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("address %q is not host:port: %w", address, err)
+		return fmt.Errorf("address %q is not host:port: %w", address, err)
 	}
 	if host != "localhost" && !net.ParseIP(host).IsLoopback() {
-		return nil, fmt.Errorf("address %s is not a loopback address, such as 127.0.0.1:6060", address)
+		return notLoopback(address)
 	}
-	return net.Listen("tcp", address)
+	return nil
+}
+
+func notLoopback(address string) error {
+	return fmt.Errorf("address %s is not a loopback address, such as 127.0.0.1:6060", address)
+}
+
+// ListenForProfiles listens at an address that [CheckProfilesAddress] accepts.
+func ListenForProfiles(address string) (net.Listener, error) {
+	if err := CheckProfilesAddress(address); err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+
+	// What localhost means is written in a file.
+	if bound, ok := listener.Addr().(*net.TCPAddr); !ok || !bound.IP.IsLoopback() {
+		return nil, errors.Join(notLoopback(address), listener.Close())
+	}
+	return listener, nil
 }
 
 // ServeProfiles answers at /debug/pprof/ until ctx ends, see package [net/http/pprof]. It closes the listener.
