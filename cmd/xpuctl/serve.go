@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -33,7 +34,7 @@ func serveCommand() *cobra.Command {
 		Short: "Run an API server and the scheduler on this machine, to try claims on",
 		Long: `Runs etcd, kube-apiserver, kube-scheduler and the controller of ResourceClaims as processes of yours, on the loopback
 interface, until it is interrupted. There are no kubelets: pods get a node and devices, and never run. All files are in a
-temporary directory, which is removed at the end, but for the kubeconfig that --kubeconfig names.
+temporary directory, which is removed at the end. So is the kubeconfig that --write-kubeconfig names, which must be a new file.
 
 The programs are those of a release of Kubernetes, or of "make images" in bin/kubernetes.`,
 		Example: `  # Three hosts whose VFs can be claimed:
@@ -49,13 +50,17 @@ The programs are those of a release of Kubernetes, or of "make images" in bin/ku
 	}
 	c.Flags().StringVar(&o.assets, "assets", "", "directory with etcd, kube-apiserver, kube-scheduler and kube-controller-manager; "+
 		"$KUBEBUILDER_ASSETS or bin/kubernetes if empty")
-	c.Flags().StringVar(&o.kubeconfig, "kubeconfig", "xpuctl.kubeconfig", "file to write the kubeconfig to; removed at the end")
+	c.Flags().StringVar(&o.kubeconfig, "write-kubeconfig", "xpuctl.kubeconfig",
+		"new file to write the kubeconfig to, for you alone; removed at the end")
 	c.Flags().StringArrayVarP(&o.files, "filename", "f", nil, "file or directory with objects to create first, or - for standard input")
 	return c
 }
 
 func (o serveOptions) run(c *cobra.Command) (err error) {
 	begin := time.Now()
+	if _, err := os.Lstat(o.kubeconfig); err == nil {
+		return o.exists()
+	}
 	assets, err := controlplane.Find(cmp.Or(o.assets, os.Getenv("KUBEBUILDER_ASSETS"), filepath.Join("bin", "kubernetes")))
 	if err != nil {
 		return fmt.Errorf("%w: name a directory with --assets", err)
@@ -79,16 +84,21 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(o.kubeconfig)
 	if err := o.fill(ctx, plane, objects); err != nil {
 		stop()
 		return errors.Join(plane.Wait(), err)
 	}
+	remove, err := o.writeKubeconfig(plane.Kubeconfig)
+	if err != nil {
+		stop()
+		return errors.Join(plane.Wait(), err)
+	}
+	defer func() { err = errors.Join(err, remove()) }()
 	fmt.Fprintf(c.OutOrStdout(), "ready after %.1fs: export KUBECONFIG=%s\n", time.Since(begin).Seconds(), o.kubeconfig)
 	return plane.Wait()
 }
 
-// fill creates the objects, and writes the kubeconfig once they are there.
+// fill creates the objects.
 func (o serveOptions) fill(ctx context.Context, plane *controlplane.ControlPlane, objects *snapshot.Snapshot) error {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), resourceapi.AddToScheme(scheme)); err != nil {
@@ -98,8 +108,39 @@ func (o serveOptions) fill(ctx context.Context, plane *controlplane.ControlPlane
 	if err != nil {
 		return err
 	}
-	if err := controlplane.Load(ctx, api, objects); err != nil {
-		return err
+	return controlplane.Load(ctx, api, objects)
+}
+
+func (o serveOptions) exists() error {
+	return fmt.Errorf("--write-kubeconfig: %s exists already: remove it, or name another file", o.kubeconfig)
+}
+
+// writeKubeconfig makes the file, which only its owner can read, because it has an administrator's
+// credentials. It never writes to a file that exists. remove deletes the file, unless another one has
+// taken its place.
+func (o serveOptions) writeKubeconfig(content []byte) (remove func() error, err error) {
+	file, err := os.OpenFile(o.kubeconfig, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, o.exists()
 	}
-	return os.WriteFile(o.kubeconfig, plane.Kubeconfig, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("--write-kubeconfig: %w", err)
+	}
+	defer file.Close()
+
+	ours, err := file.Stat()
+	if err == nil {
+		_, err = file.Write(content)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("--write-kubeconfig: %w", err), os.Remove(o.kubeconfig))
+	}
+
+	return func() error {
+		now, err := os.Lstat(o.kubeconfig)
+		if err != nil || !os.SameFile(ours, now) {
+			return nil
+		}
+		return os.Remove(o.kubeconfig)
+	}, nil
 }
