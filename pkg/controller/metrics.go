@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,8 +26,8 @@ type metrics struct {
 }
 
 // newMetrics registers them. elected is closed once this process is the leader.
-func newMetrics(registerer prometheus.Registerer, ports client.Reader, elected <-chan struct{}) *metrics {
-	registerer.MustRegister(&portCollector{ports: ports, elected: elected})
+func newMetrics(registerer prometheus.Registerer, cache client.Reader, elected <-chan struct{}) *metrics {
+	registerer.MustRegister(&portCollector{cache: cache, elected: elected})
 	factory := promauto.With(registerer)
 	return &metrics{
 		provisioning: factory.NewHistogram(prometheus.HistogramOpts{
@@ -60,13 +61,18 @@ func (m *metrics) failed(xpu, operation string, err error) {
 
 // portCollector counts the Ports in the cache at each scrape. Only the leader does, so that a sum over replicas is right.
 type portCollector struct {
-	ports   client.Reader
+	cache   client.Reader
 	elected <-chan struct{}
 }
 
 var portsDesc = prometheus.NewDesc(
-	"xpu_ports", "XPUPorts by XPU and state: up, waiting, refused or releasing; ahead of those that no pod has; "+
-		"standby of those of virtual machines that are being migrated. Only the leader has it.", []string{"xpu", "state"}, nil)
+	"xpu_ports", "XPUPorts by XPU, other for those that name none that there is, and state: up, waiting, refused or releasing; "+
+		"ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.",
+	[]string{"xpu", "state"}, nil)
+
+// noXPU is the label of Ports whose XPU does not exist. An administrator makes XPUs, but nodes write
+// which XPU a Port is of, so that they could make any number of series.
+const noXPU = "other"
 
 func (*portCollector) Describe(descs chan<- *prometheus.Desc) { descs <- portsDesc }
 
@@ -78,19 +84,43 @@ func (c *portCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	ports, err := listPorts(ctx, c.ports)
+	count, err := c.count(ctx)
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(portsDesc, err)
 		return
 	}
-	type series struct{ xpu, state string }
-	count := map[series]int{}
-	for i := range ports {
-		count[series{ports[i].Spec.XPU, stateOf(&ports[i])}]++
-	}
+
 	for s, n := range count {
 		out <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(n), s.xpu, s.state)
 	}
+}
+
+// portSeries are the labels of a series.
+type portSeries struct{ xpu, state string }
+
+func (c *portCollector) count(ctx context.Context) (map[portSeries]int, error) {
+	var xpus v1alpha1.XPUList
+	if err := c.cache.List(ctx, &xpus, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list XPUs: %w", err)
+	}
+	exists := map[string]bool{}
+	for i := range xpus.Items {
+		exists[xpus.Items[i].Name] = true
+	}
+
+	ports, err := listPorts(ctx, c.cache)
+	if err != nil {
+		return nil, err
+	}
+	count := map[portSeries]int{}
+	for i := range ports {
+		xpu := ports[i].Spec.XPU
+		if !exists[xpu] {
+			xpu = noXPU
+		}
+		count[portSeries{xpu, stateOf(&ports[i])}]++
+	}
+	return count, nil
 }
 
 func stateOf(port *v1alpha1.XPUPort) string {

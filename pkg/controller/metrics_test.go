@@ -1,10 +1,16 @@
 package controller
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // A replica that waits has the Ports in its cache too: counted twice, a sum over replicas would be wrong.
@@ -14,4 +20,31 @@ func TestOnlyLeaderCountsPorts(t *testing.T) {
 	if n, err := testutil.GatherAndCount(registry, "xpu_ports"); n != 0 || err != nil {
 		t.Errorf("%d series, %v, of a replica that is not the leader; want none", n, err)
 	}
+}
+
+// TestPortsOfNoXPU: nodes write which XPU a Port is of, and make no series by that.
+func TestPortsOfNoXPU(t *testing.T) {
+	scheme, err := Scheme()
+	must.Succeed(t, err)
+	xpu := &v1alpha1.XPU{}
+	xpu.Name = "card"
+	builder := fake.NewClientBuilder().WithScheme(scheme).WithObjects(xpu)
+	for i := range 500 {
+		port := &v1alpha1.XPUPort{}
+		port.Namespace, port.Name = "xpu-system", fmt.Sprint("port-", i)
+		port.Spec.XPU = fmt.Sprint("made-up-", i)
+		if i == 0 {
+			port.Spec.XPU = xpu.Name
+		}
+		builder = builder.WithObjects(port)
+	}
+	elected := make(chan struct{})
+	close(elected)
+
+	registry := prometheus.NewPedanticRegistry()
+	newMetrics(registry, builder.Build(), elected)
+	help := strings.TrimPrefix(strings.Split(portsDesc.String(), `", `)[1], `help: "`)
+	want := "# HELP xpu_ports " + help + "\n# TYPE xpu_ports gauge\n" +
+		"xpu_ports{state=\"waiting\",xpu=\"card\"} 1\nxpu_ports{state=\"waiting\",xpu=\"other\"} 499\n"
+	must.Succeed(t, testutil.GatherAndCompare(registry, strings.NewReader(want), "xpu_ports"))
 }
