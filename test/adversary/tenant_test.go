@@ -21,15 +21,21 @@ import (
 // tenant is a user who may do everything in namespace default.
 func (w *world) tenant() client.Client {
 	w.Helper()
+	return w.inDefault("mallory")
+}
+
+// inDefault is a user of any name who may do everything in namespace default.
+func (w *world) inDefault(user string, groups ...string) client.Client {
+	w.Helper()
 	binding := &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "mallory"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", GenerateName: "mallory-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "mallory"}},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
 	}
 	w.create(binding)
 	w.Cleanup(func() { must.Succeed(w, w.admin.Delete(context.Background(), binding)) })
 	config := w.cluster.Admin()
-	config.Impersonate = rest.ImpersonationConfig{UserName: "mallory", Groups: []string{"system:authenticated"}}
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
 	tenant, err := kubeapitest.Client(config)
 	must.Succeed(w, err)
 	must.Eventually(w, "the role is known", func() bool {
@@ -75,21 +81,47 @@ func TestHostileTenant(t *testing.T) {
 	must.Succeed(t, err)
 	w.told(hidden, v1alpha1.ReasonForbidden, "XPUNetwork secret does not let pods of namespace default join")
 
+	w.writesNoPort(tenant, victim)
+	compared(t, agent)
+	if ports := agent.Ports(); len(ports) != 1 || ports[0] != victim.Status.BridgePort {
+		t.Errorf("the card has ports %q, want %s", ports, victim.Status.BridgePort)
+	}
+}
+
+// writesNoPort tries whatever makes a Port, or makes one be believed or forgotten.
+func (w *world) writesNoPort(tenant client.Client, victim *v1alpha1.XPUPort) {
+	w.Helper()
 	made := victim.DeepCopy()
 	made.ObjectMeta = metav1.ObjectMeta{Namespace: "default", Name: "mine"}
 	up := client.RawPatch(types.MergePatchType, []byte(`{"status":{"bridgePort":"mine"}}`))
 	free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+
 	for what, err := range map[string]error{
-		"makes a Port":                      tenant.Create(t.Context(), made),
-		"says that one is up":               tenant.Status().Patch(t.Context(), victim.DeepCopy(), up),
-		"takes the victim's finalizer away": tenant.Patch(t.Context(), victim.DeepCopy(), free),
+		"makes a Port":                      tenant.Create(w.Context(), made),
+		"says that one is up":               tenant.Status().Patch(w.Context(), victim.DeepCopy(), up),
+		"takes the victim's finalizer away": tenant.Patch(w.Context(), victim.DeepCopy(), free),
 	} {
 		if !kubeapitest.DeniedByPolicy(err) {
-			t.Errorf("a tenant %s: error %v, want the policy's", what, err)
+			w.Errorf("a tenant %s: error %v, want the policy's", what, err)
 		}
 	}
-	compared(t, agent)
-	if ports := agent.Ports(); len(ports) != 1 || ports[0] != victim.Status.BridgePort {
-		t.Errorf("the card has ports %q, want %s", ports, victim.Status.BridgePort)
+}
+
+// TestNamesake: a ServiceAccount that a tenant named like one of ours is a tenant's all the same.
+func TestNamesake(t *testing.T) {
+	w := newWorld(t, ours)
+	agent := opitest.Start(t)
+	w.create(xpu("card", "node1", agent.Config().Endpoint), network("blue", 100, "default", "10.1.0.0/24"), pool("fast"))
+	w.claim("victim", "node1", 0, `"network": "blue"`)
+	victim := w.port("default", "node1", 0, v1alpha1.ReasonUp, "")
+
+	for _, name := range []string{"xpu-controller", "xpu-agent", "xpu-broker"} {
+		t.Run(name, func(t *testing.T) {
+			w := *w
+			w.TB = t
+			namesake := w.inDefault("system:serviceaccount:default:"+name,
+				"system:serviceaccounts", "system:serviceaccounts:default")
+			w.writesNoPort(namesake, victim)
+		})
 	}
 }
