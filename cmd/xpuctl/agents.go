@@ -20,6 +20,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // askAtOnce is how many agents are asked at the same time.
@@ -259,8 +260,7 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.OutOrStdout(), "node %s: %s\n", args[0], outcome)
-	return err
+	return terminal.Line(c.OutOrStdout(), "node %s: %s", args[0], outcome)
 }
 
 // abandon gives an xPU up.
@@ -283,8 +283,8 @@ func (o *releaseOptions) abandon(c *cobra.Command, name string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.OutOrStdout(), "XPU %s is abandoned; %d XPUPorts are of it, and go when their pods do\n", name, affected)
-	return err
+	return terminal.Line(c.OutOrStdout(),
+		"XPU %s is abandoned; %d XPUPorts are of it, and go when their pods do", name, affected)
 }
 
 func portsOf(ctx context.Context, reader client.Reader, xpu string) (int, error) {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect/bundle"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // bundleOptions are those of xpuctl bundle.
@@ -78,6 +79,5 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 		return err
 	}
 	progress.end()
-	_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n", o.file)
-	return err
+	return terminal.Line(c.OutOrStdout(), "%s", o.file)
 }

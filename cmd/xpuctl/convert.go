@@ -17,6 +17,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 func convertCommand() *cobra.Command {
@@ -64,7 +65,7 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
 			for _, warning := range warnings {
-				fmt.Fprintf(c.ErrOrStderr(), "note: %s\n", warning)
+				terminal.Line(c.ErrOrStderr(), "note: %s", warning)
 			}
 			documents := make([]string, len(devicePools))
 			for i, devicePool := range devicePools {
@@ -72,7 +73,7 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 					return fmt.Errorf("DevicePool %s: %w", devicePool.Name, err)
 				}
 			}
-			_, err = io.WriteString(c.OutOrStdout(), strings.Join(documents, "---\n"))
+			_, err = io.WriteString(terminal.Raw(c.OutOrStdout()), strings.Join(documents, "---\n"))
 			return err
 		},
 	}

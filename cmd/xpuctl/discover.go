@@ -12,6 +12,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate/view"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // discoverOptions are those of xpuctl discover.
@@ -92,21 +93,21 @@ func (o *discoverOptions) state(ctx context.Context) (*nodestate.State, error) {
 func printState(to io.Writer, form string, state *nodestate.State) error {
 	switch form {
 	case "svg":
-		return view.SVG(to, state)
+		return view.SVG(terminal.Raw(to), state)
 	case "html":
-		return view.HTML(to, state)
+		return view.HTML(terminal.Raw(to), state)
 	case "json", "yaml":
 		return printValue(to, form, state)
 	}
-	paint := inspect.Painter(to)
+	paint := terminal.NewPainter(to)
 	return view.Tree(to, state, view.TreeOptions{All: form == "wide", Paint: func(condition, text string) string {
 		return paint(tones[condition], text)
 	}})
 }
 
 // tones are how conditions of Functions are painted.
-var tones = map[string]inspect.Tone{
-	"free": inspect.Good, "used": inspect.Strong, "releasing": inspect.Faint, "troubled": inspect.Bad,
+var tones = map[string]terminal.Tone{
+	"free": terminal.Good, "used": terminal.Strong, "releasing": terminal.Faint, "troubled": terminal.Bad,
 }
 
 // newAgents reaches the agents of the cluster that the flags mean.

@@ -6,13 +6,13 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/generate"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 func generateCommand() *cobra.Command {
@@ -72,13 +72,11 @@ Claims that --allocated makes have their devices in status, which kubectl apply 
 
 // shapes is a table of them.
 func shapes() string {
-	var text strings.Builder
-	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	var rows [][]string
 	for _, shape := range generate.Shapes() {
-		fmt.Fprintf(table, "  %s\t%s\n", shape.Name, shape.Description)
+		rows = append(rows, []string{"  " + shape.Name, shape.Description})
 	}
-	_ = table.Flush() // a strings.Builder takes everything
-	return text.String()
+	return strings.Join(terminal.Columns(2, rows), "")
 }
 
 func shapeNames() []string {
@@ -100,6 +98,7 @@ func share(text string) (float64, error) {
 
 // printObjects prints objects as documents of YAML, or as a List in JSON.
 func printObjects(to io.Writer, objects []runtime.Object, output string) error {
+	to = terminal.Raw(to)
 	switch output {
 	case "json":
 		encoder := json.NewEncoder(to)

@@ -13,6 +13,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/hardware/personality"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // reportOptions are those of xpuctl hardware-report.
@@ -97,10 +98,10 @@ func listVFs(to io.Writer, state *nodestate.State) {
 		}
 		found = true
 		if why := notFree(f); why != "" {
-			fmt.Fprintf(to, "%s would be refused: it %s\n", f.ID, why)
+			terminal.Line(to, "%s would be refused: it %s", f.ID, why)
 			continue
 		}
-		fmt.Fprintf(to, "%s can be asked: --functions %s\n", f.ID, f.ID)
+		terminal.Line(to, "%s can be asked: --functions %s", f.ID, f.ID)
 	}
 	if !found {
 		fmt.Fprintln(to, "This host has no VFs: write a number to sriov_numvfs of a PF that nobody uses.")
@@ -165,13 +166,13 @@ func (o *reportOptions) write(c *cobra.Command, p personality.Personality) error
 	said := c.ErrOrStderr()
 	fmt.Fprintf(said, "\nRow of docs/reference/hardware.md:\n\n%s%s\n", personality.Header(), p.Row())
 	if o.file == "-" {
-		_, err = c.OutOrStdout().Write(content)
+		_, err = terminal.Raw(c.OutOrStdout()).Write(content)
 		return err
 	}
 	if err := os.WriteFile(o.file, content, 0o644); err != nil {
 		return err
 	}
-	fmt.Fprintf(said, "The personality is in %s. Add it to test/qemu/zoo as %s.yaml, or send it.\n",
+	terminal.Line(said, "The personality is in %s. Add it to test/qemu/zoo as %s.yaml, or send it.",
 		o.file, p.Name)
 	return nil
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/netdev"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // state is what the agent knows, or the kernel where no agent ever ran. An agent that is away may
@@ -67,19 +68,19 @@ func (o *reportOptions) probe(
 
 	var observed []probe.Observation
 	for _, f := range chosen {
-		fmt.Fprintf(c.ErrOrStderr(), "%s: VF %d of PF %s (%s), netdev %s\n",
+		terminal.Line(c.ErrOrStderr(), "%s: VF %d of PF %s (%s), netdev %s",
 			f.ID, f.Index, f.PFName, f.PF, f.Netdev)
 		pf := &netdev.PF{Name: f.PFName, Address: string(f.PF), VF: f.Index}
 		device := netdev.Device{Name: f.Netdev, PF: pf}
 		got, notes, err := probe.VF(c.Context(), device, probe.Options{
 			Engine: engine, Speed: speedOf(f.PFName),
-			Trace: func(step string) { fmt.Fprintf(c.ErrOrStderr(), "  asking for %s\n", step) },
+			Trace: func(step string) { terminal.Line(c.ErrOrStderr(), "  asking for %s", step) },
 		})
 		if err != nil {
 			return personality.Personality{}, fmt.Errorf("Function %s: %w", f.ID, err)
 		}
 		for _, note := range notes {
-			fmt.Fprintf(c.ErrOrStderr(), "  given back, but: %s\n", note)
+			terminal.Line(c.ErrOrStderr(), "  given back, but: %s", note)
 		}
 		for _, one := range got {
 			same := func(o probe.Observation) bool { return o.Knob == one.Knob }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -12,7 +13,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
@@ -27,7 +30,10 @@ var errNo = errors.New("the answer is no")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := command(filepath.Base(os.Args[0])).ExecuteContext(ctx)
+	// Warnings of API servers, which client-go would log.
+	warnings := rest.WarningWriterOptions{Deduplicate: true}
+	rest.SetDefaultWarningHandler(rest.NewWarningWriter(terminal.NewWriter(os.Stderr), warnings))
+	err := execute(ctx, command(filepath.Base(os.Args[0])), os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	switch {
 	case errors.Is(err, errNo):
@@ -35,6 +41,15 @@ func main() {
 	case err != nil:
 		os.Exit(exitFailed)
 	}
+}
+
+// execute runs the command, which gets writers that escape what could control a terminal. What
+// programs read goes to [terminal.Raw].
+func execute(ctx context.Context, c *cobra.Command, in io.Reader, out, notes io.Writer) error {
+	c.SetIn(in)
+	c.SetOut(terminal.NewWriter(out))
+	c.SetErr(terminal.NewWriter(notes))
+	return c.ExecuteContext(ctx)
 }
 
 // pluginName is what the program is called where kubectl is to find it, as "kubectl xpu".

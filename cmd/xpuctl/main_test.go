@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -79,10 +80,7 @@ func run(stdin string, args ...string) (stdout, stderr string, err error) {
 	var out, notes bytes.Buffer
 	c := command("xpuctl")
 	c.SetArgs(args)
-	c.SetIn(strings.NewReader(stdin))
-	c.SetOut(&out)
-	c.SetErr(&notes)
-	err = c.Execute()
+	err = execute(context.Background(), c, strings.NewReader(stdin), &out, &notes)
 	return out.String(), notes.String(), err
 }
 

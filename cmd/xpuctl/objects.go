@@ -22,6 +22,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // lister reads objects of one kind, in a namespace or in all.
@@ -117,6 +118,7 @@ func checkOutput(output string, forms ...string) error {
 
 // printValue prints a value that is no Kubernetes object, as json or yaml.
 func printValue(to io.Writer, form string, value any) error {
+	to = terminal.Raw(to)
 	if form == "yaml" {
 		content, err := yaml.Marshal(value)
 		if err != nil {
@@ -141,7 +143,7 @@ func printList(to io.Writer, form string, objects client.ObjectList) error {
 		return err
 	}
 	var delegate printers.ResourcePrinter = &printers.OmitManagedFieldsPrinter{Delegate: printer}
-	return printers.NewTypeSetter(scheme).ToPrinter(delegate).PrintObj(objects, to)
+	return printers.NewTypeSetter(scheme).ToPrinter(delegate).PrintObj(objects, terminal.Raw(to))
 }
 
 // newScheme has the kinds that commands read.

@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // progress tells on a terminal how far long work is, in one line that is gone at the end.
@@ -21,8 +23,10 @@ type progress struct {
 // unknownTotal is the total of work of which it is not known how much it is.
 const unknownTotal = 0
 
-// newProgress has something to tell only if there are several steps.
+// newProgress has something to tell only if there are several steps. What is the program's own
+// text, because it is written next to what moves the cursor.
 func newProgress(to io.Writer, what string, total int) *progress {
+	to = terminal.Raw(to)
 	if !printers.IsTerminal(to) || total == 1 {
 		to = nil
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/bind"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/report"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // scheduleOptions are those of xpuctl schedule.
@@ -159,7 +160,7 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 		}
 	}
 	if left := reader.LeftOut(); left != "" {
-		fmt.Fprintf(c.ErrOrStderr(), "note: %s\n", left)
+		terminal.Line(c.ErrOrStderr(), "note: %s", left)
 	}
 	return from, nil
 }
@@ -205,7 +206,7 @@ func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decisi
 			errs = append(errs, err)
 			continue
 		}
-		fmt.Fprintf(c.ErrOrStderr(), "pod %s/%s is bound to node %s\n", d.Pod.Namespace, d.Pod.Name, d.Node)
+		terminal.Line(c.ErrOrStderr(), "pod %s/%s is bound to node %s", d.Pod.Namespace, d.Pod.Name, d.Node)
 	}
 	return errors.Join(errs...)
 }

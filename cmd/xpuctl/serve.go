@@ -19,6 +19,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/controlplane"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/report"
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // serveOptions are those of xpuctl serve.
@@ -94,7 +95,7 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 		return errors.Join(plane.Wait(), err)
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	fmt.Fprintf(c.OutOrStdout(), "ready after %.1fs: export KUBECONFIG=%s\n", time.Since(begin).Seconds(), o.kubeconfig)
+	terminal.Line(c.OutOrStdout(), "ready after %.1fs: export KUBECONFIG=%s", time.Since(begin).Seconds(), o.kubeconfig)
 	return plane.Wait()
 }
 

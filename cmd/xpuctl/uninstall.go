@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 	"github.com/opiproject/xpu-device-plugin/pkg/uninstall"
 )
 
@@ -34,7 +35,7 @@ ready, 2 for failures. It may be run again at any time.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Namespace = *cluster.Namespace
-			o.Report = func(sentence string) { fmt.Fprintln(c.OutOrStdout(), sentence) }
+			o.Report = func(sentence string) { terminal.Line(c.OutOrStdout(), "%s", sentence) }
 			return runUninstall(c, cluster, o)
 		},
 	}
@@ -61,16 +62,16 @@ func runUninstall(c *cobra.Command, cluster *genericclioptions.ConfigFlags, o un
 	case errors.As(err, &inUse):
 		fmt.Fprintln(c.ErrOrStderr(), "pods have Functions, and need the agents of their nodes to end. Delete these first, and what makes them:")
 		for _, pod := range inUse.Pods {
-			fmt.Fprintln(c.ErrOrStderr(), " ", pod)
+			terminal.Line(c.ErrOrStderr(), "  %s", pod)
 		}
 	case errors.As(err, &remains):
 		fmt.Fprintf(c.ErrOrStderr(), "%ss that have not gone in %s. See to what they wait for and run this again, or use --force:\n",
 			remains.Kind, o.Timeout)
 		for _, object := range remains.Objects {
-			fmt.Fprintln(c.ErrOrStderr(), " ", object)
+			terminal.Line(c.ErrOrStderr(), "  %s", object)
 		}
 	case errors.Is(err, uninstall.ErrNoController):
-		fmt.Fprintf(c.ErrOrStderr(), "%v. Install it again, tell its namespace, or use --force\n", err)
+		terminal.Line(c.ErrOrStderr(), "%v. Install it again, tell its namespace, or use --force", err)
 	default:
 		return err
 	}

@@ -167,7 +167,21 @@ blue   10     10010   1400   10.1.0.0/24   1       1/2    False   60m   team=sho
 	want(t, table, err, true, `
 NAME    NODE    ENDPOINT         SERIAL   PORTS UP   READY   AGE   DIALECT   PFS
 xpu-1   node1   10.0.0.1:50151   MT1      0/1        True    60m   evpn-gw   0000:3b:00.0
-  Card Contradiction: the card is node2's^[[2J
+  Card Contradiction: the card is node2's\x1b[2J
   its OPI agent also has 1 ports and 0 networks that are not this cluster's: port other
+`)
+}
+
+// TestTableOfOthers: a cell makes one cell, and a note one line, whatever they have.
+func TestTableOfOthers(t *testing.T) {
+	table := inspect.Table{Header: []string{"NODE", "STATE"}, Rows: []inspect.Row{
+		{Cells: []string{"node1\nnode2\tOK", ""}, Notes: []string{"away\r\nnode3   OK"}},
+		{Cells: []string{"node4\u202e", "fails\x9b"}},
+	}}
+	want(t, table, nil, true, `
+NODE               STATE
+node1\nnode2\tOK   -
+  away\r\nnode3   OK
+node4\u202e        fails\x9b
 `)
 }

@@ -1,13 +1,12 @@
 package inspect
 
 import (
-	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
-	"k8s.io/cli-runtime/pkg/printers"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // Table is what people see of objects: a row for each, and below it what is wrong with it.
@@ -34,59 +33,29 @@ func (t Table) Write(to io.Writer, wide bool) error {
 	if !wide {
 		columns -= t.Wide
 	}
-	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
-	writeCells(table, t.Header[:columns])
+	rows := [][]string{shownCells(t.Header[:columns])}
 	for _, row := range t.Rows {
-		writeCells(table, row.Cells[:columns])
+		rows = append(rows, shownCells(row.Cells[:columns]))
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	paint := Painter(to)
-	lines := strings.SplitAfter(text.String(), "\n")
+	lines := terminal.Columns(3, rows)
+
+	paint := terminal.NewPainter(to)
 	var out strings.Builder
 	out.WriteString(lines[0])
 	for i, row := range t.Rows {
 		out.WriteString(lines[i+1])
 		for _, note := range row.Notes {
-			out.WriteString("  " + paint(Bad, note) + "\n")
+			out.WriteString("  " + paint(terminal.Bad, note) + "\n")
 		}
 	}
 	_, err := io.WriteString(to, out.String())
 	return err
 }
 
-func writeCells(to io.Writer, cells []string) {
+func shownCells(cells []string) []string {
+	shown := make([]string, len(cells))
 	for i, cell := range cells {
-		if cell == "" {
-			cell = "-"
-		}
-		if i < len(cells)-1 {
-			cell += "\t"
-		}
-		io.WriteString(to, printers.EscapeTerminal(cell))
+		shown[i] = cmp.Or(cell, "-")
 	}
-	io.WriteString(to, "\n")
-}
-
-// Tone says how a text is meant.
-type Tone string
-
-// The tones, as SGR parameters of ECMA-48.
-const (
-	Good   Tone = "32" // green
-	Bad    Tone = "31" // red
-	Faint  Tone = "2"
-	Strong Tone = "1"
-)
-
-// Painter colours texts that are written to a terminal with colours, and returns others as they are.
-func Painter(to io.Writer) func(Tone, string) string {
-	if !printers.AllowsColorOutput(to) {
-		return func(_ Tone, text string) string { return printers.EscapeTerminal(text) }
-	}
-	return func(tone Tone, text string) string {
-		return "\x1b[" + string(tone) + "m" + printers.EscapeTerminal(text) + "\x1b[0m"
-	}
+	return shown
 }

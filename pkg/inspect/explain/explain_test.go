@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -274,9 +275,60 @@ func TestText(t *testing.T) {
 		"    in the pod  02:00:00:00:00:01  -     9000  10.1.0.2/24  -     Attached\n",
 		"    at the xPU  02:00:00:00:00:01  10    1400  10.1.0.2/24  vf-1  Up\n",
 		"  the interface has MTU 9000",
-		"  12:00:00  Pod/web  FailedPrepareDynamicResources  for a while^[[2J only\n",
+		"  12:00:00  Pod/web  FailedPrepareDynamicResources  for a while" + `\x1b[2J\n` + "only\n",
 	} {
 		if !strings.Contains(out.String(), want) {
+			t.Errorf("the text lacks %q:\n%s", want, &out)
+		}
+	}
+}
+
+// TestTextOfOthers: what others wrote neither reaches the terminal as it is nor forges a line or column.
+func TestTextOfOthers(t *testing.T) {
+	const (
+		hostile = "\x1b[2J\r\nFORGED\t\u202e\x9b31m"
+		shown   = `\x1b[2J\r\nFORGED\t\u202e\x9b31m`
+	)
+	p := &Pod{
+		Namespace: "default" + hostile, Name: "web" + hostile, Verdict: "verdict" + hostile,
+		Interfaces: []Interface{{
+			Name: "net1" + hostile, Claim: "claim" + hostile, Request: "request" + hostile,
+			Pool: "pool" + hostile, Function: "function" + hostile,
+			Network: "network" + hostile, XPU: "xpu" + hostile,
+			Stages: []Stage{{Name: "stage" + hostile, Status: Failed, Text: "text" + hostile}},
+			Host: &Side{
+				MAC: "mac" + hostile, Addresses: []string{"address" + hostile},
+				Port: "port" + hostile, State: "state" + hostile,
+			},
+			Differences: []string{"difference" + hostile},
+		}},
+		Why: []string{"", "why" + hostile},
+		Events: []Event{{
+			Object: "object" + hostile, Reason: "reason" + hostile, Message: "message" + hostile, Count: 2,
+		}},
+		Unknown: []string{"unknown" + hostile},
+	}
+	var out bytes.Buffer
+	if err := p.Text(&out); err != nil {
+		t.Fatal(err)
+	}
+
+	for line := range strings.SplitSeq(out.String(), "\n") {
+		for _, r := range line {
+			if !strconv.IsPrint(r) {
+				t.Errorf("line %q has %q", line, r)
+			}
+		}
+		if strings.HasPrefix(strings.TrimSpace(line), "FORGED") {
+			t.Errorf("line %q is forged", line)
+		}
+	}
+	for _, want := range []string{
+		"default", "web", "verdict", "net1", "claim", "request", "pool", "function", "network", "xpu",
+		"stage", "text", "mac", "address", "port", "state", "difference", "why",
+		"object", "reason", "message", "unknown",
+	} {
+		if want += shown; !strings.Contains(out.String(), want) {
 			t.Errorf("the text lacks %q:\n%s", want, &out)
 		}
 	}

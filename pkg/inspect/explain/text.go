@@ -1,16 +1,12 @@
 package explain
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	"k8s.io/cli-runtime/pkg/printers"
-
-	"github.com/opiproject/xpu-device-plugin/pkg/inspect"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // mostEvents is how many of the last events are shown in text.
@@ -18,25 +14,25 @@ const mostEvents = 10
 
 // Text writes the explanation for people.
 func (p *Pod) Text(to io.Writer) error {
-	paint := inspect.Painter(to)
+	paint := terminal.NewPainter(to)
 	var out strings.Builder
-	tone := inspect.Bad
+	tone := terminal.Bad
 	if p.OK {
-		tone = inspect.Good
+		tone = terminal.Good
 	}
-	fmt.Fprintf(&out, "pod %s/%s: %s\n", p.Namespace, p.Name, paint(tone, p.Verdict))
+	fmt.Fprintf(&out, "pod %s: %s\n", terminal.Escape(p.Namespace+"/"+p.Name), paint(tone, p.Verdict))
 	for _, i := range p.Interfaces {
-		out.WriteString("\n" + paint(inspect.Strong, i.Title()) + where(i) + "\n")
+		out.WriteString("\n" + paint(terminal.Strong, i.Title()) + terminal.Escape(where(i)) + "\n")
 		stages(&out, i.Stages, paint)
 		sides(&out, i)
 		for _, difference := range i.Differences {
-			out.WriteString("  " + paint(inspect.Bad, difference) + "\n")
+			out.WriteString("  " + paint(terminal.Bad, difference) + "\n")
 		}
 	}
 	p.why(&out)
 	p.lastEvents(&out)
 	for _, unknown := range p.Unknown {
-		out.WriteString("\nnot known: " + printers.EscapeTerminal(unknown) + "\n")
+		out.WriteString("\nnot known: " + terminal.Escape(unknown) + "\n")
 	}
 	_, err := io.WriteString(to, out.String())
 	return err
@@ -58,18 +54,20 @@ func where(i Interface) string {
 	return ": " + strings.Join(parts, ", ")
 }
 
-// stages has its colours after the columns are made, as tabwriter counts them as text.
-func stages(out *strings.Builder, all []Stage, paint func(inspect.Tone, string) string) {
-	tones := map[Status]inspect.Tone{Done: inspect.Good, Failed: inspect.Bad, Waiting: inspect.Bad, Skipped: inspect.Faint, Unknown: inspect.Faint}
-	marks := map[Status]string{Done: "✓", Failed: "✗", Waiting: "…", Skipped: "-", Unknown: "?"}
-	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
-	for _, s := range all {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", s.Name, shown(s.Time), printers.EscapeTerminal(strings.ReplaceAll(s.Text, "\n", " ")))
+// stages has its colours after the columns are made, because these count them as text.
+func stages(out *strings.Builder, all []Stage, paint terminal.Painter) {
+	tones := map[Status]terminal.Tone{
+		Done: terminal.Good, Failed: terminal.Bad, Waiting: terminal.Bad,
+		Skipped: terminal.Faint, Unknown: terminal.Faint,
 	}
-	table.Flush()
-	for i, line := range strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n") {
-		out.WriteString("  " + paint(tones[all[i].Status], marks[all[i].Status]) + " " + strings.TrimRight(line, " ") + "\n")
+	marks := map[Status]string{Done: "✓", Failed: "✗", Waiting: "…", Skipped: "-", Unknown: "?"}
+	var rows [][]string
+	for _, s := range all {
+		rows = append(rows, []string{s.Name, shown(s.Time), s.Text})
+	}
+	for i, line := range terminal.Columns(2, rows) {
+		mark := paint(tones[all[i].Status], marks[all[i].Status])
+		out.WriteString("  " + mark + " " + strings.TrimRight(line, " \n") + "\n")
 	}
 }
 
@@ -78,20 +76,21 @@ func sides(out *strings.Builder, i Interface) {
 	if i.Host == nil && i.Card == nil {
 		return
 	}
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "    \tMAC\tVLAN\tMTU\tADDRESSES\tPORT\tSTATE")
+	rows := [][]string{{"    ", "MAC", "VLAN", "MTU", "ADDRESSES", "PORT", "STATE"}}
 	for _, side := range []struct {
 		name string
 		*Side
 	}{{"in the pod", i.Host}, {"at the xPU", i.Card}} {
 		if side.Side == nil {
-			fmt.Fprintf(table, "    %s\t-\t-\t-\t-\t-\t-\n", side.name)
+			rows = append(rows, []string{"    " + side.name, "-", "-", "-", "-", "-", "-"})
 			continue
 		}
-		fmt.Fprintf(table, "    %s\t%s\t%s\t%s\t%s\t%s\t%s\n", side.name, dash(side.MAC), number(side.VLAN), number(side.MTU),
-			dash(strings.Join(side.Addresses, ",")), dash(side.Port), dash(side.State))
+		rows = append(rows, []string{
+			"    " + side.name, dash(side.MAC), number(side.VLAN), number(side.MTU),
+			dash(strings.Join(side.Addresses, ",")), dash(side.Port), dash(side.State),
+		})
 	}
-	table.Flush()
+	writeRows(out, rows)
 }
 
 func (p *Pod) why(out *strings.Builder) {
@@ -100,7 +99,7 @@ func (p *Pod) why(out *strings.Builder) {
 	}
 	out.WriteString("\nwhy it stays pending:\n")
 	for _, line := range p.Why[1:] {
-		out.WriteString(printers.EscapeTerminal(line) + "\n")
+		out.WriteString(terminal.Escape(line) + "\n")
 	}
 }
 
@@ -109,23 +108,28 @@ func (p *Pod) lastEvents(out *strings.Builder) {
 		return
 	}
 	out.WriteString("\nlast events:\n")
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	var rows [][]string
 	for _, e := range p.Events[max(0, len(p.Events)-mostEvents):] {
 		times := ""
 		if e.Count > 1 {
 			times = fmt.Sprintf(" (%d times)", e.Count)
 		}
-		fmt.Fprintf(table, "  %s\t%s\t%s\t%s%s\n", shown(e.Time), e.Object, e.Reason,
-			printers.EscapeTerminal(strings.ReplaceAll(e.Message, "\n", " ")), times)
+		rows = append(rows, []string{"  " + shown(e.Time), e.Object, e.Reason, e.Message + times})
 	}
-	table.Flush()
+	writeRows(out, rows)
+}
+
+func writeRows(out *strings.Builder, rows [][]string) {
+	for _, line := range terminal.Columns(2, rows) {
+		out.WriteString(line)
+	}
 }
 
 func dash(s string) string {
 	if s == "" {
 		return "-"
 	}
-	return printers.EscapeTerminal(s)
+	return s
 }
 
 func number(n int32) string {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 //go:embed picture.svg.tmpl page.html.tmpl
@@ -196,7 +197,7 @@ func poolOf(f nodestate.Function) string {
 	if f.Pool == "" {
 		return ""
 	}
-	return "pool " + f.Pool
+	return terminal.Escape("pool " + f.Pool)
 }
 
 // describe is what a square says where one points at it.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // TreeOptions are those of [Tree].
@@ -49,7 +50,8 @@ func title(state *nodestate.State) string {
 	if state.Agent != "" {
 		source = "as xpu-agent " + state.Agent + " sees it"
 	}
-	return strings.TrimSpace(fmt.Sprintf("%s %s, %s", state.Node, source, state.Time.UTC().Format(time.DateTime+"Z")))
+	at := state.Time.UTC().Format(time.DateTime + "Z")
+	return terminal.Escape(strings.TrimSpace(fmt.Sprintf("%s %s, %s", state.Node, source, at)))
 }
 
 func (o TreeOptions) add(branch treeprint.Tree, functions []nodestate.Function) {
@@ -93,14 +95,14 @@ func present(name string) string {
 }
 
 func (o TreeOptions) line(f nodestate.Function) string {
-	parts := []string{fmt.Sprintf("%s %s", f.ID, name(f))}
+	parts := []string{terminal.Escape(fmt.Sprintf("%s %s", f.ID, name(f)))}
 	if f.Kind == function.PF {
 		parts = append(parts, netdevOf(f), driverOf(f), link(f))
 		if f.DefaultRoute {
 			parts = append(parts, "the node's own traffic goes over it")
 		}
 	} else {
-		parts = append(parts, clean(f.AuxDevice), netdevOf(f), driverOf(f))
+		parts = append(parts, terminal.Escape(f.AuxDevice), netdevOf(f), driverOf(f))
 	}
 	parts = append(parts, o.use(f))
 	return strings.Join(withoutEmpty(parts), ", ")
@@ -108,19 +110,16 @@ func (o TreeOptions) line(f nodestate.Function) string {
 
 func (o TreeOptions) lines(functions []nodestate.Function) string {
 	first, last := functions[0], functions[len(functions)-1]
+	names := fmt.Sprintf("%s to %s %s-%d", first.ID, last.ID, name(first), last.Index)
 	parts := []string{
-		fmt.Sprintf("%s to %s %s-%d", first.ID, last.ID, name(first), last.Index), driverOf(first),
-		fmt.Sprintf("%d alike", len(functions)), o.use(first),
+		terminal.Escape(names), driverOf(first), fmt.Sprintf("%d alike", len(functions)), o.use(first),
 	}
 	return strings.Join(withoutEmpty(parts), ", ")
 }
 
 // use is who has the Function or could have it.
 func (o TreeOptions) use(f nodestate.Function) string {
-	var parts []string
-	if f.Pool != "" {
-		parts = append(parts, "pool "+f.Pool)
-	}
+	parts := withoutEmpty([]string{poolOf(f)})
 	c := conditionOf(f)
 	switch text := who(f); {
 	case text != "":
@@ -136,7 +135,7 @@ func (o TreeOptions) use(f nodestate.Function) string {
 func netdevOf(f nodestate.Function) string {
 	switch {
 	case f.Netdev != "":
-		return clean(f.Netdev)
+		return terminal.Escape(f.Netdev)
 	case f.Potential:
 		return "made when it is allocated"
 	}
@@ -147,7 +146,7 @@ func driverOf(f nodestate.Function) string {
 	if f.Driver == "" && !f.Potential && !f.Gone && f.Class != "" {
 		return "no driver"
 	}
-	return clean(f.Driver)
+	return terminal.Escape(f.Driver)
 }
 
 func withoutEmpty(parts []string) []string {

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // card is what is in one PCI slot.
@@ -79,7 +79,7 @@ func (c card) Title() string {
 	if c.first.NUMANode >= 0 {
 		parts = append(parts, fmt.Sprintf("NUMA node %d", c.first.NUMANode))
 	}
-	return clean(strings.Join(parts, ", "))
+	return terminal.Escape(strings.Join(parts, ", "))
 }
 
 // name is how a Function is called among those of its card.
@@ -163,7 +163,7 @@ func who(f nodestate.Function) string {
 		}
 		parts = append(parts, waits)
 	}
-	return clean(strings.Join(parts, " "))
+	return terminal.Escape(strings.Join(parts, " "))
 }
 
 // troubles are the sentences about what is wrong with a Function.
@@ -173,23 +173,13 @@ func troubles(f nodestate.Function) []string {
 		out = append(out, "the device is gone")
 	}
 	if f.HostUse != "" && f.Pool == "" && f.Kind != function.PF { // that of a Function in a pool is among its problems
-		out = append(out, clean("the host uses it: netdev "+f.Netdev+" "+f.HostUse))
+		out = append(out, terminal.Escape("the host uses it: netdev "+f.Netdev+" "+f.HostUse))
 	}
 	for _, p := range f.Problems {
-		out = append(out, clean(p.Message))
+		out = append(out, terminal.Escape(p.Message))
 	}
 	if a := f.Attachment; a != nil && a.Quarantine != nil && len(f.Problems) == 0 { // else they say it
-		out = append(out, clean("quarantined: "+a.Quarantine.Message))
+		out = append(out, terminal.Escape("quarantined: "+a.Quarantine.Message))
 	}
 	return out
-}
-
-// clean takes from a text what could control a terminal or make a second line of it. Names of netdevs and what hooks say may have anything.
-func clean(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '�'
-	}, text)
 }

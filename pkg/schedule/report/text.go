@@ -7,33 +7,34 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
+	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
 // Text writes the Schedule for people: a table of the pods with their devices, and below it what keeps pods pending.
 // Refusals of pods that have a node are written if all is set.
 func (s *Schedule) Text(to io.Writer, all bool) error {
-	table := tabwriter.NewWriter(to, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "POD\tNODE\tCLAIM\tREQUEST\tDEVICE\tTAKES")
+	table := [][]string{{"POD", "NODE", "CLAIM", "REQUEST", "DEVICE", "TAKES"}}
 	for _, pod := range s.Pods {
-		for _, row := range rows(pod) {
-			fmt.Fprintln(table, strings.Join(row, "\t"))
-		}
+		table = append(table, rows(pod)...)
 	}
-	if err := table.Flush(); err != nil {
-		return err
+	var out strings.Builder
+	for _, line := range terminal.Columns(3, table) {
+		out.WriteString(line)
 	}
+
 	for _, pod := range s.Pods {
 		if pod.Node != "" && (!all || len(pod.Refusals) == 0) {
 			continue
 		}
-		if _, err := io.WriteString(to, "\n"+explanation(pod)); err != nil {
-			return err
+		out.WriteString("\n")
+		for _, line := range explanation(pod) {
+			out.WriteString(terminal.Escape(line) + "\n")
 		}
 	}
-	return nil
+	_, err := io.WriteString(to, out.String())
+	return err
 }
 
 // rows returns a row for each device of the pod, or one if it has none. What stands in the row above is not repeated.
@@ -79,37 +80,41 @@ func takes(claim Claim, device Device) string {
 	return strings.Join(all, ", ")
 }
 
-// explanation says why nodes cannot take the pod.
-func explanation(pod Pod) string {
-	var text strings.Builder
+// explanation says why nodes cannot take the pod, line by line.
+func explanation(pod Pod) []string {
 	nodes := 0
 	for _, refusal := range pod.Refusals {
 		nodes += len(refusal.Nodes)
 	}
 	nodes += pod.Fits
 	name := pod.Namespace + "/" + pod.Name
+
+	var lines []string
 	switch {
 	case pod.Node != "":
-		fmt.Fprintf(&text, "%s is on %s: %d of %d nodes can take it.\n", name, pod.Node, pod.Fits, nodes)
+		lines = append(lines,
+			fmt.Sprintf("%s is on %s: %d of %d nodes can take it.", name, pod.Node, pod.Fits, nodes))
 	case len(pod.Reasons) > 0:
-		fmt.Fprintf(&text, "%s is pending, whatever node:\n", name)
+		lines = append(lines, name+" is pending, whatever node:")
 	case nodes == 0:
-		fmt.Fprintf(&text, "%s is pending: there are no nodes.\n", name)
+		lines = append(lines, name+" is pending: there are no nodes.")
 	case nodes == 1:
-		fmt.Fprintf(&text, "%s is pending: the only node cannot take it.\n", name)
+		lines = append(lines, name+" is pending: the only node cannot take it.")
 	default:
-		fmt.Fprintf(&text, "%s is pending: none of %d nodes can take it.\n", name, nodes)
+		lines = append(lines,
+			fmt.Sprintf("%s is pending: none of %d nodes can take it.", name, nodes))
 	}
+
 	for _, reason := range pod.Reasons {
-		writeReason(&text, "  ", reason)
+		lines = append(lines, reasonLines("  ", reason)...)
 	}
 	for _, refusal := range pod.Refusals {
-		fmt.Fprintf(&text, "  %s:\n", places(refusal.Nodes))
+		lines = append(lines, "  "+places(refusal.Nodes)+":")
 		for _, reason := range refusal.Reasons {
-			writeReason(&text, "    ", reason)
+			lines = append(lines, reasonLines("    ", reason)...)
 		}
 	}
-	return text.String()
+	return lines
 }
 
 // Why says in one sentence why no node takes the pod, by what most nodes say, and then all that the nodes say, line by line. It is nil for a
@@ -118,7 +123,7 @@ func (p Pod) Why() []string {
 	if p.Node != "" {
 		return nil
 	}
-	lines := strings.Split(strings.TrimSuffix(explanation(p), "\n"), "\n")
+	lines := explanation(p)
 	reasons := p.Reasons
 	if len(reasons) == 0 && len(p.Refusals) > 0 {
 		most := slices.MaxFunc(p.Refusals, func(a, b schedule.Refusal) int { return cmp.Compare(len(a.Nodes), len(b.Nodes)) })
@@ -145,7 +150,7 @@ func places(nodes []string) string {
 	return fmt.Sprintf("%s and %d more nodes", strings.Join(nodes[:most-1], ", "), len(nodes)-most+1)
 }
 
-func writeReason(text *strings.Builder, indent string, reason schedule.Reason) {
+func reasonLines(indent string, reason schedule.Reason) []string {
 	var of []string
 	if reason.Claim != "" {
 		of = append(of, "claim "+reason.Claim)
@@ -153,12 +158,27 @@ func writeReason(text *strings.Builder, indent string, reason schedule.Reason) {
 	if reason.Request != "" {
 		of = append(of, "request "+reason.Request)
 	}
-	text.WriteString(indent)
+	first := ""
 	if of != nil {
-		text.WriteString(strings.Join(of, ", ") + ": ")
+		first = strings.Join(of, ", ") + ": "
 	}
-	text.WriteString(reason.Message + "\n")
+
+	lines := messageLines(indent, first+reason.Message)
 	for _, cause := range reason.Causes {
-		text.WriteString(indent + "  " + cause.Message + "\n")
+		lines = append(lines, messageLines(indent+"  ", cause.Message)...)
 	}
+	return lines
+}
+
+// messageLines marks all lines of a message but the first, because none of them may look like
+// another reason. Errors of CEL have some.
+func messageLines(indent, message string) []string {
+	lines := strings.Split(message, "\n")
+	for i := range lines {
+		if i > 0 {
+			lines[i] = "  | " + lines[i]
+		}
+		lines[i] = indent + lines[i]
+	}
+	return lines
 }
