@@ -101,12 +101,21 @@ func TestCheckHostPFs(t *testing.T) {
 
 // textOf is the form that ParseHostPF reads.
 func textOf(p HostPF) string {
-	s := fmt.Sprintf("%s=%s", p.Address, p.name)
+	s := p.name
+	if p.Address != "" {
+		s = string(p.Address) + "=" + p.name
+	}
 	if p.Stride != 0 {
 		s += fmt.Sprintf(",offset=%d,stride=%d", p.Offset, p.Stride)
 	}
 	if p.Eswitch != "" {
 		s += ",eswitch=" + string(p.Eswitch)
+	}
+	if p.MAC != "" {
+		s += ",mac=" + string(p.MAC)
+	}
+	if p.Serial != "" {
+		s += ",serial=" + p.Serial
 	}
 	return s
 }
@@ -114,6 +123,8 @@ func textOf(p HostPF) string {
 func FuzzParseHostPF(f *testing.F) {
 	f.Add("0000:3b:00.0=c1pf0,offset=2,stride=1")
 	f.Add("0000:3b:00.1=pf1,eswitch=0000:03:00.1")
+	f.Add("pf0")
+	f.Add("0000:3b:00.0=c1pf0,mac=02:00:00:00:00:0A,serial=MT 2334=1")
 	f.Fuzz(func(t *testing.T, s string) {
 		p, err := ParseHostPF(s)
 		if err != nil {
