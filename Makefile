@@ -128,6 +128,11 @@ OWNERS ?= ./pkg/node/lifecycle ./pkg/node/journal ./pkg/node/hooks ./pkg/node/nr
 mutation: ## Show which mistakes in the packages that own state no test notices (OWNERS=./pkg/..)
 	@go run ./test/mutation $(OWNERS)
 
+FUZZTIME ?= 30s
+.PHONY: fuzz
+fuzz: ## Fuzz every fuzz target for a while, until one fails (FUZZTIME=30s FUZZ=./pkg/..)
+	@go run ./test/fuzz -time $(FUZZTIME) $(FUZZ)
+
 LIVES ?= 10000
 .PHONY: matrix
 matrix: preflight tools images chart ## Tell the story on every supported version of Kubernetes, container runtime and Multus; takes an hour the first time
