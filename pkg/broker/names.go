@@ -10,15 +10,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// scoped is the name in the infra cluster of a tenant's cluster-scoped object. Names of tenants have no dot, so that no two names are
-// the same.
+// scoped is the name in the infra cluster of a tenant's cluster-scoped object. It begins with the
+// tenant's name and a dot, whatever its name there is. Names of tenants have no dot, so that no two
+// tenants have a name in common.
 func scoped(tenant, name string) string {
-	return fit(tenant+"."+name, validation.DNS1123SubdomainMaxLength)
+	return fit(tenant, name, validation.DNS1123SubdomainMaxLength)
 }
 
 // scopedNetwork is that of an XPUNetwork. It is also the value of a label.
 func scopedNetwork(tenant, name string) string {
-	return fit(tenant+"."+name, validation.LabelValueMaxLength)
+	return fit(tenant, name, validation.LabelValueMaxLength)
 }
 
 // scopedPort is the name of an XPUPort. Names of namespaces have no dot.
@@ -31,14 +32,22 @@ func local(tenant, name string) (_ string, ok bool) {
 	return strings.CutPrefix(name, tenant+".")
 }
 
-// fit shortens a name that is too long. What it leaves out is in the digest.
-func fit(name string, most int) string {
-	if len(name) <= most {
-		return name
+// fit puts the tenant before a name, and shortens what is too long then. What it leaves out is in
+// the digest. Of a text that no object can have as its name, such as dashes alone, only a digest
+// follows the tenant's dot, because shortening could cut that off.
+func fit(tenant, name string, most int) string {
+	full := tenant + "." + name
+	sum := sha256.Sum256([]byte(full))
+	fitted := full
+	if len(full) > most {
+		end := "-" + hex.EncodeToString(sum[:4])
+		fitted = strings.TrimRight(full[:most-len(end)], ".-") + end
 	}
-	sum := sha256.Sum256([]byte(name))
-	end := "-" + hex.EncodeToString(sum[:4])
-	return strings.TrimRight(name[:most-len(end)], ".-") + end
+	if _, ok := local(tenant, fitted); ok && len(validation.IsDNS1123Subdomain(fitted)) == 0 {
+		return fitted
+	}
+	// Of an XPUTenant's 32 characters at most, a label value leaves 30 for the digest.
+	return tenant + "." + hex.EncodeToString(sum[:15])
 }
 
 // localText has a text of the infra cluster name objects as the tenant does.
