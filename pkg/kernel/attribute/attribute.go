@@ -36,16 +36,16 @@ func All(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) { _ = walk(b, yield) }
 }
 
-// First returns the first attribute of a type, nil if there is none before a malformed one. The value
-// is a part of b. It is for messages of which most are not looked at any further.
-func First(b []byte, kind uint16) (first []byte) {
-	_ = walk(b, func(k uint16, value []byte) bool {
+// First returns the value of the first attribute of a type, or nil. It ignores what is behind a
+// malformed attribute. The value is a part of b. First is for messages of which most are not looked
+// at any further; [Parse] makes a map of each.
+func First(b []byte, kind uint16) []byte {
+	for k, value := range All(b) {
 		if k == kind {
-			first = value
+			return value
 		}
-		return k != kind
-	})
-	return first
+	}
+	return nil
 }
 
 // Set are the attributes of a message, or of a nested attribute, by type; the last one of each type. An attribute that is not

@@ -22,23 +22,21 @@ func Open(path string) (netns.NsHandle, error) {
 	return ns, nil
 }
 
-// Do calls f on a thread in the namespace, for what depends on the thread's namespace: where a socket is opened, or whose
-// sysctls /proc shows. That is the caller's thread if it is in the namespace already, as it mostly is
-// for the process's own one.
+// Do calls f on a thread in the namespace, for what depends on the thread's namespace: where a
+// socket is opened, or whose sysctls /proc shows. The caller's thread does for the process's own
+// namespace, because every thread is in it that a goroutine of a Do has not locked.
 func Do(ns netns.NsHandle, f func() error) error {
-	if !ns.IsOpen() || has(ns) {
+	if !ns.IsOpen() || IsAt(ns, "/proc/thread-self/ns/net") {
 		return f()
 	}
 	return onThread(ns, f)
 }
 
-// has says whether the thread is in the namespace.
-func has(ns netns.NsHandle) bool {
-	var own, other unix.Stat_t
-	err := errors.Join(
-		unix.Stat("/proc/thread-self/ns/net", &own), unix.Fstat(int(ns), &other),
-	)
-	return err == nil && own.Dev == other.Dev && own.Ino == other.Ino
+// IsAt says whether the path is one of the open namespace. A path that cannot be looked at is not.
+func IsAt(ns netns.NsHandle, path string) bool {
+	var open, at unix.Stat_t
+	err := errors.Join(unix.Fstat(int(ns), &open), unix.Stat(path, &at))
+	return err == nil && open.Dev == at.Dev && open.Ino == at.Ino
 }
 
 // onThread calls f on a thread that it sends to the namespace and back. A thread that cannot leave

@@ -329,10 +329,14 @@ func (e *Engine) Attach(
 	return Observed{}, err
 }
 
-// dialAgain returns a connection to the namespace of a place that was planned.
+// dialAgain returns a connection to the namespace of a place that was planned: that of its Plan, if
+// the path means the same namespace still.
 func (e *Engine) dialAgain(place Place) (*conn, error) {
 	if pod := e.planned.take(place); pod != nil {
-		return pod, nil
+		if namespace.IsAt(pod.ns, e.hostPath(place.NetNS)) {
+			return pod, nil
+		}
+		_ = pod.close()
 	}
 	pod, err := e.dial(place.NetNS)
 	if err != nil {
@@ -666,14 +670,19 @@ func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, 
 // dial opens the namespace at a path of the host. Some runtimes, such as cri-dockerd, name a namespace by a process in it:
 // /proc/4711/ns/net. In the agent's container, procfs numbers processes differently.
 func (e *Engine) dial(path string) (*conn, error) {
-	if process, ok := strings.CutPrefix(path, "/proc/"); ok {
-		path = filepath.Join(e.procRoot, process)
-	}
-	pod, err := dial(path)
+	pod, err := dial(e.hostPath(path))
 	if err == nil {
 		pod.isPod = pod.cookie != e.host.cookie
 	}
 	return pod, err
+}
+
+// hostPath is where the process finds a path of the host.
+func (e *Engine) hostPath(path string) string {
+	if process, ok := strings.CutPrefix(path, "/proc/"); ok {
+		return filepath.Join(e.procRoot, process)
+	}
+	return path
 }
 
 // dialPlace returns nil if the namespace is gone: its path does not exist, means another one, or is a plain mount point.

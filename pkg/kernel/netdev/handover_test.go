@@ -1,6 +1,9 @@
 package netdev
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,8 +14,7 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestHandover: an Attach goes on with the connection of its Plan, and one that no Attach follows is
-// closed.
+// TestHandover: an Attach goes on with the connection of its Plan, and closes it.
 func TestHandover(t *testing.T) {
 	host, pod := netns.New(t), netns.New(t)
 	must.Succeed(t, host.Handle().LinkAdd(&netlink.Veth{
@@ -38,8 +40,36 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// TestHandoverEnds: whatever is not taken is closed: after its time, when another one takes its place,
-// and with the Engine.
+// TestHandoverOfAnotherNamespace: the path may mean another namespace since the Plan. The connection
+// keeps the old one from ending, which must not hide that it is gone for everybody else.
+func TestHandoverOfAnotherNamespace(t *testing.T) {
+	host, pod, other := netns.New(t), netns.New(t), netns.New(t)
+	must.Succeed(t, host.Handle().LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: "v0"}, PeerName: "v1",
+	}))
+	e, err := New(Options{HostNetNS: host.Path()})
+	must.Succeed(t, err)
+	defer e.Close()
+	device, want := Device{Name: "v0"}, function.Interface{Name: "net1"}
+	path := filepath.Join(t.TempDir(), "netns")
+	must.Succeed(t, os.Symlink(pod.Path(), path))
+
+	before, place, err := e.Plan(t.Context(), device, path, want)
+	must.Succeed(t, err)
+	must.Succeed(t, os.Remove(path))
+	must.Succeed(t, os.Symlink(other.Path(), path))
+
+	_, err = e.Attach(t.Context(), device, before, place, want)
+	if err == nil || !strings.Contains(err.Error(), "is another one than before") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := e.host.named("v0"); err != nil {
+		t.Errorf("the netdev has left the host: %v", err)
+	}
+}
+
+// TestHandoverEnds: whatever is not taken is closed: after its time, when another one takes its
+// place, and with the Engine.
 func TestHandoverEnds(t *testing.T) {
 	pod := netns.New(t)
 	open := func() *conn {

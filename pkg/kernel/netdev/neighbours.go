@@ -13,7 +13,7 @@ import (
 // one in a coarser unit (Documentation/networking/ip-sysctl.rst).
 var neighbourTwins = []string{"base_reachable_time", "retrans_time", "unres_qlen"}
 
-// neighboursTold are the sysctls of net.ipv4.neigh and net.ipv6.neigh, which NDTA_PARMS has (NDTPA_*
+// neighboursTold lists the sysctls of net.ipv4.neigh and net.ipv6.neigh that NDTA_PARMS has (NDTPA_*
 // of linux/neighbour.h).
 var neighboursTold = []toldSysctl{
 	{"base_reachable_time_ms", 4, signed}, {"retrans_time_ms", 5, signed},

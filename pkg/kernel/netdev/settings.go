@@ -58,9 +58,9 @@ func (e *Engine) settingGroups() []settingGroup {
 	)
 }
 
-// startReading reads groups of a netdev on the host, and goes on after it returned. The function that
-// it returns waits for the settings. The files, which are half of the work, are read while the driver
-// is asked for the other settings.
+// startReading begins to read groups of a netdev on the host. wait returns the settings, and may be
+// called again. The files, which are half of the work, are read while the driver is asked for the
+// other settings.
 func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Settings) {
 	values := make([]map[string]string, len(groups))
 	read := func(files bool) {
@@ -80,7 +80,7 @@ func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Setti
 	})
 	both.Go(func() { read(false) })
 
-	return func() Settings {
+	return sync.OnceValue(func() Settings {
 		both.Wait()
 		settings := Settings{}
 		for i, g := range groups {
@@ -89,7 +89,7 @@ func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Setti
 			}
 		}
 		return settings
-	}
+	})
 }
 
 // settingsNow reads what a netdev on the host has of the settings of before. Where last has been

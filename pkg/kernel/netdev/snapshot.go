@@ -323,8 +323,8 @@ func compare(before, now Snapshot) []property {
 	return list
 }
 
-// withoutEqual returns two snapshots without the sysctls and the groups of settings that are equal in
-// both, because these are most of what is known of a netdev, and they seldom differ.
+// withoutEqual returns two snapshots without the sysctls and the groups of settings that are equal
+// in both, because these are most of what is known of a netdev, and they seldom differ.
 func withoutEqual(a, b Snapshot) (Snapshot, Snapshot) {
 	if a.Conf != nil && b.Conf != nil && a.Conf.equal(*b.Conf) {
 		a.Conf, b.Conf = nil, nil

@@ -56,8 +56,8 @@ func (u unit) text(number uint64) string {
 	return strconv.Itoa(int(int32(number)))
 }
 
-// conf6Told are those of net.ipv6.conf, which IFLA_INET6_CONF has (DEVCONF_* of linux/ipv6.h). The
-// others are younger than Linux 6.1.
+// conf6Told lists the sysctls of net.ipv6.conf that IFLA_INET6_CONF has (DEVCONF_* of linux/ipv6.h).
+// It leaves out what is younger than Linux 6.1.
 var conf6Told = []toldSysctl{
 	{"router_solicitation_interval", 8, seconds}, {"router_solicitation_delay", 9, seconds},
 	{"temp_valid_lft", 11, signed}, {"temp_prefered_lft", 12, signed},
@@ -94,10 +94,10 @@ func tellConf6(l *link) map[string]string {
 const stableSecret = "stable_secret"
 
 // sysctlGroup are the sysctls of a netdev in a directory of procfs, but for except. Their names are
-// those of "lo", which each network namespace has: they are listed once, because that takes as long as
-// to read them. Those that tell returns are not read from their files. The group is unknown while its
-// files cannot be listed or written, as those of a protocol whose module is not loaded. The kernel
-// lets no netdev have the names of the other directories there, "all" and "default".
+// those of "lo", which each network namespace has: they are listed once, because that takes as long
+// as to read them. What tell returns is not read from its file. The group is unknown while its files
+// cannot be listed or written, or while the protocol's module is not loaded. The kernel lets no
+// netdev have the names of the other directories there, "all" and "default".
 func (e *Engine) sysctlGroup(
 	name, directory string, except []string, tell func(l *link) map[string]string,
 ) settingGroup {
@@ -107,7 +107,7 @@ func (e *Engine) sysctlGroup(
 		if known := listed.Load(); known != nil {
 			return *known
 		}
-		if !e.hasSysctls(directory) {
+		if !e.hasProtocol(directory) {
 			return nil // a later call asks again
 		}
 		all, exists, err := of("lo").Names()
@@ -121,8 +121,11 @@ func (e *Engine) sysctlGroup(
 	}
 
 	read := func(l *link) map[string]string {
+		if !e.host.conf6 {
+			return nil
+		}
 		all := names()
-		if !e.host.conf6 || len(all) == 0 {
+		if len(all) == 0 {
 			return nil
 		}
 		return readSysctls(of(l.Name), all, tell(l))
@@ -138,10 +141,11 @@ func (e *Engine) sysctlGroup(
 	return settingGroup{name: name, files: true, read: read, change: change}
 }
 
-// hasSysctls says whether the kernel has the directory, such as "sys/net/mpls/conf". It looks for the
-// protocol in a list, because the kernel frees what it keeps of a name that it did not find after a
-// grace period of RCU, for which the move of a netdev would wait (see [handover]).
-func (e *Engine) hasSysctls(directory string) bool {
+// hasProtocol says whether the kernel has the protocol of a directory, such as "sys/net/mpls/conf".
+// It looks for the protocol in a list, because the kernel frees what it keeps of a name that it did
+// not find after a grace period of RCU, for which the move of a netdev would wait (see [handover]).
+// A list that cannot be read has no protocol.
+func (e *Engine) hasProtocol(directory string) bool {
 	protocol := path.Dir(directory)
 	names, _, _ := sysfs.Root(e.procRoot).Dir(path.Dir(protocol)).Names()
 	return slices.Contains(names, path.Base(protocol))
