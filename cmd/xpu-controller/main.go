@@ -102,7 +102,8 @@ carries them from one to the other.`,
 	f.StringVar(&o.manager.HealthProbeBindAddress, "health-probe-bind-address", ":8081",
 		"host:port for /healthz and /readyz; 0 serves none")
 	f.StringVar(&o.manager.PprofBindAddress, "pprof-bind-address", "0",
-		"loopback host:port for Go profiles at /debug/pprof, such as 127.0.0.1:6060; they show names of objects; 0 serves none")
+		"loopback host:port for Go profiles at /debug/pprof, such as 127.0.0.1:6060; "+
+			"they show names of objects; 0 serves none")
 	f.StringVar(&o.tracingEndpoint, "tracing-endpoint", "", tracing.EndpointUsage)
 	f.Float32Var(&o.apiQPS, "kube-api-qps", 200, "requests per second to the API server, over time")
 	f.IntVar(&o.apiBurst, "kube-api-burst", 400, "requests to the API server at once")

@@ -35,7 +35,8 @@ func serveCommand() *cobra.Command {
 		Short: "Run an API server and the scheduler on this machine, to try claims on",
 		Long: `Runs etcd, kube-apiserver, kube-scheduler and the controller of ResourceClaims as processes of yours, on the loopback
 interface, until it is interrupted. There are no kubelets: pods get a node and devices, and never run. All files are in a
-temporary directory, which is removed at the end. So is the kubeconfig that --write-kubeconfig names, which must be a new file.
+temporary directory, which is removed at the end. So is the kubeconfig that --write-kubeconfig names,
+which must be a new file.
 
 The programs are those of a release of Kubernetes, or of "make images" in bin/kubernetes.`,
 		Example: `  # Three hosts whose VFs can be claimed:
@@ -62,6 +63,7 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 	if _, err := os.Lstat(o.kubeconfig); err == nil {
 		return o.exists()
 	}
+
 	assets, err := controlplane.Find(cmp.Or(o.assets, os.Getenv("KUBEBUILDER_ASSETS"), filepath.Join("bin", "kubernetes")))
 	if err != nil {
 		return fmt.Errorf("%w: name a directory with --assets", err)
@@ -74,6 +76,7 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
+
 	dir, err := os.MkdirTemp("", "xpuctl-serve-")
 	if err != nil {
 		return err
@@ -85,6 +88,7 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
+
 	if err := o.fill(ctx, plane, objects); err != nil {
 		stop()
 		return errors.Join(plane.Wait(), err)
@@ -95,7 +99,9 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 		return errors.Join(plane.Wait(), err)
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	terminal.Line(c.OutOrStdout(), "ready after %.1fs: export KUBECONFIG=%s", time.Since(begin).Seconds(), o.kubeconfig)
+
+	terminal.Line(c.OutOrStdout(), "ready after %.1fs: export KUBECONFIG=%s",
+		time.Since(begin).Seconds(), o.kubeconfig)
 	return plane.Wait()
 }
 
@@ -113,12 +119,13 @@ func (o serveOptions) fill(ctx context.Context, plane *controlplane.ControlPlane
 }
 
 func (o serveOptions) exists() error {
-	return fmt.Errorf("--write-kubeconfig: %s exists already: remove it, or name another file", o.kubeconfig)
+	return fmt.Errorf("--write-kubeconfig: %s exists already: remove it, or name another file",
+		o.kubeconfig)
 }
 
 // writeKubeconfig makes the file, which only its owner can read, because it has an administrator's
-// credentials. It never writes to a file that exists. remove deletes the file, unless another one has
-// taken its place.
+// credentials. It never writes to a file that exists. remove deletes the file, unless another one
+// has taken its place.
 func (o serveOptions) writeKubeconfig(content []byte) (remove func() error, err error) {
 	file, err := os.OpenFile(o.kubeconfig, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -139,8 +146,11 @@ func (o serveOptions) writeKubeconfig(content []byte) (remove func() error, err 
 
 	return func() error {
 		now, err := os.Lstat(o.kubeconfig)
-		if err != nil || !os.SameFile(ours, now) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist), err == nil && !os.SameFile(ours, now):
 			return nil
+		case err != nil:
+			return fmt.Errorf("--write-kubeconfig: remove it: %w", err)
 		}
 		return os.Remove(o.kubeconfig)
 	}, nil

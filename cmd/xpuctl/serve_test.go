@@ -12,7 +12,8 @@ import (
 // TestServeLeavesFilesAlone: a file that exists is neither overwritten nor removed, whatever it is.
 func TestServeLeavesFilesAlone(t *testing.T) {
 	dir := t.TempDir()
-	file, link, target := filepath.Join(dir, "file"), filepath.Join(dir, "link"), filepath.Join(dir, "none")
+	in := func(name string) string { return filepath.Join(dir, name) }
+	file, link, target := in("file"), in("link"), in("none")
 	must.Succeed(t, os.WriteFile(file, []byte("mine"), 0o644))
 	must.Succeed(t, os.Symlink(target, link))
 
@@ -30,8 +31,8 @@ func TestServeLeavesFilesAlone(t *testing.T) {
 	}
 }
 
-// TestServeKubeconfig: the file is for its owner alone, and is gone at the end unless somebody has put
-// another one in its place.
+// TestServeKubeconfig: the file is for its owner alone, and is gone at the end unless somebody has
+// put another one in its place.
 func TestServeKubeconfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	remove, err := (serveOptions{kubeconfig: path}).writeKubeconfig([]byte("admin"))

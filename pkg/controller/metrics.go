@@ -26,7 +26,9 @@ type metrics struct {
 }
 
 // newMetrics registers them. elected is closed once this process is the leader.
-func newMetrics(registerer prometheus.Registerer, cache client.Reader, elected <-chan struct{}) *metrics {
+func newMetrics(
+	registerer prometheus.Registerer, cache client.Reader, elected <-chan struct{},
+) *metrics {
 	registerer.MustRegister(&portCollector{cache: cache, elected: elected})
 	factory := promauto.With(registerer)
 	return &metrics{
@@ -66,13 +68,14 @@ type portCollector struct {
 }
 
 var portsDesc = prometheus.NewDesc(
-	"xpu_ports", "XPUPorts by XPU, other for those that name none that there is, and state: up, waiting, refused or releasing; "+
-		"ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.",
+	"xpu_ports", "XPUPorts by XPU, _other for those whose XPU does not exist, "+
+		"and state: up, waiting, refused or releasing; ahead of those that no pod has; "+
+		"standby of those of virtual machines that are being migrated. Only the leader has it.",
 	[]string{"xpu", "state"}, nil)
 
-// noXPU is the label of Ports whose XPU does not exist. An administrator makes XPUs, but nodes write
-// which XPU a Port is of, so that they could make any number of series.
-const noXPU = "other"
+// noXPU is the label of Ports whose XPU does not exist. No XPU can have this name. An administrator
+// makes XPUs, but nodes write which XPU a Port is of, so that they could make any number of series.
+const noXPU = "_other"
 
 func (*portCollector) Describe(descs chan<- *prometheus.Desc) { descs <- portsDesc }
 

@@ -257,7 +257,7 @@ func TestStuckDelete(t *testing.T) {
 	}
 	c.told("XPUPort", port.Name, v1alpha1.ReasonReleasing)
 	if err := testutil.GatherAndCompare(c.registry, strings.NewReader(`
-# HELP xpu_ports XPUPorts by XPU, other for those that name none that there is, and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
+# HELP xpu_ports XPUPorts by XPU, _other for those whose XPU does not exist, and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
 # TYPE xpu_ports gauge
 xpu_ports{state="releasing",xpu="card"} 1
 `), "xpu_ports"); err != nil {
@@ -458,7 +458,7 @@ func TestMetrics(t *testing.T) {
 # HELP xpu_opi_errors_total Failed operations on OPI agents, by XPU, operation and gRPC code; code Failed is a failure that the agent reported later.
 # TYPE xpu_opi_errors_total counter
 xpu_opi_errors_total{code="ResourceExhausted",operation="EnsurePort",xpu="card"} 1
-# HELP xpu_ports XPUPorts by XPU, other for those that name none that there is, and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
+# HELP xpu_ports XPUPorts by XPU, _other for those whose XPU does not exist, and state: up, waiting, refused or releasing; ahead of those that no pod has; standby of those of virtual machines that are being migrated. Only the leader has it.
 # TYPE xpu_ports gauge
 xpu_ports{state="up",xpu="card"} 2
 `

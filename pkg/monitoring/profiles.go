@@ -12,8 +12,8 @@ import (
 )
 
 // CheckProfilesAddress returns an error unless the address is one of loopback with a port,
-// "127.0.0.1:6060" or "localhost:6060". Others are refused because profiles show names of objects, and
-// making them costs the program time.
+// "127.0.0.1:6060" or "localhost:6060". Others are refused because profiles show names of objects,
+// and making them costs the program time.
 func CheckProfilesAddress(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
