@@ -56,6 +56,7 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
+
 	now := time.Now()
 	if o.file == "" {
 		o.file = "xpu-bundle-" + now.Format("20060102-150405") + ".tar.gz"
@@ -69,6 +70,7 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 			os.Remove(o.file)
 		}
 	}()
+
 	progress := newProgress(c.ErrOrStderr(), "parts collected", unknownTotal)
 	defer progress.end()
 	err = bundle.Write(c.Context(), file, bundle.Sources{
@@ -78,6 +80,7 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 	if err != nil {
 		return err
 	}
+
 	progress.end()
 	return terminal.Line(c.OutOrStdout(), "%s", o.file)
 }

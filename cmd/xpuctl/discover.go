@@ -107,7 +107,8 @@ func printState(to io.Writer, form string, state *nodestate.State) error {
 
 // tones are how conditions of Functions are painted.
 var tones = map[string]terminal.Tone{
-	"free": terminal.Good, "used": terminal.Strong, "releasing": terminal.Faint, "troubled": terminal.Bad,
+	"free": terminal.Good, "used": terminal.Strong,
+	"releasing": terminal.Faint, "troubled": terminal.Bad,
 }
 
 // newAgents reaches the agents of the cluster that the flags mean.

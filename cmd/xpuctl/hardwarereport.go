@@ -129,6 +129,7 @@ func notFree(f nodestate.Function) string {
 	for _, p := range f.Problems {
 		problems = append(problems, p.Message)
 	}
+
 	switch {
 	case f.Kind != function.VF:
 		return "is no VF"

@@ -66,6 +66,7 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 	if name != "ports" {
 		cluster.Namespace = nil
 	}
+
 	var output string
 	c := &cobra.Command{
 		Use:   name,
@@ -84,6 +85,7 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 			if err != nil {
 				return err
 			}
+
 			namespace := ""
 			if cluster.Namespace != nil {
 				namespace = *cluster.Namespace
@@ -92,12 +94,14 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 			if err != nil {
 				return err
 			}
+
 			if output == "text" || output == "wide" {
 				return table.Write(c.OutOrStdout(), output == "wide")
 			}
 			return printList(c.OutOrStdout(), output, objects)
 		},
 	}
+
 	cluster.AddFlags(c.Flags())
 	addOutputFlag(c, &output, "text", "wide", "yaml", "json")
 	return c

@@ -96,6 +96,7 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	if o.apply && len(o.files)+len(o.add)+len(o.remove)+len(o.taint) > 0 {
 		return errors.New("--apply: is for what the cluster has; leave -f, --add, --remove and --taint out")
 	}
+
 	from, err := o.snapshot(c)
 	if err != nil {
 		return err
@@ -108,6 +109,7 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+
 	answer := report.New(features.Kubernetes)
 	for _, d := range decisions {
 		answer.Add(d)
@@ -132,6 +134,7 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 	if err != nil {
 		return nil, err
 	}
+
 	from := &snapshot.Snapshot{}
 	if len(o.files) == 0 || *o.cluster.KubeConfig != "" || *o.cluster.Context != "" {
 		if from, err = o.list(c.Context()); err != nil {
@@ -143,6 +146,7 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 	} else if from, err = reader.Read(o.files...); err != nil {
 		return nil, err
 	}
+
 	if o.kubernetes == "" {
 		o.kubernetes = schedule.NewestKubernetes
 	}
@@ -159,6 +163,7 @@ func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error)
 			return nil, err
 		}
 	}
+
 	if left := reader.LeftOut(); left != "" {
 		terminal.Line(c.ErrOrStderr(), "note: %s", left)
 	}
@@ -206,7 +211,8 @@ func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decisi
 			errs = append(errs, err)
 			continue
 		}
-		terminal.Line(c.ErrOrStderr(), "pod %s/%s is bound to node %s", d.Pod.Namespace, d.Pod.Name, d.Node)
+		terminal.Line(c.ErrOrStderr(), "pod %s/%s is bound to node %s",
+			d.Pod.Namespace, d.Pod.Name, d.Node)
 	}
 	return errors.Join(errs...)
 }

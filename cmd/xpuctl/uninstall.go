@@ -52,6 +52,7 @@ func runUninstall(c *cobra.Command, cluster *genericclioptions.ConfigFlags, o un
 	if err != nil {
 		return err
 	}
+
 	err = uninstall.Run(c.Context(), api, o)
 	var remains *uninstall.RemainsError
 	var inUse *uninstall.InUseError
@@ -75,5 +76,6 @@ func runUninstall(c *cobra.Command, cluster *genericclioptions.ConfigFlags, o un
 	default:
 		return err
 	}
+
 	return no(c)
 }

@@ -97,7 +97,7 @@ type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errFull }
 
-// TestColours: a terminal with colours gets those of a Painter, and no other sequence.
+// TestColours: a terminal with colours gets the colours of a Painter, and no other sequence.
 func TestColours(t *testing.T) {
 	var out bytes.Buffer
 	w := &Writer{to: &out, colours: true}

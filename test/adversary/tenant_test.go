@@ -35,7 +35,9 @@ func (w *world) inDefault(user string, groups ...string) client.Client {
 	w.create(binding)
 	w.Cleanup(func() { must.Succeed(w, w.admin.Delete(context.Background(), binding)) })
 	config := w.cluster.Admin()
-	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: user, Groups: append(groups, "system:authenticated"),
+	}
 	tenant, err := kubeapitest.Client(config)
 	must.Succeed(w, err)
 	must.Eventually(w, "the role is known", func() bool {
@@ -111,7 +113,8 @@ func (w *world) writesNoPort(tenant client.Client, victim *v1alpha1.XPUPort) {
 func TestNamesake(t *testing.T) {
 	w := newWorld(t, ours)
 	agent := opitest.Start(t)
-	w.create(xpu("card", "node1", agent.Config().Endpoint), network("blue", 100, "default", "10.1.0.0/24"), pool("fast"))
+	w.create(xpu("card", "node1", agent.Config().Endpoint),
+		network("blue", 100, "default", "10.1.0.0/24"), pool("fast"))
 	w.claim("victim", "node1", 0, `"network": "blue"`)
 	victim := w.port("default", "node1", 0, v1alpha1.ReasonUp, "")
 

@@ -117,7 +117,8 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 		return nil, err
 	}
 	a.sysRoot = a.host.path("sysfs")
-	if err := errors.Join(os.Mkdir(a.sysRoot, 0o755), unix.Mount("sysfs", a.sysRoot, "sysfs", 0, "")); err != nil {
+	err = errors.Join(os.Mkdir(a.sysRoot, 0o755), unix.Mount("sysfs", a.sysRoot, "sysfs", 0, ""))
+	if err != nil {
 		return nil, fmt.Errorf("mount sysfs: %w", err)
 	}
 	if a.pod, err = netns.Make(a.host.path("pod.netns")); err != nil {
@@ -128,7 +129,9 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 			return nil, err
 		}
 	}
-	a.inventory = inventory.New(inventory.Options{SysRoot: a.host.simulated.SysRoot(), Log: logr.Discard()})
+	a.inventory = inventory.New(inventory.Options{
+		SysRoot: a.host.simulated.SysRoot(), Log: logr.Discard(),
+	})
 	records, err := journal.Open(filepath.Join(a.host.path("state"), "journal.db"))
 	if err != nil {
 		return nil, err
@@ -145,9 +148,12 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 	return a, nil
 }
 
-// addNetdev makes the netdev of a Function: one end of a veth pair, whose other end stays in the node's namespace too.
+// addNetdev makes the netdev of a Function: one end of a veth pair, whose other end stays in the
+// node's namespace too.
 func (a *attachment) addNetdev(f simulate.Function) error {
-	return a.own.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: f.Netdev}, PeerName: f.Representor})
+	return a.own.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: f.Netdev}, PeerName: f.Representor,
+	})
 }
 
 func (a *attachment) close() error {
@@ -246,8 +252,8 @@ func moveBare(netdev string, from *netlink.Handle, to int) (time.Duration, error
 	return timed(func() error { return from.LinkSetNsFd(l, to) })
 }
 
-// settle lets the kernel end what the last measurement left for it to do, for which a move would wait,
-// and returns at any moment of the timer's tick, because a move waits for ticks.
+// settle lets the kernel end what the last measurement left for it to do, because a move would wait
+// for that too. It returns at any moment of the timer's tick, because a move waits for ticks.
 func settle() {
 	const grace, tick = 20 * time.Millisecond, 10 * time.Millisecond
 	time.Sleep(grace + rand.N(tick))

@@ -56,7 +56,8 @@ func leftOut(name string) bool {
 		slices.Contains([]string{"testdata", "bin", "node_modules"}, name)
 }
 
-// targetsIn are those of a file; none if it is no test, or not of this platform.
+// targetsIn finds the fuzz targets of a file. A file that is no test, or is not compiled on this
+// platform, has none.
 func targetsIn(path string) (all []target, err error) {
 	if !strings.HasSuffix(path, "_test.go") {
 		return nil, nil

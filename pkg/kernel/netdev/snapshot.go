@@ -243,6 +243,7 @@ func (s Snapshot) properties() []property {
 	flag := func(name string, set bool, flag uint32) {
 		list = append(list, property{name: name, value: set, flag: flag})
 	}
+
 	add("name", s.Name, text(unix.IFLA_IFNAME, s.Name))
 	add("altnames", fmt.Sprintf("%q", s.AltNames), nil)
 	add("alias", s.Alias, text(unix.IFLA_IFALIAS, s.Alias)) // a zero byte alone takes the alias away
@@ -254,6 +255,7 @@ func (s Snapshot) properties() []property {
 	// rtnetlink tells of these two as requested, not as a bridge or a packet socket needs them.
 	flag("promiscuous", s.Promiscuous, unix.IFF_PROMISC)
 	flag("allmulticast", s.AllMulticast, unix.IFF_ALLMULTI)
+
 	if v := s.VF; v != nil {
 		add("vf mac", v.MAC, nil)
 		add("vf vlan", v.tag(), nil)
@@ -269,6 +271,7 @@ func (s Snapshot) properties() []property {
 		add("eswitch min_tx_rate", r.Min, nil)
 		add("eswitch max_tx_rate", r.Max, nil)
 	}
+
 	if c := s.Carried; c != nil {
 		add("group", c.Group, number(unix.IFLA_GROUP, c.Group))
 		add("gso_max_size", c.GSOMaxSize, number(unix.IFLA_GSO_MAX_SIZE, c.GSOMaxSize))
@@ -284,6 +287,7 @@ func (s Snapshot) properties() []property {
 		add("XDP program", cmp.Or(c.XDP, "none"), nil)
 		list = append(list, c.ProtoDown.properties()...)
 	}
+
 	list = append(list, s.Settings.properties()...)
 	if s.Conf != nil {
 		list = append(list, s.Conf.properties()...)
