@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,46 +73,57 @@ func (e *Engine) readQueues(l *link) map[string]string {
 		return nil
 	}
 	queues := dir.Dir("queues")
-	files := queueFilesOf(queues)
-	texts, _ := queues.Attributes(slices.Collect(maps.Keys(files))...)
+	directories, _, _ := queues.Names()
+	count := map[string]int{
+		"rx": countQueues("rx", directories), "tx": countQueues("tx", directories),
+	}
+
+	// What the first queue does not have, the others do not have either.
+	texts, missing := queues.Attributes(queuePaths(0, 1, count, nil)...)
+	others, _ := queues.Attributes(queuePaths(1, maxQueues, count, missing)...)
+	maps.Copy(texts, others)
 
 	values := map[string]queueValues{}
-	for name, text := range texts {
-		of := files[name]
-		if values[of.name] == nil {
-			values[of.name] = queueValues{}
+	for _, f := range queueFiles {
+		for queue := range count[f.direction] {
+			text, known := texts[f.path(queue)]
+			if !known {
+				continue
+			}
+			if values[f.name] == nil {
+				values[f.name] = queueValues{}
+			}
+			values[f.name][queue] = canonical(text)
 		}
-		values[of.name][of.queue] = canonical(text)
 	}
 	return settingTexts(values)
 }
 
-// queueSetting is a setting of one queue.
-type queueSetting struct {
-	name  string // of a queueFile
-	queue int
-}
-
-// queueFilesOf are the files of all queues, by their paths below the directory of the queues. What
-// the first queue does not have, the others do not have either.
-func queueFilesOf(queues sysfs.Dir) map[string]queueSetting {
-	directories, _, _ := queues.Names()
+// countQueues is how many queues of a direction there are, from the first one on.
+func countQueues(direction string, directories []string) (count int) {
+	f := queueFile{direction: direction}
 	exists := map[string]bool{}
 	for _, name := range directories {
 		exists[name] = true
 	}
+	for count < maxQueues && exists[f.directory(count)] {
+		count++
+	}
+	return count
+}
 
-	files := map[string]queueSetting{}
+// queuePaths are the files of the queues from first to below end, below the directory of the
+// queues. It leaves out what the first queue does not have.
+func queuePaths(first, end int, count map[string]int, missing map[string]error) (paths []string) {
 	for _, f := range queueFiles {
-		first := filepath.Join(f.directory(0), f.name)
-		if _, failed := queues.Attributes(first); len(failed) > 0 {
+		if missing[f.path(0)] != nil {
 			continue
 		}
-		for queue := 0; queue < maxQueues && exists[f.directory(queue)]; queue++ {
-			files[filepath.Join(f.directory(queue), f.name)] = queueSetting{f.name, queue}
+		for queue := first; queue < min(end, count[f.direction]); queue++ {
+			paths = append(paths, f.path(queue))
 		}
 	}
-	return files
+	return paths
 }
 
 // settingTexts leaves out the queues that have the neutral value.
@@ -156,6 +166,8 @@ func (e *Engine) changeQueues(l *link, to map[string]string) error {
 }
 
 func (f queueFile) directory(queue int) string { return f.direction + "-" + strconv.Itoa(queue) }
+
+func (f queueFile) path(queue int) string { return f.directory(queue) + "/" + f.name }
 
 // canonical drops leading zeros of masks, which sysfs writes in groups: "00000000,0000000f".
 func canonical(text string) string {

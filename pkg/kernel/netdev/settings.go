@@ -22,13 +22,21 @@ type Settings map[string]map[string]string
 
 // settingGroup is where the settings of a group are read and changed on the host.
 type settingGroup struct {
-	name string
-	// files says that read reads files, in the host's network namespace.
-	files bool
-	// read returns nil if the group is not known.
+	name   string
+	source source
+	// read returns nil if the group is not known. It is called in the host's network namespace.
 	read   func(l *link) map[string]string
 	change func(l *link, to map[string]string) error
 }
+
+// source is whom the kernel asks for a setting. Different sources answer side by side.
+type source int
+
+const (
+	fromProtocols source = iota // sysctls
+	fromDevice                  // sysfs
+	fromDriver                  // ethtool
+)
 
 // settingGroups are in the order in which they are changed. The sysctls come first, because IPv6
 // starts when the netdev comes up. The channels of ethtool decide which queues there are.
@@ -42,7 +50,7 @@ func (e *Engine) settingGroups() []settingGroup {
 	}
 	for _, name := range ethtool.Groups() {
 		list = append(list, settingGroup{
-			name: "ethtool " + name,
+			name: "ethtool " + name, source: fromDriver,
 			read: func(l *link) map[string]string {
 				settings, _ := e.ethtool.Read(l.Identity.Index, name)
 				return settings
@@ -53,35 +61,34 @@ func (e *Engine) settingGroups() []settingGroup {
 		})
 	}
 	return append(list,
-		settingGroup{name: "sysfs", files: true, read: e.readSysfs, change: e.changeSysfs},
-		settingGroup{name: "queues", files: true, read: e.readQueues, change: e.changeQueues},
+		settingGroup{"sysfs", fromDevice, e.readSysfs, e.changeSysfs},
+		settingGroup{"queues", fromDevice, e.readQueues, e.changeQueues},
 	)
 }
 
-// startReading begins to read groups of a netdev on the host. wait returns the settings, and may be
-// called again. The files, which are half of the work, are read while the driver is asked for the
-// other settings.
+// startReading begins to read groups of a netdev on the host, each source by a goroutine of its own.
+// wait returns the settings, and may be called again.
 func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Settings) {
-	values := make([]map[string]string, len(groups))
-	read := func(files bool) {
-		for i, g := range groups {
-			if g.files == files {
-				values[i] = g.read(l)
-			}
-		}
+	bySource := map[source][]int{}
+	for i, g := range groups {
+		bySource[g.source] = append(bySource[g.source], i)
 	}
 
-	var both sync.WaitGroup
-	both.Go(func() {
-		_ = namespace.Do(e.host.ns, func() error {
-			read(true)
-			return nil
+	values := make([]map[string]string, len(groups))
+	var all sync.WaitGroup
+	for _, of := range bySource {
+		all.Go(func() {
+			_ = namespace.Do(e.host.ns, func() error {
+				for _, i := range of {
+					values[i] = groups[i].read(l)
+				}
+				return nil
+			})
 		})
-	})
-	both.Go(func() { read(false) })
+	}
 
 	return sync.OnceValue(func() Settings {
-		both.Wait()
+		all.Wait()
 		settings := Settings{}
 		for i, g := range groups {
 			if len(values[i]) > 0 {

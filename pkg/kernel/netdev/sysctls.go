@@ -138,7 +138,7 @@ func (e *Engine) sysctlGroup(
 		}
 		return err
 	}
-	return settingGroup{name: name, files: true, read: read, change: change}
+	return settingGroup{name, fromProtocols, read, change}
 }
 
 // hasProtocol says whether the kernel has the protocol of a directory, such as "sys/net/mpls/conf".
