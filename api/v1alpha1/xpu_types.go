@@ -139,6 +139,12 @@ type XPUStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
 
+	// Endpoint is spec.endpoint once the OPI agent there has answered; names are in lower case. While the spec says the same, no
+	// other XPU gets this agent. It is absent while another XPU has the agent.
+	// +optional
+	// +kubebuilder:validation:MaxLength=320
+	Endpoint string `json:"endpoint,omitempty"`
+
 	// Serial is the card's serial number, if the OPI agent tells it.
 	// +optional
 	// +kubebuilder:validation:MaxLength=255

@@ -24,6 +24,9 @@ type admission struct {
 
 // admit returns the addresses of a Port, or a *problem if it may not join the network.
 func (r *admission) admit(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
+	if err := r.checkMaker(port); err != nil {
+		return nil, err
+	}
 	if port.Status.BridgePort == "" && !port.Spec.Ahead { // who has joined stays
 		err := r.base.admit(ctx, network, namespaceOf(port))
 		if p, ok := errors.AsType[*problem](err); ok {
@@ -34,6 +37,15 @@ func (r *admission) admit(ctx context.Context, port *v1alpha1.XPUPort, network *
 		}
 	}
 	return r.addressesOf(ctx, port, network)
+}
+
+// checkMaker returns a *problem for a Port that does not count: see [base.counts].
+func (r *admission) checkMaker(port *v1alpha1.XPUPort) error {
+	if r.counts(port) {
+		return nil
+	}
+	return problemf(v1alpha1.ReasonForbidden, "an XPUPort without a claim is made by the xpu-agent of its node, in namespace "+
+		"%s; delete this one, and ask for a Function by a ResourceClaim or an extended resource", r.Namespace)
 }
 
 // aheadGrace is how long a Port that is made ahead may be there before its DevicePool is known.

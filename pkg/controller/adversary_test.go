@@ -134,8 +134,28 @@ func TestForeignPort(t *testing.T) {
 	c.portReason(c.port(late, vf(1)), v1alpha1.ReasonConflict, "VLAN 8")
 }
 
-// TestTwoNamesOfOneAgent: an XPU for an agent that an older one has already is refused, however the endpoint is written. The Ports
-// of the older one stay, and the younger one takes over once the older one is gone.
+// TestTakenEndpoint: an older XPU whose endpoint is changed does not take the agent of a younger one, also after the controller was
+// started anew.
+func TestTakenEndpoint(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	c.network("blue", 100)
+	older := c.xpuOn("another-"+c.node, "older", "127.0.0.1:1")
+	c.xpuReason(older, v1alpha1.ReasonXPUUnavailable, "")
+	younger := c.xpu("younger", agent)
+	c.up(c.blue("a", 0), vf(0))
+
+	c.change(older, func() { older.Spec.Endpoint = agent.Config().Endpoint })
+	c.xpuReason(older, v1alpha1.ReasonConflict, "XPU younger has the OPI agent at ")
+	c.stop()
+	c.start(impatient)
+	c.xpuReason(older, v1alpha1.ReasonConflict, "XPU younger has the OPI agent at ")
+	c.xpuReason(younger, v1alpha1.ReasonConnected, "")
+	c.stays(agent, "vf-0000-3b-02-0")
+}
+
+// TestTwoNamesOfOneAgent: an XPU for an agent that another one has already is refused, however the endpoint is written. The Ports
+// of the first one stay, and the second one takes over once the first one is gone.
 func TestTwoNamesOfOneAgent(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "LOCALHOST", "[::ffff:127.0.0.1]"} {
 		t.Run(host, func(t *testing.T) {
@@ -147,7 +167,7 @@ func TestTwoNamesOfOneAgent(t *testing.T) {
 			port := c.up(o, vf(0))
 			_, number, _ := net.SplitHostPort(agent.Config().Endpoint)
 			second := c.xpuOn("another-"+c.node, "second", host+":"+number)
-			c.xpuReason(second, v1alpha1.ReasonConflict, "XPU first, which is older")
+			c.xpuReason(second, v1alpha1.ReasonConflict, "XPU first has the OPI agent at ")
 			c.stays(agent, "vf-0000-3b-02-0")
 			c.delete(first)
 			c.xpuReason(first, v1alpha1.ReasonInUse, port.Name)

@@ -128,6 +128,77 @@ func TestCardMoves(t *testing.T) {
 	c.card(xpu, c.node+"-2", v1alpha1.ReasonFound)
 }
 
+// TestStolenCard covers a node that tells of another node's card: who had the card keeps it and all Ports, the contradiction is a
+// condition, and spec.nodeName ends it. So it is for who comes first, as nothing tells them apart.
+func TestStolenCard(t *testing.T) {
+	c := newCluster(t, nil)
+	c.network("blue", 100, "10.1.0.0/24")
+	c.pool("fast", "blue")
+	agent := c.dpu("MT1")
+	xpu := c.registered("card", agent)
+	owner := c.host(c.node, "MT1")
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+	c.up(c.claim(want{name: "a", pool: "fast", function: vf(3)}), vf(3))
+
+	thief := c.host(c.node+"-thief", "MT1")
+	c.card(xpu, c.node, v1alpha1.ReasonContradiction)
+	c.up(c.claim(want{name: "b", pool: "fast", function: vf(4)}), vf(4))
+	c.has(agent, "c1pf0vf3", "c1pf0vf4")
+
+	c.change(owner, func() { owner.Status.PFs[0].Serial = "MT2" }) // who had it does not tell of it any more
+	c.card(xpu, thief.Name, v1alpha1.ReasonFound)
+	c.change(owner, func() { owner.Status.PFs[0].Serial = "MT1" })
+	c.card(xpu, thief.Name, v1alpha1.ReasonContradiction)
+	c.change(xpu, func() { xpu.Spec.NodeName = c.node })
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+}
+
+// TestAgentFallsSilent covers an agent that does not tell any more which PFs it serves: what it told holds until the spec is changed.
+func TestAgentFallsSilent(t *testing.T) {
+	c := newCluster(t, nil)
+	agent := c.dpu("MT1")
+	xpu := c.registered("card", agent)
+	c.host(c.node, "MT1")
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+
+	agent.Kill()
+	agent.Set(func(b *opitest.Behaviour) { b.HostPFs = nil })
+	if err := agent.Run(); err != nil {
+		t.Fatal(err)
+	}
+	c.card(xpu, c.node, v1alpha1.ReasonNotTold)
+	if xpu.PF(string(testPF)) == nil {
+		t.Errorf("its PFs are %+v", xpu.Status.PFs)
+	}
+	c.change(xpu, func() { xpu.Spec.Endpoint = opitest.Start(t).Config().Endpoint })
+	c.card(xpu, "", v1alpha1.ReasonNotTold)
+}
+
+// TestFunctionOfNoCard covers XPUPorts for Functions that the card does not have: the OPI agent is not asked for them.
+func TestFunctionOfNoCard(t *testing.T) {
+	c := newCluster(t, nil)
+	c.network("blue", 100)
+	agent := c.dpu("MT1")
+	xpu := c.registered("card", agent)
+	c.host(c.node, "MT1")
+	c.card(xpu, c.node, v1alpha1.ReasonFound)
+
+	for _, f := range []function.ID{
+		function.SubfunctionID("0000:03:00.0", 88), // an SF of another PF
+		{Address: "0000:03:00.0"},                  // another PF
+		vf(64),                                     // beyond the most VFs
+		function.SubfunctionID(vf(0).Address, 88),  // an SF of a VF
+	} {
+		port := c.podPort(f, "blue")
+		c.create(port)
+		c.portReason(port, v1alpha1.ReasonNoXPU, "XPU card does not have Function "+f.String()+": its PFs are 0000:3b:00.0 with at most 64 VFs")
+	}
+	own := c.podPort(function.SubfunctionID(testPF, 88), "blue")
+	c.create(own)
+	c.portReason(own, v1alpha1.ReasonUp, "")
+	c.has(agent, "c1pf0sf88")
+}
+
 // TestTwoCards covers two cards in a node: each Function's port is at the card that has it.
 func TestTwoCards(t *testing.T) {
 	c := newCluster(t, nil)

@@ -1,10 +1,14 @@
 package controller
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -48,60 +52,96 @@ func keyOf(kind, value string) string {
 
 // locate joins what an agent tells with the nodes that have PFs with the same keys.
 func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) location {
-	at := location{node: xpu.Spec.NodeName}
 	if len(told) == 0 {
-		if at.node == "" {
-			at.reason = v1alpha1.ReasonNotTold
-			at.message = "the OPI agent does not tell which PFs it serves: set spec.nodeName, or have it tell; opi-bridge does where " +
-				"devlink shows ports of flavour pcipf, or by --host-pf"
-		}
-		return at
+		return untold(xpu)
 	}
-	at.serial = told[0].Serial
 	byNode := map[string][]v1alpha1.XPUPF{}
-	var names []string
 	for i := range nodes {
 		if pfs := join(told, nodes[i].Status.PFs); len(pfs) > 0 {
 			byNode[nodes[i].Name] = pfs
-			names = append(names, nodes[i].Name)
 		}
 	}
-	slices.Sort(names)
+	at := location{node: xpu.Spec.NodeName, serial: told[0].Serial}
+	names := slices.Sorted(maps.Keys(byNode))
+	keeper := keeperOf(xpu, byNode)
+
 	switch {
 	case len(names) == 0 && at.node == "":
-		at.reason, at.message = v1alpha1.ReasonCardNotFound, fmt.Sprintf("no node has told of %s yet; see whether xpu-agent runs on the "+
+		return at.unknown(v1alpha1.ReasonCardNotFound, "no node has told of %s yet; see whether xpu-agent runs on the "+
 			"node that has the card, or set spec.nodeName", describe(told))
-		return at
 	case len(names) == 0:
-		at.reason, at.message = v1alpha1.ReasonCardNotFound, fmt.Sprintf("node %s does not have %s; correct spec.nodeName, or wait for "+
+		return at.unknown(v1alpha1.ReasonCardNotFound, "node %s does not have %s; correct spec.nodeName, or wait for "+
 			"its xpu-agent", at.node, describe(told))
-		return at
 	case at.node != "" && byNode[at.node] == nil:
-		at.reason, at.message = v1alpha1.ReasonContradiction, fmt.Sprintf("spec.nodeName is %s, but %s has %s; correct it, or leave it out",
+		return at.unknown(v1alpha1.ReasonContradiction, "spec.nodeName is %s, but %s has %s; correct it, or leave it out",
 			at.node, strings.Join(names, ", "), describe(told))
-		return at
-	case at.node == "" && len(names) > 1:
-		at.reason, at.message = v1alpha1.ReasonContradiction, fmt.Sprintf("nodes %s all have %s; set spec.nodeName",
+	case at.node == "" && len(names) > 1 && keeper == "":
+		return at.unknown(v1alpha1.ReasonContradiction, "nodes %s all have %s; set spec.nodeName",
 			strings.Join(names, ", "), describe(told))
+	}
+	at.node = cmp.Or(at.node, keeper, names[0])
+	at.pfs = byNode[at.node]
+	if xpu.Spec.NodeName == "" && len(names) > 1 {
+		return at.because(v1alpha1.ReasonContradiction, "nodes %s all have %s; node %s keeps the card, because it had it "+
+			"first; see which agent is wrong, and set spec.nodeName", strings.Join(names, ", "), describe(told), at.node)
+	}
+	return at.found(xpu.Spec.PFs)
+}
+
+// untold is where the card of an XPU is whose agent does not tell which PFs it serves. What it told
+// before still holds, unless the spec was changed since.
+func untold(xpu *v1alpha1.XPU) location {
+	at := location{node: xpu.Spec.NodeName}
+	if at.node != "" {
 		return at
 	}
-	if at.node == "" {
-		at.node = names[0]
+	said := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionCard)
+	if len(xpu.Status.PFs) > 0 && said != nil && said.ObservedGeneration == xpu.Generation {
+		at = location{node: xpu.Status.NodeName, serial: xpu.Status.Serial, pfs: xpu.Status.PFs}
+		return at.because(v1alpha1.ReasonNotTold, "the OPI agent does not tell any more which PFs it serves; node %s keeps the "+
+			"card, as the agent told before; set spec.nodeName if that is wrong", at.node)
 	}
-	at.pfs = byNode[at.node]
-	found := make([]string, 0, len(at.pfs))
-	for _, pf := range at.pfs {
-		found = append(found, fmt.Sprintf("PF %s is %s", pf.Address, pf.Name))
+	return at.unknown(v1alpha1.ReasonNotTold, "the OPI agent does not tell which PFs it serves: set spec.nodeName, or have it tell; "+
+		"opi-bridge does where devlink shows ports of flavour pcipf, or by --host-pf")
+}
+
+// keeperOf is the node that had the card of an XPU so far and still tells of it, "" if there is none.
+// A node that tells of the same card later does not take it away, because what nodes tell may be
+// wrong, or a lie.
+func keeperOf(xpu *v1alpha1.XPU, byNode map[string][]v1alpha1.XPUPF) string {
+	if len(xpu.Status.PFs) > 0 && byNode[xpu.Status.NodeName] != nil {
+		return xpu.Status.NodeName
 	}
-	for _, pf := range xpu.Spec.PFs {
-		if xpu := (&v1alpha1.XPU{Status: v1alpha1.XPUStatus{PFs: at.pfs}}); xpu.PF(pf) == nil {
-			at.reason, at.message = v1alpha1.ReasonContradiction, fmt.Sprintf("spec.pfs has %s, which the OPI agent does not serve: %s; "+
-				"correct it, or leave it out", pf, strings.Join(found, ", "))
-			return at
+	return ""
+}
+
+// because adds what the condition Card says.
+func (l location) because(reason, format string, args ...any) location {
+	l.reason, l.message = reason, fmt.Sprintf(format, args...)
+	return l
+}
+
+// unknown is because for a card whose PFs are not known.
+func (l location) unknown(reason, format string, args ...any) location {
+	l.pfs = nil
+	return l.because(reason, format, args...)
+}
+
+// found compares a card that was found with the PFs of the spec.
+func (l location) found(wanted []string) location {
+	texts := make([]string, 0, len(l.pfs))
+	for _, pf := range l.pfs {
+		texts = append(texts, fmt.Sprintf("PF %s is %s", pf.Address, pf.Name))
+	}
+	list := strings.Join(texts, ", ")
+
+	for _, pf := range wanted {
+		if !slices.ContainsFunc(l.pfs, func(has v1alpha1.XPUPF) bool { return has.Address == pf }) {
+			return l.because(v1alpha1.ReasonContradiction, "spec.pfs has %s, which the OPI agent does not serve: %s; "+
+				"correct it, or leave it out", pf, list)
 		}
 	}
-	at.reason, at.message = v1alpha1.ReasonFound, fmt.Sprintf("node %s has the card: %s", at.node, strings.Join(found, ", "))
-	return at
+	return l.because(v1alpha1.ReasonFound, "node %s has the card: %s", l.node, list)
 }
 
 // join returns the PFs of a node that are those that an agent tells of, sorted by address.
@@ -156,22 +196,46 @@ func portID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
 	return opi.PortID(f)
 }
 
+// hasFunction says whether a Function is one of these PFs, one of their VFs, or an SF of one of them,
+// whatever its number.
+func hasFunction(pfs []v1alpha1.XPUPF, f function.ID) bool {
+	pf, _ := pfOf(pfs, f)
+	return pf != nil
+}
+
 // eswitchPort is the id of the Port of a Function of one of these PFs, "" for other Functions.
 func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
-	// The VFs of several PFs may interleave: a VF belongs to the PF whose first VF is the nearest below.
-	id, nearest := "", -1
-	for _, pf := range pfs {
-		if pf.Address == string(f.Address) {
-			id, nearest = opi.PortIDAt(pf.Name, f.Subfunction), 0
-			break
-		}
-		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset), int(pf.VFStride))
-		if ok && index < int(pf.TotalVFs) && (nearest < 0 || distance < nearest) {
-			id, nearest = opi.PortIDAt(pf.Name, fmt.Sprintf("vf%d", index)), distance
-		}
+	pf, part := pfOf(pfs, f)
+	if pf == nil {
+		return ""
 	}
+	id := opi.PortIDAt(pf.Name, part)
 	if len(id) < opi.MinID { // that of a whole PF whose card names no controllers, "pf0"
 		return ""
 	}
 	return id
+}
+
+// pfOf is the PF that a Function belongs to, nil if it is none of these, and which part of the PF it
+// is: "vf1", "sf88", or "" for the PF itself.
+func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string) {
+	for i := range pfs {
+		if pfs[i].Address == string(f.Address) {
+			return &pfs[i], f.Subfunction
+		}
+	}
+	if f.Subfunction != "" {
+		return nil, "" // only PFs have SFs
+	}
+
+	// The VFs of several PFs may interleave: a VF belongs to the PF whose first VF is the nearest below.
+	nearest := math.MaxInt
+	for i := range pfs {
+		pf := &pfs[i]
+		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset), int(pf.VFStride))
+		if ok && index < int(pf.TotalVFs) && distance < nearest {
+			of, part, nearest = pf, fmt.Sprintf("vf%d", index), distance
+		}
+	}
+	return of, part
 }

@@ -29,6 +29,7 @@ func TestLocate(t *testing.T) {
 	both := []v1alpha1.XPUPF{at("0000:3b:00.0", "c1pf0"), at("0000:3b:00.1", "c1pf1")}
 	for what, test := range map[string]struct {
 		spec  v1alpha1.XPUSpec
+		had   v1alpha1.XPUStatus
 		told  []opi.HostPF
 		nodes []v1alpha1.XPUNode
 		want  location
@@ -56,14 +57,27 @@ func TestLocate(t *testing.T) {
 			want: location{node: "node1", serial: "MT1", reason: "CardNotFound", message: "node node1 does not have a PF that is"}},
 		"two nodes have it": {told: bySerial, nodes: []v1alpha1.XPUNode{one, node("node0", one.Status.PFs...)},
 			want: location{serial: "MT1", reason: "Contradiction", message: "nodes node0, node1 all have"}},
+		"two nodes, one of which had it": {had: v1alpha1.XPUStatus{NodeName: "node1", PFs: both}, told: bySerial,
+			nodes: []v1alpha1.XPUNode{node("node0", one.Status.PFs...), one}, want: location{node: "node1", serial: "MT1", pfs: both,
+				reason: "Contradiction", message: "nodes node0, node1 all have a PF that is c1pf0 serial MT1 or c1pf1 serial MT1; node node1 keeps the card"}},
+		"two nodes, none of which had it": {had: v1alpha1.XPUStatus{NodeName: "node2", PFs: both}, told: bySerial,
+			nodes: []v1alpha1.XPUNode{node("node0", one.Status.PFs...), one}, want: location{serial: "MT1", reason: "Contradiction", message: "nodes node0, node1 all have"}},
+		"one node, which had not": {had: v1alpha1.XPUStatus{NodeName: "node2", PFs: both}, told: bySerial,
+			nodes: []v1alpha1.XPUNode{one}, want: location{node: "node1", serial: "MT1", pfs: both, reason: "Found"}},
 		"two nodes, and the spec says which": {spec: v1alpha1.XPUSpec{NodeName: "node1"}, told: bySerial,
 			nodes: []v1alpha1.XPUNode{one, node("node0", one.Status.PFs...)}, want: location{node: "node1", serial: "MT1", pfs: both, reason: "Found"}},
+		"an agent that does not tell any more": {
+			had:   v1alpha1.XPUStatus{NodeName: "node1", Serial: "MT1", PFs: both, Conditions: []metav1.Condition{{Type: "Card", ObservedGeneration: 2}}},
+			nodes: []v1alpha1.XPUNode{one}, want: location{node: "node1", serial: "MT1", pfs: both, reason: "NotTold", message: "node1 keeps the card"}},
+		"an agent that does not tell, after the spec was changed": {
+			had:  v1alpha1.XPUStatus{NodeName: "node1", Serial: "MT1", PFs: both, Conditions: []metav1.Condition{{Type: "Card", ObservedGeneration: 1}}},
+			want: location{reason: "NotTold", message: "set spec.nodeName"}},
 		"an agent that does not tell":     {spec: v1alpha1.XPUSpec{NodeName: "node1"}, nodes: []v1alpha1.XPUNode{one}, want: location{node: "node1"}},
 		"nobody tells, nor does the spec": {want: location{reason: "NotTold", message: "set spec.nodeName"}},
 		"what an agent leaves out is nobody's": {told: []opi.HostPF{{Name: "c1pf0"}}, nodes: []v1alpha1.XPUNode{node("node1", pf("0000:3b:00.0", "", ""))},
 			want: location{reason: "CardNotFound"}},
 	} {
-		got := locate(&v1alpha1.XPU{Spec: test.spec}, test.told, test.nodes)
+		got := locate(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Generation: 2}, Spec: test.spec, Status: test.had}, test.told, test.nodes)
 		if !strings.Contains(got.message, test.want.message) {
 			t.Errorf("%s: message %q, want %q", what, got.message, test.want.message)
 		}

@@ -56,6 +56,17 @@ func TestPortOfPod(t *testing.T) {
 	c.gone(network)
 }
 
+// A Port without a claim in another namespace than the agents' was made by nobody who may: it could name any pod.
+func TestPortOfNoAgent(t *testing.T) {
+	c, agent := withCard(t)
+	c.network("blue", 100)
+	port := c.podPort(vf(0), "blue")
+	port.Namespace = "default"
+	c.create(port)
+	c.portReason(port, v1alpha1.ReasonForbidden, "made by the xpu-agent of its node, in namespace "+c.namespace)
+	c.has(agent)
+}
+
 // A claim without a name is none: Ports of pods are not taken for those of claims that are gone.
 func TestPortOfPodIsOfNoClaim(t *testing.T) {
 	c, agent := withCard(t)
@@ -94,7 +105,7 @@ func TestClaimWaitsForPod(t *testing.T) {
 }
 
 // Of two Ports of one Function, which nobody should make, one is served, and the other neither disturbs it nor takes it
-// along when it goes.
+// along when it goes, nor stands in the way of the next one of the node's agent.
 func TestTwoPortsOfOneFunction(t *testing.T) {
 	c, agent := withCard(t)
 	c.network("blue", 100)
@@ -121,7 +132,12 @@ func TestTwoPortsOfOneFunction(t *testing.T) {
 	}
 	c.delete(first)
 	c.gone(first)
-	c.portReason(third, v1alpha1.ReasonUp, "")
+	c.portReason(third, v1alpha1.ReasonForbidden, "")
+	c.has(agent)
+
+	fourth := c.podPort(vf(0), "blue")
+	c.create(fourth)
+	c.portReason(fourth, v1alpha1.ReasonUp, "")
 	c.has(agent, "vf-0000-3b-02-0")
 }
 

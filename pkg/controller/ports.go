@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
@@ -233,6 +235,9 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return problemf(v1alpha1.ReasonNoXPU,
 			"XPU %s is that of node %s, not of node %s", xpu.Name, xpu.Node(), port.Spec.NodeName)
 	}
+	if err := checkFunction(port, xpu); err != nil {
+		return err
+	}
 	addresses := port.Spec.Addresses
 	if r.admission != nil {
 		if addresses, err = r.admission.admit(ctx, port, network); err != nil {
@@ -246,6 +251,22 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), addresses
 	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
 	return nil
+}
+
+// checkFunction returns a *problem if the card of the XPU does not have the Port's Function, as far as
+// its PFs are known: the OPI agent might take an id that no Function has for a port of something else.
+// A Port that is up stays up, because it has its id.
+func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
+	f := claim.FunctionOf(port.Spec.Function)
+	if port.Status.BridgePort != "" || len(xpu.Status.PFs) == 0 || hasFunction(xpu.Status.PFs, f) {
+		return nil
+	}
+	var pfs []string
+	for _, pf := range xpu.Status.PFs {
+		pfs = append(pfs, fmt.Sprintf("%s with at most %d VFs", pf.Address, pf.TotalVFs))
+	}
+	return problemf(v1alpha1.ReasonNoXPU, "XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
+		"node %s tells of the Function's PF in the XPUNode", xpu.Name, f, strings.Join(pfs, ", "), port.Spec.NodeName)
 }
 
 // serve has the agent of the XPU serve a Port that may be served, with these addresses. mtu is the largest that the agent carries, 0 if it

@@ -26,11 +26,20 @@ func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU
 	}
 	var first *v1alpha1.XPUPort
 	for i := range all {
-		if all[i].UID != port.UID && comesBefore(&all[i], cmp.Or(first, port)) {
+		if all[i].UID != port.UID && r.counts(&all[i]) && comesBefore(&all[i], cmp.Or(first, port)) {
 			first = &all[i]
 		}
 	}
 	return first, nil
+}
+
+// counts says whether a Port may be one that an agent or this controller made. Agents make Ports
+// without a claim, each for its own node, in the namespace that they share with the controller, as an
+// admission policy ensures. Whoever makes a Port in another namespace could name there any pod that
+// may join. What is up stays, and the Ports of an infra cluster were admitted in another cluster.
+func (r *base) counts(port *v1alpha1.XPUPort) bool {
+	return port.Spec.Claim.Name != "" || port.Namespace == r.Namespace || port.Status.BridgePort != "" ||
+		r.Role == RoleInfra
 }
 
 // comesBefore prefers the Port that was not made ahead, then the one that was up, then the older one.

@@ -89,7 +89,8 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 }
 
-// state has a session with the agent, and returns what to say of it; no reason while nothing is known.
+// state has a session with the agent, and returns what to say of it; no reason while nothing is known. It also records in the
+// status whether the XPU has the agent.
 func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message string, err error) {
 	err = r.checkSameEndpoint(ctx, xpu)
 	if err == nil {
@@ -100,12 +101,18 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 	}
 	if p, isProblem := errors.AsType[*problem](err); isProblem {
 		r.sessions.refuse(xpu.Name, p.message)
+		if p.reason == v1alpha1.ReasonConflict {
+			xpu.Status.Endpoint = ""
+		}
 		return p.reason, p.message, nil
 	}
 	if err != nil {
 		return "", "", err
 	}
 	way := r.sessions.connection(xpu.Name)
+	if way.health.Connected {
+		xpu.Status.Endpoint = opi.NormalEndpoint(xpu.Spec.Endpoint)
+	}
 	switch {
 	case way.health.Connected && xpu.Spec.Abandon && !way.clean:
 		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of abandoned XPUPorts are being deleted",
@@ -139,8 +146,8 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 	return "", nil
 }
 
-// checkSameEndpoint returns a *problem if an older XPU has the same endpoint. Two XPUs at one agent would undo each other's work,
-// as their nodes have Functions of the same addresses.
+// checkSameEndpoint returns a *problem if another XPU has the agent at the same endpoint. Two XPUs at one agent would undo each
+// other's work, as their nodes have Functions of the same addresses.
 func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
 		return nil
@@ -151,20 +158,20 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 		return fmt.Errorf("list XPUs with its endpoint: %w", err)
 	}
 	for i := range same.Items {
-		if err := checkOlder(xpu, &same.Items[i]); err != nil {
+		if err := checkAgentOf(xpu, &same.Items[i]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkSamePeer returns a *problem if an older XPU has another name for the same agent.
+// checkSamePeer returns a *problem if another XPU has the same agent under another name.
 func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
 	for _, name := range r.sessions.peers(xpu.Name) {
 		var other v1alpha1.XPU
 		err := r.client.Get(ctx, client.ObjectKey{Name: name}, &other)
 		if err == nil {
-			err = checkOlder(xpu, &other)
+			err = checkAgentOf(xpu, &other)
 		}
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("XPU %s: %w", name, err)
@@ -173,11 +180,19 @@ func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
 	return nil
 }
 
-func checkOlder(xpu, other *v1alpha1.XPU) error {
-	if other.Name == xpu.Name || !older(other, xpu) {
+// checkAgentOf returns a *problem if the other XPU, which names the same agent, has it: the one that
+// had it so far, or else the older one.
+func checkAgentOf(xpu, other *v1alpha1.XPU) error {
+	has := func(x *v1alpha1.XPU) bool {
+		return x.Status.Endpoint != "" && x.Status.Endpoint == opi.NormalEndpoint(x.Spec.Endpoint)
+	}
+	switch {
+	case other.Name == xpu.Name, has(xpu) && !has(other):
+		return nil
+	case has(xpu) == has(other) && !older(other, xpu):
 		return nil
 	}
-	return problemf(v1alpha1.ReasonConflict, "XPU %s, which is older, has the OPI agent at %s already; delete one of them, "+
+	return problemf(v1alpha1.ReasonConflict, "XPU %s has the OPI agent at %s already; delete one of them, "+
 		"or correct spec.endpoint", other.Name, other.Spec.Endpoint)
 }
 
