@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -65,6 +66,44 @@ func TestPortOfNoAgent(t *testing.T) {
 	c.create(port)
 	c.portReason(port, v1alpha1.ReasonForbidden, "made by the xpu-agent of its node, in namespace "+c.namespace)
 	c.has(agent)
+}
+
+// watchesLeases gives the controller the right to watch the broker's Lease, which it has in a tenant cluster.
+func (c *cluster) watchesLeases() {
+	c.Helper()
+	own := metav1.ObjectMeta{Namespace: c.namespace, Name: "leases"}
+	c.create(&rbacv1.Role{ObjectMeta: own, Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"list", "watch"},
+	}}})
+	c.create(&rbacv1.RoleBinding{
+		ObjectMeta: own,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName}},
+	})
+}
+
+// TestFinalizerOfStranger: nobody else's finalizer keeps a Function, whether our own is there still or an earlier controller removed it.
+func TestFinalizerOfStranger(t *testing.T) {
+	for _, role := range []Role{RoleAll, RoleTenant} {
+		t.Run(string(role), func(t *testing.T) {
+			c := newCluster(t, func(o *Options) { o.Role = role })
+			c.watchesLeases()
+			var ports []*v1alpha1.XPUPort
+			for n, own := range [][]string{{v1alpha1.FinalizerPort}, nil} {
+				port := c.podPort(vf(n), "blue")
+				port.Finalizers = append(own, "example.com/mine")
+				c.create(port)
+				c.delete(port)
+				ports = append(ports, port)
+			}
+			if role == RoleTenant { // the broker, when the infra cluster has let go of it
+				c.change(ports[0], func() { ports[0].Finalizers = []string{"example.com/mine"} })
+			}
+			for _, port := range ports {
+				c.gone(port)
+			}
+		})
+	}
 }
 
 // A claim without a name is none: Ports of pods are not taken for those of claims that are gone.

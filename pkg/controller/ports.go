@@ -124,13 +124,13 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return r.conclude(ctx, &port, before, r.inTime(&port, r.ensure(ctx, &port)))
 	}
 	r.seen.reset(port.UID)
-	if !controllerutil.ContainsFinalizer(&port, v1alpha1.FinalizerPort) {
-		return ctrl.Result{}, nil
+	if isReleased(&port) {
+		return ctrl.Result{}, r.letGo(ctx, &port)
 	}
 	if err := r.remove(ctx, &port); err != nil {
 		return r.conclude(ctx, &port, port.DeepCopy(), err)
 	}
-	if err := r.changeFinalizer(ctx, &port, controllerutil.RemoveFinalizer, v1alpha1.FinalizerPort); err != nil {
+	if err := r.letGo(ctx, &port); err != nil {
 		return ctrl.Result{}, err
 	}
 	r.retries.Forget(req)

@@ -145,6 +145,32 @@ func (r *base) changeFinalizer(
 	return nil
 }
 
+// letGo removes all finalizers of a Port whose xPU does not serve it any more, but for those of the garbage collector. Nobody else
+// has a reason to keep a Port, which would keep its Function from everybody.
+func (r *base) letGo(ctx context.Context, port *v1alpha1.XPUPort) error {
+	before := port.DeepCopy()
+	ofCollector := []string{metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}
+	var strangers []string
+	port.Finalizers = slices.DeleteFunc(slices.Clone(port.Finalizers), func(f string) bool {
+		if f != v1alpha1.FinalizerPort && !slices.Contains(ofCollector, f) {
+			strangers = append(strangers, f)
+		}
+		return !slices.Contains(ofCollector, f)
+	})
+	if len(port.Finalizers) == len(before.Finalizers) {
+		return nil
+	}
+
+	if err := r.client.Patch(ctx, port, since(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("finalizers of XPUPort %s: %w", client.ObjectKeyFromObject(port), err)
+	}
+	if len(strangers) > 0 {
+		ctrl.LoggerFrom(ctx).Info("removed finalizers of others, which kept the Function of an XPUPort from being used",
+			"finalizers", strangers)
+	}
+	return nil
+}
+
 // older says whether a was made before b. Of two that were made in the same second, the one whose name sorts first is older.
 func older(a, b client.Object) bool {
 	made, other := a.GetCreationTimestamp(), b.GetCreationTimestamp()

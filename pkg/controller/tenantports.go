@@ -8,8 +8,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -30,7 +34,9 @@ func (r *tenantPorts) setup(mgr ctrl.Manager) error {
 		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: network.GetName()})
 	}
 	return newController(mgr, "xpuport", r.Concurrency).
-		For(&v1alpha1.XPUPort{}, whenSpecChanged).
+		For(&v1alpha1.XPUPort{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{
+			UpdateFunc: func(e event.UpdateEvent) bool { return isReleased(e.ObjectNew) },
+		}))).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.rivals), whenGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
@@ -44,7 +50,10 @@ func (r *tenantPorts) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	if err := r.client.Get(ctx, req.NamespacedName, &port); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !port.DeletionTimestamp.IsZero() { // the broker lets it go
+	switch {
+	case isReleased(&port):
+		return ctrl.Result{}, r.letGo(ctx, &port)
+	case !port.DeletionTimestamp.IsZero(): // the broker lets it go
 		return ctrl.Result{}, nil
 	}
 	before := port.DeepCopy()
@@ -56,6 +65,11 @@ func (r *tenantPorts) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 		return r.conclude(ctx, &port, before, &port.Status.Conditions, "", err)
 	}
 	return ctrl.Result{}, r.writeStatus(ctx, &port, before)
+}
+
+// isReleased says whether a Port is being deleted that no xPU serves any more.
+func isReleased(port client.Object) bool {
+	return !port.GetDeletionTimestamp().IsZero() && !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort)
 }
 
 // admitNew sets the condition Admitted of a Port without a claim. Who was admitted stays so.

@@ -2,7 +2,6 @@ package kubeapi_test
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -120,18 +119,34 @@ func TestPortsAreTheControllers(t *testing.T) {
 	p := port("policy-a", 6, "ours")
 	p.Finalizers = []string{v1alpha1.FinalizerPort}
 	created(t, p)
+	patch := func(c client.Client, p *v1alpha1.XPUPort, change string) error {
+		return c.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(change)))
+	}
 	for what, err := range map[string]error{
-		"takes the finalizer away": tenant.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))),
+		"takes the finalizer away": patch(tenant, p, `{"metadata":{"finalizers":null}}`),
+		"adds a finalizer":         patch(tenant, p, `{"metadata":{"finalizers":["xpu.opiproject.org/port","example.com/mine"]}}`),
+		"labels it":                patch(tenant, p, `{"metadata":{"labels":{"a":"b"}}}`),
+		"annotates it":             patch(tenant, p, `{"metadata":{"annotations":{"a":"b"}}}`),
+		"gives it an owner":        patch(tenant, p, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`),
 		"says that it is up":       tenant.Status().Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":{"bridgePort":"x"}}`))),
 	} {
 		if !kubeapitest.DeniedByPolicy(err) {
 			t.Errorf("a tenant %s: error %v, want the policy's", what, err)
 		}
 	}
-	if err := tenant.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"labels":{"a":"b"}}}`))); err != nil {
-		t.Errorf("a tenant labels it: %v", err)
+	admin := newClient(t, cluster.Admin())
+	if err := patch(admin, p, `{"metadata":{"finalizers":["xpu.opiproject.org/port","example.com/left"]}}`); err != nil {
+		t.Fatal(err)
 	}
-	if err := newClient(t, cluster.Admin()).Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+	if err := patch(tenant, p, `{"metadata":{"finalizers":["xpu.opiproject.org/port"]}}`); err != nil {
+		t.Errorf("somebody takes away a finalizer that is not ours: %v", err)
+	}
+	config.Impersonate.UserName = "system:serviceaccount:kube-system:generic-garbage-collector"
+	config.Impersonate.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"}
+	if err := patch(newClient(t, config), p, `{"metadata":{"ownerReferences":null,"finalizers":["xpu.opiproject.org/port","orphan"]}}`); err != nil {
+		t.Errorf("the garbage collector: %v", err)
+	}
+	if err := patch(admin, p, `{"metadata":{"finalizers":null}}`); err != nil {
 		t.Errorf("an administrator takes the finalizer away: %v", err)
 	}
 }
@@ -339,61 +354,67 @@ func TestAgentsSendEvents(t *testing.T) {
 	})
 }
 
-// TestNetworksOfClaims: a claim or a template is refused if it names a network that does not allow its namespace.
-func TestNetworksOfClaims(t *testing.T) {
-	cluster.Need(t)
-	created(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "policy-team", Labels: map[string]string{"team": "a", "stage": "test"}}})
-	admin := newClient(t, cluster.Admin())
-	network := func(name string, vlan int32, from v1alpha1.FromNamespaces, selector *metav1.LabelSelector) {
-		created(t, &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{
-			VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: from, Selector: selector},
-		}})
-	}
-	expressions := func(e ...metav1.LabelSelectorRequirement) *metav1.LabelSelector {
-		return &metav1.LabelSelector{MatchExpressions: e}
-	}
-	const bySelector = v1alpha1.NamespacesFromSelector
-	network("policy-all", 3001, v1alpha1.NamespacesFromAll, nil)
-	network("policy-none", 3002, v1alpha1.NamespacesFromNone, nil)
-	network("policy-labels", 3003, bySelector, &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a", "stage": "test"}})
-	network("policy-other", 3004, bySelector, &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a", "stage": "live"}})
-	network("policy-empty", 3005, bySelector, &metav1.LabelSelector{})
-	network("policy-unlabelled", 3011, bySelector, &metav1.LabelSelector{MatchLabels: map[string]string{"none": ""}})
-	network("policy-in", 3006, bySelector, expressions(
-		metav1.LabelSelectorRequirement{Key: "team", Operator: metav1.LabelSelectorOpIn, Values: []string{"b", "a"}},
-		metav1.LabelSelectorRequirement{Key: "stage", Operator: metav1.LabelSelectorOpExists}))
-	network("policy-not-in", 3007, bySelector, expressions(metav1.LabelSelectorRequirement{Key: "team", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"a"}}))
-	network("policy-absent", 3008, bySelector, expressions(metav1.LabelSelectorRequirement{Key: "none", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"a"}}))
-	network("policy-exists", 3009, bySelector, expressions(metav1.LabelSelectorRequirement{Key: "none", Operator: metav1.LabelSelectorOpExists}))
-	network("policy-lacks", 3010, bySelector, expressions(metav1.LabelSelectorRequirement{Key: "none", Operator: metav1.LabelSelectorOpDoesNotExist}))
-
-	asking := func(network string) resourceapi.DeviceClaim {
-		parameters := fmt.Sprintf(`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","network":%q}`, network)
-		return resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}},
-			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
-				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: v1alpha1.GroupName, Parameters: runtime.RawExtension{Raw: []byte(parameters)}},
-			}}},
-		}
-	}
-	for name, allowed := range map[string]bool{
-		"policy-all": true, "policy-none": false, "policy-labels": true, "policy-other": false, "policy-empty": true, "policy-in": true,
-		"policy-not-in": false, "policy-absent": true, "policy-exists": false, "policy-lacks": true, "policy-missing": true, "": true,
-		"policy-unlabelled": false,
-	} {
-		meta := metav1.ObjectMeta{Namespace: "policy-team", Name: "asks"}
-		for _, object := range []client.Object{
-			&resourceapi.ResourceClaim{ObjectMeta: meta, Spec: resourceapi.ResourceClaimSpec{Devices: asking(name)}},
-			&resourceapi.ResourceClaimTemplate{ObjectMeta: meta, Spec: resourceapi.ResourceClaimTemplateSpec{
-				Spec: resourceapi.ResourceClaimSpec{Devices: asking(name)},
+// allocatedTo is what a scheduler writes, with a setting that only a class may make.
+func allocatedTo(driver string) *resourceapi.AllocationResult {
+	return &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "nic", Driver: driver, Pool: "node/pool", Device: "d"}},
+		Config: []resourceapi.DeviceAllocationConfiguration{{
+			Source: resourceapi.AllocationConfigSourceClass,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(`{"vf":{"trust":true}}`)},
 			}},
-		} {
-			// The API server hears of a new XPUNetwork a moment later.
-			must.Eventually(t, fmt.Sprintf("%T that names %q: allowed %t", object, name, allowed), func() bool {
-				err := admin.Create(t.Context(), object, client.DryRunAll)
-				return allowed && err == nil || !allowed && kubeapitest.DeniedByPolicy(err) &&
-					strings.Contains(err.Error(), "XPUNetwork "+name+" does not let pods of namespace policy-team join")
-			})
+		}},
+	}}
+}
+
+func claimFor(namespace, name string) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}},
+		}},
+	}
+}
+
+// TestNamesakesOfOthers: programs of others whose ServiceAccounts have our names do what their roles allow.
+func TestNamesakesOfOthers(t *testing.T) {
+	cluster.Need(t)
+	const namespace, driver = "gpu-operator", "gpu.example.com"
+	created(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
+	created(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: namespace}, Rules: []rbacv1.PolicyRule{{
+		APIGroups: []string{"resource.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"},
+	}}})
+	for _, name := range []string{"xpu-agent", "xpu-controller", "xpu-broker"} {
+		created(t, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: namespace + "-" + name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: namespace},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: name}},
+		})
+		config := cluster.Admin()
+		config.Impersonate = rest.ImpersonationConfig{
+			UserName: "system:serviceaccount:" + namespace + ":" + name,
+			Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+		}
+		other := newClient(t, config)
+		must.Eventually(t, "the role is known", func() bool { return other.List(t.Context(), &resourceapi.ResourceSliceList{}) == nil })
+
+		slice, claim := resourceSlice("policy-"+name, driver, "node1"), claimFor("default", "policy-"+name)
+		created(t, claim)
+		if err := other.Create(t.Context(), slice); err != nil {
+			t.Errorf("another driver's %s makes a slice: %v", name, err)
+		}
+		claim.Status.Allocation = allocatedTo(driver)
+		if err := other.Status().Update(t.Context(), claim); err != nil {
+			t.Errorf("another driver's %s allocates: %v", name, err)
+		}
+		if err := other.Delete(t.Context(), slice); err != nil {
+			t.Errorf("another driver's %s deletes its slice: %v", name, err)
+		}
+		if name == "xpu-agent" {
+			err := other.Create(t.Context(), resourceSlice("policy-ours", v1alpha1.GroupName, "node1"))
+			if !kubeapitest.DeniedByPolicy(err) {
+				t.Errorf("another driver's agent makes a slice of ours: error %v, want the policy's", err)
+			}
 		}
 	}
 }

@@ -29,22 +29,30 @@ import (
 
 // Cluster is an API server.
 type Cluster struct {
-	admin *rest.Config
-	stop  func() error
+	admin       *rest.Config
+	environment *envtest.Environment
 }
 
 // Start starts an API server, with what is in the deploy directory. It returns nil where KUBEBUILDER_ASSETS does not
 // say where kube-apiserver and etcd are; tests then skip, by [Cluster.Need]. flags are more of kube-apiserver, without dashes: {"emulated-version",
 // "1.34"}.
 func Start(deploy string, flags ...[2]string) (*Cluster, error) {
+	return start(deploy, &envtest.Environment{
+		CRDDirectoryPaths: []string{filepath.Join(deploy, "crds")}, ErrorIfCRDPathMissing: true,
+	}, flags)
+}
+
+// StartWithoutCRDs is [Start] for a cluster from which the project's CRDs were removed, or in which the API server does not
+// know them yet. The roles and policies are there.
+func StartWithoutCRDs(deploy string, flags ...[2]string) (*Cluster, error) {
+	return start(deploy, &envtest.Environment{}, flags)
+}
+
+func start(deploy string, environment *envtest.Environment, flags [][2]string) (*Cluster, error) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return nil, nil
 	}
-	environment := &envtest.Environment{
-		CRDDirectoryPaths:        []string{filepath.Join(deploy, "crds")},
-		ErrorIfCRDPathMissing:    true,
-		ControlPlaneStartTimeout: time.Minute,
-	}
+	environment.ControlPlaneStartTimeout = time.Minute
 	for _, flag := range flags {
 		environment.ControlPlane.GetAPIServer().Configure().Append(flag[0], flag[1])
 	}
@@ -53,11 +61,29 @@ func Start(deploy string, flags ...[2]string) (*Cluster, error) {
 		return nil, fmt.Errorf("API server for tests: %w", err)
 	}
 	config.QPS = -1
-	c := &Cluster{admin: config, stop: environment.Stop}
+	c := &Cluster{admin: config, environment: environment}
 	if err := c.setUp(deploy); err != nil {
 		return nil, errors.Join(fmt.Errorf("API server for tests: %w", err), c.Stop())
 	}
 	return c, nil
+}
+
+// Restart stops the API server and starts it again with the same data. It returns when the API server says that it is ready,
+// which is before it knows all policies and CRDs. It has new certificates: clients are to be made anew.
+func (c *Cluster) Restart() error {
+	server := c.environment.ControlPlane.APIServer
+	if err := server.Stop(); err != nil {
+		return fmt.Errorf("stop the API server: %w", err)
+	}
+	if err := server.Start(); err != nil {
+		return fmt.Errorf("start the API server again: %w", err)
+	}
+	admin, err := c.environment.AddUser(envtest.User{Name: "admin", Groups: []string{"system:masters"}}, &rest.Config{QPS: -1})
+	if err != nil {
+		return fmt.Errorf("administrator of the API server: %w", err)
+	}
+	c.admin = admin.Config()
+	return nil
 }
 
 // Main runs the tests of a package with an API server of [Start], which it passes to use first, or nil
@@ -83,7 +109,7 @@ func (c *Cluster) Stop() error {
 	if c == nil {
 		return nil
 	}
-	return c.stop()
+	return c.environment.Stop()
 }
 
 // Need skips the test where there is no API server.
@@ -177,7 +203,6 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"}}
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"},
 		Spec: resourceapi.ResourceSliceSpec{
@@ -192,8 +217,13 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 			XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01",
 		},
 	}
+	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"}}
+	hasCRDs := len(c.environment.CRDDirectoryPaths) > 0
 	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		creation := stranger.Create(ctx, slice.DeepCopy(), client.DryRunAll)
+		if !hasCRDs {
+			return DeniedByPolicy(creation), nil
+		}
 		ports := stranger.Create(ctx, port.DeepCopy(), client.DryRunAll)
 		nodes := stranger.Create(ctx, node.DeepCopy(), client.DryRunAll)
 		return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(nodes), nil

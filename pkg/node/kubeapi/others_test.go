@@ -1,0 +1,145 @@
+package kubeapi_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/node/kubeapi/kubeapitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
+)
+
+const deploy = "../../../deploy"
+
+// bare is an API server of the oldest version, without the project's CRDs.
+func bare(t *testing.T) *kubeapitest.Cluster {
+	t.Helper()
+	c, err := kubeapitest.StartWithoutCRDs(deploy, [2]string{"emulated-version", "1.34"})
+	must.Succeed(t, err)
+	c.Need(t)
+	t.Cleanup(func() { must.Succeed(t, c.Stop()) })
+	return c
+}
+
+// as is the client of a user without groups.
+func as(t *testing.T, cluster *kubeapitest.Cluster, user string) client.Client {
+	t.Helper()
+	config := cluster.Admin()
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
+	return newClient(t, config)
+}
+
+// administratorOf may do everything in a namespace, and nothing elsewhere.
+func administratorOf(t *testing.T, cluster *kubeapitest.Cluster, namespace, user string) client.Client {
+	t.Helper()
+	must.Succeed(t, newClient(t, cluster.Admin()).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "policy-administrator"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
+	}))
+	c := as(t, cluster, user)
+	must.Eventually(t, "the role is known", func() bool {
+		return c.List(t.Context(), &resourceapi.ResourceClaimList{}, client.InNamespace(namespace)) == nil
+	})
+	return c
+}
+
+// TestAllocationsAreTheSchedulers: who may write the status of the claims of a namespace does not give himself what only a class may.
+// Claims of other drivers are left to their own rules, and so is the rest of the status.
+func TestAllocationsAreTheSchedulers(t *testing.T) {
+	cluster := bare(t)
+	admin, tenant := newClient(t, cluster.Admin()), administratorOf(t, cluster, "default", "allocator")
+	ours, theirs := claimFor("default", "policy-ours"), claimFor("default", "policy-theirs")
+	must.Succeed(t, admin.Create(t.Context(), ours))
+	must.Succeed(t, admin.Create(t.Context(), theirs))
+
+	ours.Status.Allocation = allocatedTo(v1alpha1.GroupName)
+	if err := tenant.Status().Update(t.Context(), ours.DeepCopy()); !kubeapitest.DeniedByPolicy(err) {
+		t.Errorf("a tenant allocates: error %v, want the policy's", err)
+	}
+	theirs.Status.Allocation = allocatedTo("gpu.example.com")
+	if err := tenant.Status().Update(t.Context(), theirs); err != nil {
+		t.Errorf("a tenant allocates a device of another driver: %v", err)
+	}
+
+	if err := admin.Status().Update(t.Context(), ours); err != nil {
+		t.Fatalf("the scheduler allocates: %v", err)
+	}
+	ours.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "u"}}
+	if err := tenant.Status().Update(t.Context(), ours); err != nil {
+		t.Errorf("a tenant reserves his claim: %v", err)
+	}
+	change := ours.DeepCopy()
+	change.Status.Allocation.Devices.Results[0].Device = "another"
+	if err := tenant.Status().Update(t.Context(), change); err == nil {
+		t.Error("a tenant changes the allocation")
+	}
+	ours.Status = resourceapi.ResourceClaimStatus{}
+	if err := tenant.Status().Update(t.Context(), ours); err != nil {
+		t.Errorf("a tenant gives his device back: %v", err)
+	}
+}
+
+// TestPoliciesSpareOthers: no policy refuses, delays or changes what is not the project's, without its CRDs as well as with them, also
+// while an API server starts.
+func TestPoliciesSpareOthers(t *testing.T) {
+	cluster := bare(t)
+	tenant := administratorOf(t, cluster, "default", "tenant")
+	write := func(name string, tenant client.Client) {
+		t.Helper()
+		mine, template := claimFor("default", name), &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+		template.Spec.Spec = mine.Spec
+		must.Succeed(t, tenant.Create(t.Context(), template))
+		must.Succeed(t, tenant.Create(t.Context(), mine))
+		want := claimFor("default", name).Spec
+		want.Devices.Requests[0].Exactly.AllocationMode, want.Devices.Requests[0].Exactly.Count = resourceapi.DeviceAllocationModeExactCount, 1
+		if diff := gocmp.Diff(want, mine.Spec); diff != "" {
+			t.Errorf("%s: -want +got\n%s", name, diff)
+		}
+
+		mine.Status.Allocation = allocatedTo("gpu.example.com")
+		must.Succeed(t, tenant.Status().Update(t.Context(), mine))
+		mine.Labels = map[string]string{"a": "b"}
+		must.Succeed(t, tenant.Update(t.Context(), mine))
+		must.Succeed(t, tenant.Delete(t.Context(), mine))
+		must.Succeed(t, tenant.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}))
+	}
+	write("before", tenant)
+	must.Succeed(t, cluster.Restart())
+	write("at-start", as(t, cluster, "tenant"))
+}
+
+// TestPoliciesCostNothing: no policy reads other objects, whose number or absence would count for every request.
+func TestPoliciesCostNothing(t *testing.T) {
+	var files []string
+	must.Succeed(t, filepath.WalkDir(deploy, func(path string, entry os.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".yaml") {
+			files = append(files, path)
+		}
+		return err
+	}))
+	policies := 0
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		must.Succeed(t, err)
+		policies += strings.Count(string(text), "\nkind: ValidatingAdmissionPolicy\n")
+		for _, word := range []string{"paramKind:", "paramRef:", "WebhookConfiguration", "MutatingAdmissionPolicy"} {
+			if strings.Contains(string(text), word) {
+				t.Errorf("%s has %s", path, word)
+			}
+		}
+	}
+	if policies < 8 {
+		t.Errorf("%d policies in %v", policies, files)
+	}
+}
