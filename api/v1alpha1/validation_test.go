@@ -6,6 +6,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -190,6 +191,14 @@ func TestValidation(t *testing.T) {
 			{"port", port(func(*v1alpha1.XPUPortSpec) {}), ""},
 			{"port made ahead for a claim", port(func(s *v1alpha1.XPUPortSpec) { s.Ahead = true }), "made ahead is for no claim and for no pod"},
 			{"port with a group MAC", port(func(s *v1alpha1.XPUPortSpec) { s.MAC = "01:00:00:00:00:01" }), "spec.mac"},
+			{"port with a long address", port(func(s *v1alpha1.XPUPortSpec) { s.Addresses = []string{strings.Repeat("1", 65)} }), "spec.addresses[0]: Too long"},
+			{"port with a long XPU", port(func(s *v1alpha1.XPUPortSpec) { s.XPU = strings.Repeat("x", 254) }), "spec.xpu: Too long"},
+			{"port with a long network", port(func(s *v1alpha1.XPUPortSpec) { s.Network = strings.Repeat("x", 254) }), "spec.network: Too long"},
+			{"port with a long claim", port(func(s *v1alpha1.XPUPortSpec) {
+				long := strings.Repeat("x", 254)
+				s.Claim = v1alpha1.ClaimRef{Name: long, UID: types.UID(long), Request: long}
+			}), "spec.claim.name: Too long"},
+			{"port with a number that no SF has", port(func(s *v1alpha1.XPUPortSpec) { s.Function.Subfunction = new(int64(1 << 32)) }), "spec.function.subfunction"},
 			{"port with a short address", port(func(s *v1alpha1.XPUPortSpec) { s.Function.PCIAddress = "3b:02.1" }), "spec.function.pciAddress"},
 		} {
 			wantAnswer(t, test.name, api.Create(t.Context(), test.object), test.want)

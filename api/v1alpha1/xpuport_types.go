@@ -24,19 +24,24 @@ type FunctionRef struct {
 	// Subfunction is the sfnum of an SF; absent for a VF.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=4294967295
 	Subfunction *int64 `json:"subfunction,omitempty"`
 }
 
 // ClaimRef names the ResourceClaim that a Port is for, in the Port's namespace.
 type ClaimRef struct {
 	// Name is the ResourceClaim's name.
+	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
 	// UID is the ResourceClaim's, so that a later claim of the same name is another one.
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=128
 	UID types.UID `json:"uid"`
 
 	// Request is the request of the claim that the Function was allocated for; "request/subrequest" for a
 	// prioritized list.
+	// +kubebuilder:validation:MaxLength=127
 	Request string `json:"request"`
 
 	// Pod is the name of the pod that the claim was reserved for first, if there was one when the Port was made.
@@ -48,13 +53,17 @@ type ClaimRef struct {
 // PodRef names the pod that a Port is for.
 type PodRef struct {
 	// Namespace is the pod's.
+	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
 
 	// Name is the pod's.
+	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
 	// UID is the pod's.
 	// +optional
+	// +kubebuilder:validation:Type=string
+	// +kubebuilder:validation:MaxLength=128
 	UID types.UID `json:"uid,omitempty"`
 }
 
@@ -65,6 +74,7 @@ type PodRef struct {
 type XPUPortSpec struct {
 	// NodeName is the node that has the Function.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName"`
 
 	// Function is the Function that the Port serves.
@@ -72,10 +82,12 @@ type XPUPortSpec struct {
 
 	// XPU is the name of the XPU that serves the Port.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	XPU string `json:"xpu"`
 
 	// Network is the name of the XPUNetwork that the Port joins.
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Network string `json:"network"`
 
 	// MAC is the Function's unicast address while it is attached, "02:00:00:00:00:01".
@@ -96,6 +108,7 @@ type XPUPortSpec struct {
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=64
 	Addresses []string `json:"addresses,omitempty"`
 
 	// Claim is the ResourceClaim that the Port is for; absent where the device plugin handed the Function out.
@@ -117,16 +130,19 @@ type XPUPortSpec struct {
 type XPUPortStatus struct {
 	// BridgePort is the id of the Port at the OPI agent.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	BridgePort string `json:"bridgePort,omitempty"`
 
 	// Addresses are those of the pod's interface: of the spec, or those that the network's address book gave.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=64
 	Addresses []string `json:"addresses,omitempty"`
 
 	// Pod is the pod that the Port came up for: that of spec.pod, or the one that the claim was reserved for first.
 	// +optional
+	// +kubebuilder:validation:MaxLength=253
 	Pod string `json:"pod,omitempty"`
 
 	// Predecessor is the XPUPort that had the MAC address and the addresses before, "namespace/name": that of the pod that a virtual

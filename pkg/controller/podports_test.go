@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,11 +12,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
 // podPort is a Port without a claim, as a node's agent makes it.
@@ -66,6 +69,43 @@ func TestPortOfNoAgent(t *testing.T) {
 	c.create(port)
 	c.portReason(port, v1alpha1.ReasonForbidden, "made by the xpu-agent of its node, in namespace "+c.namespace)
 	c.has(agent)
+}
+
+// TestNumberOfPorts: a node cannot have Ports without end, by SFs that it makes up. What it has stays.
+func TestNumberOfPorts(t *testing.T) {
+	scheme, err := Scheme()
+	must.Succeed(t, err)
+	for _, test := range []struct {
+		up        int
+		functions int32
+		refused   string
+	}{
+		{1024, 0, "XPU card has 1024 Ports, and node node1 tells of 0 Functions"}, {1023, 0, ""}, {1024, 600, ""},
+		{1200, 600, "XPU card has 1200 Ports, and node node1 tells of 600 Functions"},
+	} {
+		objects := []client.Object{&v1alpha1.XPUNode{
+			ObjectMeta: metav1.ObjectMeta{Name: "node1"}, Status: v1alpha1.XPUNodeStatus{Functions: test.functions},
+		}}
+		port := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{NodeName: "node1", XPU: "card"}}
+		for i := range test.up + 2 { // two wait
+			other := port.DeepCopy()
+			other.Namespace, other.Name = "xpu-system", fmt.Sprint("port", i)
+			if i < test.up {
+				other.Status.BridgePort = other.Name
+			}
+			objects = append(objects, other)
+		}
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithIndex(port, portsByXPU, func(o client.Object) []string {
+			return []string{o.(*v1alpha1.XPUPort).Spec.XPU}
+		}).Build()
+
+		err := (&ports{base: base{client: c}}).checkNumber(t.Context(), port)
+		if test.refused == "" && err != nil || test.refused != "" && (err == nil || !strings.Contains(err.Error(), test.refused)) {
+			t.Errorf("%d Ports and %d Functions: %v, want %q", test.up, test.functions, err, test.refused)
+		}
+		port.Status.BridgePort = "up"
+		must.Succeed(t, (&ports{base: base{client: c}}).checkNumber(t.Context(), port))
+	}
 }
 
 // watchesLeases gives the controller the right to watch the broker's Lease, which it has in a tenant cluster.

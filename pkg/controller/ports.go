@@ -238,6 +238,9 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err := checkFunction(port, xpu); err != nil {
 		return err
 	}
+	if err := r.checkNumber(ctx, port); err != nil {
+		return err
+	}
 	addresses := port.Spec.Addresses
 	if r.admission != nil {
 		if addresses, err = r.admission.admit(ctx, port, network); err != nil {
@@ -267,6 +270,42 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	}
 	return problemf(v1alpha1.ReasonNoXPU, "XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
 		"node %s tells of the Function's PF in the XPUNode", xpu.Name, f, strings.Join(pfs, ", "), port.Spec.NodeName)
+}
+
+// An XPU may have freePorts Ports whatever its node tells, which leaves room for SFs that were made
+// since, and at most mostPorts, because no list of an OPI agent is read further.
+const freePorts, mostPorts = 1024, 1 << 14
+
+// checkNumber returns a *problem if the XPU has many more Ports than its node has Functions. An SF may
+// have any number, so that a node could name Functions without end.
+func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
+	if port.Status.BridgePort != "" {
+		return nil
+	}
+	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: port.Spec.XPU})
+	if err != nil || len(all) <= freePorts {
+		return err
+	}
+	var node v1alpha1.XPUNode // stays empty if there is none
+	err = r.client.Get(ctx, client.ObjectKey{Name: port.Spec.NodeName}, &node)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("XPUNode %s: %w", port.Spec.NodeName, err)
+	}
+
+	up := 0
+	for i := range all {
+		if all[i].Status.BridgePort != "" {
+			up++
+		}
+	}
+	most := min(mostPorts, max(freePorts, 2*int(node.Status.Functions)))
+	if up < most {
+		return nil
+	}
+	p := problemf(v1alpha1.ReasonForbidden, "XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the "+
+		"agent of the node made, and delete those that no pod uses", port.Spec.XPU, up, port.Spec.NodeName, node.Status.Functions)
+	p.retry = lastRetry
+	return p
 }
 
 // serve has the agent of the XPU serve a Port that may be served, with these addresses. mtu is the largest that the agent carries, 0 if it

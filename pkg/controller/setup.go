@@ -18,13 +18,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/selection"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
@@ -122,13 +122,12 @@ func Installation(ctx context.Context, r client.Reader) (opi.Installation, error
 	return opi.NewInstallation(string(system.UID)), nil
 }
 
-// CacheOptions keep the cache small: only Secrets of the namespace, no managed fields, and nothing that the reconcilers do not read
-// of the kinds of which there are many.
+// CacheOptions keep the cache small: only Secrets of the namespace, and nothing that the reconcilers do not read of the kinds of
+// which there are many. See [kubecache].
 func CacheOptions(namespace string) cache.Options {
-	strip := cache.TransformStripManagedFields()
 	agents := labels.NewSelector().Add(hasLabel(v1alpha1.LabelAgents))
 	return cache.Options{
-		DefaultTransform: strip,
+		DefaultTransform: kubecache.Trim,
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Secret{}:             {Namespaces: map[string]cache.Config{namespace: {}}},
 			&corev1.Service{}:            {Namespaces: map[string]cache.Config{namespace: {LabelSelector: agents}}},
@@ -136,8 +135,8 @@ func CacheOptions(namespace string) cache.Options {
 			&coordinationv1.Lease{}: {
 				Namespaces: map[string]cache.Config{namespace: {}}, Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.BrokerLease),
 			},
-			&v1alpha1.XPUPort{}:          {Transform: trimPort(strip)},
-			&resourceapi.ResourceClaim{}: {Transform: trimClaim(strip)},
+			&v1alpha1.XPUPort{}:          {Transform: trimPort},
+			&resourceapi.ResourceClaim{}: {Transform: kubecache.TrimClaim},
 		},
 	}
 }
@@ -152,27 +151,14 @@ func hasLabel(label string) labels.Requirement {
 }
 
 // trimPort leaves out what only people and the garbage collector read. XPUPorts are written by patches, which leave it as it is.
-func trimPort(strip toolscache.TransformFunc) toolscache.TransformFunc {
-	return func(o any) (any, error) {
-		if port, ok := o.(*v1alpha1.XPUPort); ok {
-			port.OwnerReferences = nil
-			if !port.Spec.Ahead { // of which the pool must be known
-				port.Labels = nil
-			}
+func trimPort(o any) (any, error) {
+	if port, ok := o.(*v1alpha1.XPUPort); ok {
+		port.OwnerReferences = nil
+		if !port.Spec.Ahead { // of which the pool must be known
+			port.Labels = nil
 		}
-		return strip(o)
 	}
-}
-
-// trimClaim leaves out what was asked for: the allocation has all that matters of it. Only the status of claims is written, and the
-// API server leaves the rest as it is then.
-func trimClaim(strip toolscache.TransformFunc) toolscache.TransformFunc {
-	return func(o any) (any, error) {
-		if c, ok := o.(*resourceapi.ResourceClaim); ok {
-			c.Spec = resourceapi.ResourceClaimSpec{}
-		}
-		return strip(o)
-	}
+	return kubecache.Trim(o)
 }
 
 // Setup adds the reconcilers of the role to the manager. Its client must read from the cache.

@@ -158,7 +158,7 @@ func TestQuick(t *testing.T) {
 // TestQuickScale does that for the benchmarks of growth.
 func TestQuickScale(t *testing.T) {
 	runQuick(t, []string{"--scale"}, "xPU flaps: RPCs to others", "start: 4 xPUs", "a Port more, 16 there", "24 Ports and claims",
-		"bytes to an agent while 8 nodes start", "largest object", "2 tenants, 8 there", "the broker's writes for each")
+		"bytes to an agent while 8 nodes start", "largest object", "claims of others with 255 kB each", "2 tenants, 8 there", "the broker's writes for each")
 }
 
 // TestQuickSchedule does that for xpuctl schedule.

@@ -35,6 +35,7 @@ func scaleBenchmarks() []benchmark {
 		{"ports", measurePortRate},
 		{"nodes", measureNodes},
 		{"tenants", measureTenants},
+		{"largest", measureLargest},
 	}
 }
 

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/kubecache"
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
@@ -67,7 +68,7 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 			nodeMetadata():         {Field: fields.OneTermEqualSelector("metadata.name", node)},
 			&v1alpha1.XPUNode{}:    {Field: fields.OneTermEqualSelector("metadata.name", node)},
 		},
-		DefaultTransform:            cache.TransformStripManagedFields(),
+		DefaultTransform:            kubecache.Trim,
 		ReaderFailOnMissingInformer: true,
 	})
 	if err != nil {
