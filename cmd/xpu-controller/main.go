@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/cluster-inventory-api/pkg/access"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
@@ -206,6 +207,13 @@ func run(ctx context.Context, o options) error {
 		return runBroker(ctx, mgr, options)
 	}
 	o.controller.Role, o.controller.Installation, o.controller.Registerer = controller.Role(o.role), installation, metrics.Registry
+	if o.manager.LeaderElection {
+		host, err := os.Hostname() // as the leader election of controller-runtime does
+		if err != nil {
+			return fmt.Errorf("leader election: %w", err)
+		}
+		o.controller.Fence = controller.NewFence(mgr.GetAPIReader(), client.ObjectKey{Namespace: o.controller.Namespace, Name: name}, host)
+	}
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err
 	}

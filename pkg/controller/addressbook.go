@@ -72,6 +72,21 @@ func (b *addressBook) checkMAC(port *v1alpha1.XPUPort) error {
 	return macConflict(port, holder)
 }
 
+// other is another Port that has something of what this one has, and what that is; "" for nothing.
+func (b *addressBook) other(port *v1alpha1.XPUPort) (holder types.NamespacedName, what string) {
+	key := client.ObjectKeyFromObject(port)
+	for _, text := range addressesOf(port) {
+		address, err := netip.ParsePrefix(text)
+		if holder, taken := b.addresses[address.Addr()]; err == nil && taken && holder != key {
+			return holder, "address " + text
+		}
+	}
+	if holder, taken := b.macs[port.Spec.MAC]; taken && holder != key {
+		return holder, "MAC address " + port.Spec.MAC
+	}
+	return holder, ""
+}
+
 // macConflict is the problem of a Port whose MAC address another one has.
 func macConflict(port *v1alpha1.XPUPort, holder types.NamespacedName) *problem {
 	return problemf(v1alpha1.ReasonConflict, "MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",

@@ -94,7 +94,7 @@ func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPor
 func (r *admission) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
 	switch {
 	case port.Spec.Claim.Name != "":
-		return port.Spec.Addresses, nil
+		return port.Spec.Addresses, r.allocator.checkOwn(ctx, port)
 	case port.Spec.Ahead:
 		return nil, nil // nobody uses it
 	case port.Status.BridgePort != "": // it stays what it is, whatever became of the network's spec

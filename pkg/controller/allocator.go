@@ -112,6 +112,25 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 	return book.assign(key, port, rules)
 }
 
+// checkOwn returns a *problem if another Port of the network has the MAC address or an address that the Port was made with, which two
+// controllers may have given away that both took themselves for the leader.
+func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	holder, what := l.book(port.Spec.Network).other(port)
+	if what == "" {
+		return nil
+	}
+	var other v1alpha1.XPUPort
+	if err := l.reader.Get(ctx, holder, &other); err != nil {
+		return &problem{retry: firstRetry} // it is going, and the book is about to hear of that
+	}
+	p := problemf(v1alpha1.ReasonConflict, "%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
+		what, holder, port.Spec.Network)
+	p.retry = lastRetry
+	return p
+}
+
 // holder is the other Port of the network that has the Port's MAC address; the zero value if none has.
 func (l *allocator) holder(port *v1alpha1.XPUPort) types.NamespacedName {
 	l.mu.Lock()

@@ -184,6 +184,9 @@ func (r *bridges) note(b bridge, known bool, err error) {
 
 // Reconcile has the agent serve the bridge, or let it go.
 func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) {
+	if err := r.Fence.Check(ctx); err != nil {
+		return ctrl.Result{}, err
+	}
 	var xpu v1alpha1.XPU
 	err := r.client.Get(ctx, client.ObjectKey{Name: b.xpu}, &xpu)
 	if client.IgnoreNotFound(err) != nil {

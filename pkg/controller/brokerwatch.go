@@ -44,7 +44,7 @@ func (r *brokerWatch) setup(mgr ctrl.Manager) error {
 	return newController(mgr, "broker", 1).
 		Watches(&coordinationv1.Lease{}, &handler.EnqueueRequestForObject{}, onLease).
 		WatchesRawSource(begin).
-		Complete(withConflicts(r))
+		Complete(r.guarded(r))
 }
 
 func (r *brokerWatch) isAway() bool {

@@ -53,7 +53,7 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 			},
 		}).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, theXPU)).
-		Complete(withConflicts(r))
+		Complete(r.guarded(r))
 }
 
 // nodeChanged has the XPUs looked at whose agents told of a PF that a node has, or had.

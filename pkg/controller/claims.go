@@ -56,7 +56,7 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 		WatchesMetadata(&corev1.Namespace{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
 			return r.requests(ctx, &resourceapi.ResourceClaimList{}, client.InNamespace(o.GetName()))
 		}), builder.WithPredicates(predicate.LabelChangedPredicate{})).
-		Complete(withConflicts(r))
+		Complete(r.guarded(r))
 }
 
 // ours tells whether a claim has a Function of this driver.

@@ -41,7 +41,7 @@ func (r *devicePools) setup(mgr ctrl.Manager) error {
 				r.changed(e.Object, nil, queue)
 			},
 		}).
-		Complete(withConflicts(reconcile.AsReconciler(r.client, r)))
+		Complete(r.guarded(reconcile.AsReconciler(r.client, r)))
 }
 
 // changed has the pools summed up of which two versions of an XPUNode say something else. Since every agent watches

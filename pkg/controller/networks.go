@@ -40,7 +40,7 @@ func (r *networks) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.networkRivals), whenGone).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.waitsFor), whenGone).
 		WatchesRawSource(r.wakeups.Source()).
-		Complete(withConflicts(r))
+		Complete(r.guarded(r))
 }
 
 // changed has the status written after a bridge of the network changed.

@@ -60,7 +60,7 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		WatchesRawSource(sourceOf(r.sessions, healthChanged, r.waitingForLost)).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(withConflicts(r))
+		Complete(r.guarded(r))
 }
 
 // madeAhead are the Ports that were made ahead for a DevicePool. The cache has the labels of no others.

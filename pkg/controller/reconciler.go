@@ -77,10 +77,14 @@ func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder
 	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
 }
 
-// withConflicts has a reconciler try again soon after a write conflict, which only means that its cache was old.
-func withConflicts(r reconcile.Reconciler) reconcile.Reconciler {
+// guarded has a reconciler do nothing once another leader was elected, and try again soon after a write conflict, which only means
+// that its cache was old.
+func (r *base) guarded(inner reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
-		result, err := r.Reconcile(ctx, request)
+		if err := r.Fence.Check(ctx); err != nil {
+			return reconcile.Result{}, err
+		}
+		result, err := inner.Reconcile(ctx, request)
 		if apierrors.IsConflict(err) {
 			return reconcile.Result{RequeueAfter: firstRetry}, nil
 		}

@@ -44,7 +44,7 @@ func (r *registrations) setup(mgr ctrl.Manager) error {
 		For(&corev1.Service{}).
 		Watches(&discoveryv1.EndpointSlice{}, handler.EnqueueRequestsFromMapFunc(ofSlice)).
 		Watches(&v1alpha1.XPU{}, handler.EnqueueRequestsFromMapFunc(ofXPU), whenSpecChanged).
-		Complete(withConflicts(r))
+		Complete(r.guarded(r))
 }
 
 func (r *registrations) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {

@@ -38,7 +38,7 @@ type orphan struct{ xpu, kind, id string }
 func (r *resyncs) setup(mgr ctrl.Manager) error {
 	return newController(mgr, "resync", r.Concurrency).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, theXPU)).
-		Complete(reconcile.AsReconciler(r.client, r))
+		Complete(r.guarded(reconcile.AsReconciler(r.client, r)))
 }
 
 // Reconcile is for an XPU whose agent began or ceased to answer a moment ago, or at which another look is due.

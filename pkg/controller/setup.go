@@ -51,6 +51,8 @@ type Options struct {
 	Installation opi.Installation
 	// Namespace has the Secrets that XPUs name, and in a tenant cluster the broker's Lease.
 	Namespace string
+	// Fence says whether this process is still the leader; nil for one that is always.
+	Fence *Fence
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 	// Tracer takes the stages of XPUPorts; nil for none.

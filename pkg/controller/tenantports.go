@@ -42,7 +42,7 @@ func (r *tenantPorts) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
 		Watches(&v1alpha1.DevicePool{}, enqueue(r.madeAhead), whenSpecChanged).
 		WatchesRawSource(r.wakeups.Source()).
-		Complete(withConflicts(r))
+		Complete(r.guarded(r))
 }
 
 func (r *tenantPorts) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {

@@ -42,7 +42,7 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 		Watches(&v1alpha1.XPUPort{}, enqueue(ofPort), whenGone).
 		Watches(&corev1.Secret{}, enqueue(onSecret)).
 		WatchesRawSource(sourceOf(r.sessions, healthChanged, theXPU)).
-		Complete(withConflicts(r))
+		Complete(r.guarded(r))
 }
 
 // refused are the XPUs that were refused because of another one.
