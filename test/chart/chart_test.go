@@ -239,8 +239,14 @@ func TestParts(t *testing.T) {
 			[]string{"mode=direct", "monitoring.enabled=true"}, []string{"alert: XPUDirectAway"}, []string{"alert: XPUControllerAbsent"},
 		},
 		"network policies": {
-			[]string{"mode=infra", "networkPolicies.enabled=true", "networkPolicies.opiPorts={9}"},
-			[]string{"kind: NetworkPolicy", "{port: 9, protocol: TCP}", "{port: 6443, protocol: TCP}"},
+			[]string{"mode=infra"},
+			[]string{"kind: NetworkPolicy", "policyTypes: [Ingress]", "{port: metrics, protocol: TCP}"},
+			[]string{"egress:", "port: 6443"},
+		},
+		"no network policies": {[]string{"networkPolicies.enabled=false"}, []string{"kind: Deployment"}, []string{"kind: NetworkPolicy"}},
+		"network policies for what may be reached": {
+			[]string{"mode=infra", "networkPolicies.egress=true", "networkPolicies.opiPorts={9}"},
+			[]string{"kind: NetworkPolicy", "policyTypes: [Ingress, Egress]", "{port: 9, protocol: TCP}", "{port: 6443, protocol: TCP}"},
 			[]string{"port: 50051"},
 		},
 	} {
