@@ -70,6 +70,9 @@ the agent stops.`,
   # "VF offset: 2, stride: 1" in the host's lspci -vv.
   opi-bridge --host-pf 0000:3b:00.0=c1pf0,offset=2,stride=1 --host-pf 0000:3b:00.1=c1pf1,offset=17,stride=1
 
+  # On a machine whose own pods get the functions of its card, in eswitch mode switchdev.
+  opi-bridge --host-pf 0000:01:00.0=own
+
   # On a DPU whose devlink does not tell the serial number of the card, so that xpu-controller cannot see whose it is.
   opi-bridge --host-pf c1pf0,serial=MT2334XZ0LTK --host-pf c1pf1,serial=MT2334XZ0LTK`,
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Version: version.String(),
@@ -104,11 +107,14 @@ the agent stops.`,
 	f.StringVar((*string)(&o.agent.Underlay), "underlay", string(bridge.UnderlayAuto),
 		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, which is ipv4 where the uplink has an IPv4 address")
 	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, "+
-		"or name,mac=address,serial=number: which of the host's PFs it is; see the examples; once for each", func(s string) error {
+		"or name,mac=address,serial=number: which of the host's PFs it is, or address=own: a PF of this machine, whose pods "+
+		"get its functions; see the examples; once for each", func(s string) error {
 		pf, err := bridge.ParseHostPF(s)
 		o.agent.HostPFs = append(o.agent.HostPFs, pf)
 		return err
 	})
+	f.StringArrayVar(&o.agent.Representors, "representor", nil, "`name`, or pattern of names such as sim-*, of netdevs that may be ports "+
+		"although no eswitch says that they represent a function of the host; once for each")
 	f.StringVar(&o.hostPFFile, "host-pf-file", "",
 		"`file` that has in each line what --host-pf takes, so that all xPUs can have the same flags; # begins a comment; none if missing")
 	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto),

@@ -28,8 +28,12 @@ type Config struct {
 	DataPlane DataPlane // empty is DataPlaneAuto
 	// SourceFilter drops what ports send with another source address than their own.
 	SourceFilter bool
-	// HostPFs are the PFs of the host that the xPU serves. Without any, PCI addresses are this machine's own.
+	// HostPFs are the PFs whose Functions clients may have, beside those that an eswitch says are
+	// another machine's. A PCI address in a port's id is resolved by these only.
 	HostPFs []HostPF
+	// Representors are patterns of path.Match: names, or alternative names, of netdevs that may be
+	// ports although no eswitch says that they represent a Function for clients.
+	Representors []string
 	// Stuck is called with true when work takes longer than it should, since the kernel or a driver hangs, and with false when it
 	// has ended after all; nil: nobody is told.
 	Stuck func(bool)

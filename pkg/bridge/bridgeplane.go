@@ -302,11 +302,7 @@ func (b *bridgePlane) locateAll(ports map[string]membership, links []netlink.Lin
 	}
 	representors := map[string]netlink.Link{}
 	for port := range ports {
-		if link := named[port]; link != nil {
-			representors[port] = link
-			continue
-		}
-		link, err := b.locate(port)
+		link, err := b.choose(port, named[port])
 		if isNoRepresentor(err) {
 			continue
 		}

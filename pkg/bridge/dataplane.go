@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
+	"strings"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
@@ -75,14 +77,14 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 		return nil, fmt.Errorf("data plane %q: must be %s, %s or %s",
 			which, DataPlaneAuto, DataPlaneVLANAware, DataPlaneBridgePerNetwork)
 	}
-	if err := checkHostPFs(cfg.HostPFs); err != nil {
+	if err := errors.Join(checkHostPFs(cfg.HostPFs), checkPatterns(cfg.Representors)); err != nil {
 		return nil, err
 	}
 	underlay := cmp.Or(cfg.Underlay, UnderlayAuto)
 	if err := errors.Join(checkUplinks(cfg.Uplinks), underlay.check()); err != nil {
 		return nil, err
 	}
-	resolver := portResolver{sysfs: "/sys", hostPFs: withAddress(cfg.HostPFs)}
+	resolver := portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs, representors: cfg.Representors}
 	plane, err := openBridgePlane(cfg.Uplinks, underlay, resolver, which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
@@ -110,6 +112,18 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	}
 	log.Info("data plane", "is", DataPlaneBridgePerNetwork)
 	return plane, nil
+}
+
+// checkPatterns finds patterns for names of representors that match nothing, or more than people mean.
+func checkPatterns(patterns []string) error {
+	var failed []error
+	for _, pattern := range patterns {
+		if _, err := path.Match(pattern, ""); err != nil || strings.Trim(pattern, "*?") == "" {
+			failed = append(failed, fmt.Errorf("representor %q: must be the name of a netdev, or a "+
+				"pattern of names such as sim-*", pattern))
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // probeVLANFiltering makes the shared bridge. The error is an errNoVLANFiltering if the kernel cannot filter VLANs.

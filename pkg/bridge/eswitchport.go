@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -79,82 +80,129 @@ func (p eswitchPort) String() string {
 	return name + " of " + string(p.eswitch)
 }
 
-// portResolver finds the eswitch port of the Function whose PCI address is in a port's id, or which the id itself names.
+// external reports whether the Function is another machine's: the kernel names its controller then.
+func (n portName) external() bool { return strings.HasPrefix(n.pf, "c") }
+
+// portResolver finds the eswitch port of the Function whose PCI address is in a port's id, or which
+// the id itself names. It resolves only Functions that are for clients: those of another machine,
+// which the eswitch calls external, and those of PFs that the configuration names. Clients choose
+// ids, and this machine's own Functions must not end in their networks.
 type portResolver struct {
-	sysfs sysfs.Root
-	// hostPFs, if any, are the PFs of the host whose addresses are known, and may be in port ids. This machine's sysfs is not
-	// asked then, since it may have other devices with the same addresses.
-	hostPFs []HostPF
+	sysfs   sysfs.Root // asked about those of hostPFs that are this machine's own
+	hostPFs []HostPF   // that were told
+	// representors are patterns of path.Match: names of netdevs that may be ports although no
+	// eswitch says that they represent a Function for clients.
+	representors []string
 }
 
 func (r portResolver) resolve(port string) (eswitchPort, error) {
 	if name, ok := parsePortName(port); ok { // see opi.PortIDAt
-		return eswitchPort{name: name}, nil
+		return r.ofEswitch(name)
 	}
 	f, ok := opi.ParsePortID(port)
 	if !ok {
-		return eswitchPort{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or sf-bb-dd-f-sfnum), and no name of an eswitch " +
-			"port (c1pf0vf3)")
+		return eswitchPort{}, errors.New("its id tells no PCI address (vf-dddd-bb-dd-f or " +
+			"sf-bb-dd-f-sfnum), and no name of an eswitch port (c1pf0vf3)")
 	}
-	if len(r.hostPFs) > 0 {
-		return r.ofHost(f)
-	}
-	return r.ofThisMachine(f)
+	return r.byAddress(f)
 }
 
-// ofHost resolves a PF or VF of the host by its address, or an SF by its PF's address and its sfnum.
-func (r portResolver) ofHost(f function.ID) (eswitchPort, error) {
-	// The VFs of several PFs may interleave, with different remainders by the stride. Of the PFs that could have the VF, it
-	// belongs to the one whose first VF is the nearest below, however many VFs each PF has.
-	found, nearest := eswitchPort{}, -1
-	for _, pf := range r.hostPFs {
-		if pf.Address == f.Address {
-			return pf.eswitchPort(f.Subfunction), nil
+// ofEswitch resolves a Function as the eswitch numbers it. A name without a controller is that of
+// a Function of this machine, unless a --host-pf says that the kernel does not name controllers.
+func (r portResolver) ofEswitch(name portName) (eswitchPort, error) {
+	at := eswitchPort{name: name}
+	if r.serves(at) {
+		return at, nil
+	}
+	return eswitchPort{}, fmt.Errorf("%s is a function of this machine, and no --host-pf is %s: "+
+		"functions of the host are named with their controller, such as c1%s",
+		at, name.pf, at)
+}
+
+// serves reports whether a Function at an eswitch of this machine is for clients.
+func (r portResolver) serves(at eswitchPort) bool {
+	return at.name.external() || slices.ContainsFunc(r.hostPFs, func(pf HostPF) bool {
+		if pf.isOwn() {
+			return at.eswitch == pf.Address && at.name.function != ""
 		}
-		if index, distance, ok := pf.vf(f.Address); ok && (nearest < 0 || distance < nearest) {
+		return pf.name == at.name.pf && (at.eswitch == "" || pf.Eswitch == "" || at.eswitch == pf.Eswitch)
+	})
+}
+
+// mayBePort reports whether any netdev of this name may be a port. An id with a PCI address is a
+// name that neither the kernel nor udev gives, so an administrator did. The name of a Function for
+// clients, such as c1pf0vf3, is not given to one of this machine either.
+func (r portResolver) mayBePort(name string) bool {
+	if _, isID := opi.ParsePortID(name); isID {
+		return true
+	}
+	numbered, isNumbered := parsePortName(name)
+	return isNumbered && r.serves(eswitchPort{name: numbered}) || matches(r.representors, name)
+}
+
+// byAddress resolves a PF or VF by its address, or an SF by its PF's address and its sfnum. It
+// knows the addresses that were told, and no others: this machine may have other devices with the
+// addresses that clients mean.
+func (r portResolver) byAddress(f function.ID) (eswitchPort, error) {
+	// The VFs of several PFs may interleave, with different remainders by the stride. Of the PFs
+	// that could have the VF, it belongs to the one whose first VF is the nearest below, however
+	// many VFs each PF has.
+	found, nearest := eswitchPort{}, -1
+	for _, pf := range withAddress(r.hostPFs) {
+		if pf.Address == f.Address {
+			return pf.resolve(f.Subfunction)
+		}
+		index, distance, ok := r.vf(pf, f.Address)
+		if ok && (nearest < 0 || distance < nearest) {
 			found, nearest = pf.eswitchPort(vfName(index)), distance
 		}
 	}
+
 	switch {
 	case f.Subfunction != "":
-		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf", f.Address)
+		return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is no --host-pf%s",
+			f.Address, r.hint(f.Subfunction))
 	case nearest < 0:
-		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and stride", f.Address)
+		return eswitchPort{}, fmt.Errorf("%s is no --host-pf and no VF of one by its offset and "+
+			"stride%s", f.Address, r.hint(vfName(0)))
 	}
 	return found, nil
 }
 
-// ofThisMachine resolves a VF by its address, or an SF by its PF's address and its sfnum.
-func (r portResolver) ofThisMachine(f function.ID) (eswitchPort, error) {
-	const hint = "; with addresses of another machine, give --host-pf"
-	if f.Subfunction != "" {
-		if !r.sysfs.PCI(f.Address).Has("vendor") {
-			return eswitchPort{}, fmt.Errorf("PF %s, whose SF it is, is not in sysfs%s", f.Address, hint)
+// hint says how a Function is asked for where PFs are told without their addresses.
+func (r portResolver) hint(function string) string {
+	for _, pf := range r.hostPFs {
+		if pf.Address == "" {
+			return fmt.Sprintf(": the host's functions are named as this xPU numbers them, such as %s",
+				pf.name+function)
 		}
-		return eswitchPort{eswitch: f.Address, name: portName{function: f.Subfunction}}, nil
 	}
-	physfn, _ := r.sysfs.PCI(f.Address).Link("physfn")
-	vfs, _ := r.sysfs.PCI(pci.Address(physfn)).VFs() // none without the link
+	return fmt.Sprintf(": name the function as the eswitch does, such as c1pf0%s, or tell the PF's "+
+		"address by --host-pf", function)
+}
+
+// vf returns the index that a VF with this address has at a PF, or would have, and its distance in
+// routing IDs from the PF's first VF.
+func (r portResolver) vf(pf HostPF, address pci.Address) (index, distance int, ok bool) {
+	if !pf.isOwn() {
+		return pci.VFIndex(pf.Address, address, pf.Offset, pf.Stride)
+	}
+
+	device := r.sysfs.PCI(pf.Address)
+	vfs, _ := device.VFs() // none without the PF
 	for _, vf := range vfs {
-		if vf.Address == f.Address {
-			return eswitchPort{eswitch: pci.Address(physfn), name: portName{function: vfName(vf.Index)}}, nil
+		if vf.Address == address {
+			return vf.Index, 0, true
 		}
 	}
-	// A driver may make representors before the VFs' devices (mlx5), so also look for the PF that will have the VF.
-	devices, _ := r.sysfs.Dir(sysfs.PCIDevices).Sorted()
-	for _, name := range devices {
-		device := r.sysfs.PCI(pci.Address(name))
-		total, err := device.Number("sriov_totalvfs")
-		if err != nil {
-			continue
-		}
-		offset, _ := device.Number("sriov_offset")
-		stride, _ := device.Number("sriov_stride") // 0 if it cannot be read: the PF then has no VF
-		pf := HostPF{Address: pci.Address(name), Eswitch: pci.Address(name), Offset: offset, Stride: stride}
-		if index, _, ok := pf.vf(f.Address); ok && index < total {
-			return pf.eswitchPort(vfName(index)), nil
-		}
+
+	// A driver may make representors before the VFs' devices (mlx5).
+	total, err := device.Number("sriov_totalvfs")
+	if err != nil {
+		return 0, 0, false
 	}
-	return eswitchPort{}, fmt.Errorf("no PF in sysfs has a VF %s, by virtfn links or by sriov_offset and sriov_stride%s",
-		f.Address, hint)
+	offset, _ := device.Number("sriov_offset")
+	stride, _ := device.Number("sriov_stride") // 0 if it cannot be read: the PF then has no VF
+	index, distance, ok = pci.VFIndex(pf.Address, address, offset, stride)
+	return index, distance, ok && index < total
 }

@@ -26,6 +26,9 @@ func TestHardwareRepresentors(t *testing.T) {
 		t.Fatalf("the guest has %d cards, want 2", len(pfs))
 	}
 	here := portResolver{sysfs: "/sys"}
+	for _, file := range pfs {
+		here.hostPFs = append(here.hostPFs, HostPF{Address: pci.Address(filepath.Base(filepath.Dir(file)))})
+	}
 	d, err := openBridgePlane(nil, UnderlayAuto, here, false)
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// HostPF is what an administrator tells of a PF of the host, since the DPU's sysfs lacks it.
+// HostPF is what an administrator tells of a PF whose Functions are for clients: one of the host,
+// which the DPU's sysfs lacks, or one of this machine, if the clients' pods run here too.
 type HostPF struct {
 	Address pci.Address // of the PF at the host; "" if clients name Functions as the eswitch numbers them, by opi.PortIDAt
 	Eswitch pci.Address // the xPU's own PF that has the eswitch; may be "" if only one eswitch has a PF of this name
@@ -25,16 +26,24 @@ type HostPF struct {
 	MAC    function.MAC
 	Serial string
 
-	name string // phys_port_name of the PF's representor: "c1pf0"
+	name string // phys_port_name of the PF's representor: "c1pf0"; "" if the PF is this machine's own
 }
+
+// ownPF takes the place of a name in the text of a PF of this machine.
+const ownPF = "own"
+
+// isOwn reports whether the PF is this machine's own: sysfs tells of its VFs.
+func (p HostPF) isOwn() bool { return p.name == "" }
 
 // ParseHostPF reads "0000:3b:00.0=c1pf0,offset=2,stride=1": the PF's address at the host, the phys_port_name of its
 // representor, and the VF offset and stride of the host's lspci -vv. The key eswitch is the PCI address of the xPU's own PF. Without
 // an address, "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK" tells what joins the PF to the host's.
+// "0000:01:00.0=own" is a PF of this machine, of which sysfs tells the rest.
 func ParseHostPF(s string) (p HostPF, err error) {
 	defer func() {
 		if err != nil {
-			p, err = HostPF{}, fmt.Errorf("host PF %q: %w; it must be like 0000:3b:00.0=c1pf0,offset=2,stride=1", s, err)
+			p, err = HostPF{}, fmt.Errorf("host PF %q: %w; it must be like 0000:3b:00.0=c1pf0,offset=2,stride=1, "+
+				"or 0000:01:00.0=own for a PF of this machine", s, err)
 		}
 	}()
 	options := strings.Split(s, ",")
@@ -44,6 +53,12 @@ func ParseHostPF(s string) (p HostPF, err error) {
 		if p.Address, err = pci.Parse(address); err != nil {
 			return p, err
 		}
+	}
+	if p.name == ownPF && p.Address != "" {
+		if len(options) > 0 {
+			return p, fmt.Errorf("nothing may follow %s: sysfs tells the rest", ownPF)
+		}
+		return HostPF{Address: p.Address}, nil
 	}
 	if name, ok := parsePortName(p.name); !ok || name.function != "" {
 		return p, fmt.Errorf("%q is not the phys_port_name of a PF's representor", p.name)
@@ -129,7 +144,7 @@ func checkHostPFs(all []HostPF) error {
 			if p.Address == other.Address && p.Address != "" {
 				return fmt.Errorf("host PF %s is told twice", p.Address)
 			}
-			apart := p.Eswitch != "" && other.Eswitch != "" && p.Eswitch != other.Eswitch
+			apart := p.isOwn() || p.Eswitch != "" && other.Eswitch != "" && p.Eswitch != other.Eswitch
 			if p.name == other.name && !apart {
 				return fmt.Errorf("host PFs %s and %s are both %s, of which an eswitch has one: say which with eswitch= of both",
 					cmp.Or(other.Address, "without address"), cmp.Or(p.Address, "without address"), p.name)
@@ -151,10 +166,17 @@ func withAddress(all []HostPF) (told []HostPF) {
 
 // eswitchPort returns the port of one of the PF's Functions: "vf3", "sf88", or "" for the PF itself.
 func (p HostPF) eswitchPort(function string) eswitchPort {
+	if p.isOwn() {
+		return eswitchPort{eswitch: p.Address, name: portName{function: function}}
+	}
 	return eswitchPort{eswitch: p.Eswitch, name: portName{p.name, function}}
 }
 
-// vf returns the index that a VF with this address would have, and its distance in routing IDs from the first VF.
-func (p HostPF) vf(address pci.Address) (index, distance int, ok bool) {
-	return pci.VFIndex(p.Address, address, p.Offset, p.Stride)
+// resolve returns the port of an SF of the PF, or of the PF itself if function is "".
+func (p HostPF) resolve(function string) (eswitchPort, error) {
+	if p.isOwn() && function == "" {
+		return eswitchPort{}, fmt.Errorf("%s is a PF of this machine, which keeps it: only its VFs and "+
+			"SFs have representors", p.Address)
+	}
+	return p.eswitchPort(function), nil
 }

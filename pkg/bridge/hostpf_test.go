@@ -1,13 +1,14 @@
 package bridge
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 )
 
 func TestParseHostPF(t *testing.T) {
@@ -25,6 +26,9 @@ func TestParseHostPF(t *testing.T) {
 			in:   "10000:3b:00.1=c0pf1,eswitch=0000:03:00.1,stride=2,offset=128",
 			want: HostPF{Address: "10000:3b:00.1", name: "c0pf1", Offset: 128, Stride: 2, Eswitch: "0000:03:00.1"},
 		},
+		{in: "0000:01:00.0=own", want: HostPF{Address: "0000:01:00.0"}},
+		{in: "0000:01:00.0=own,offset=2,stride=1", says: "nothing may follow own"},
+		{in: "own", says: `"own" is not the phys_port_name`},
 		{in: "c1pf0,mac=02:00:00:00:00:0A", want: HostPF{name: "c1pf0", MAC: "02:00:00:00:00:0a"}},
 		{in: "pf0,serial=MT 2334", want: HostPF{name: "pf0", Serial: "MT 2334"}},
 		{in: "", says: `"" is not the phys_port_name`},
@@ -50,7 +54,7 @@ func TestParseHostPF(t *testing.T) {
 	}
 	for _, test := range tests {
 		got, err := ParseHostPF(test.in)
-		if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(HostPF{})); diff != "" || (err != nil) != (test.says != "") {
+		if diff := gocmp.Diff(test.want, got, gocmp.AllowUnexported(HostPF{})); diff != "" || (err != nil) != (test.says != "") {
 			t.Errorf("%q: %v (-want +got):\n%s", test.in, err, diff)
 		}
 		if err != nil && (!strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), "must be like 0000:3b:00.0=c1pf0")) {
@@ -76,6 +80,10 @@ func TestCheckHostPFs(t *testing.T) {
 		},
 		"one name at two eswitches": {
 			pfs: []string{"0000:3b:00.0=pf0,eswitch=0000:03:00.0", "0000:5e:00.0=pf0,eswitch=0000:04:00.0"},
+		},
+		"PFs of this machine": {pfs: []string{"0000:01:00.0=own", "0000:01:00.1=own"}},
+		"one of this machine twice": {
+			[]string{"0000:01:00.0=own", "0000:01:00.0=own"}, "host PF 0000:01:00.0 is told twice",
 		},
 		"without addresses":                    {pfs: []string{"c1pf0", "c1pf1"}},
 		"one name twice, without addresses":    {[]string{"c1pf0", "c1pf0"}, "without address and without address are both c1pf0"},
@@ -103,7 +111,7 @@ func TestCheckHostPFs(t *testing.T) {
 func textOf(p HostPF) string {
 	s := p.name
 	if p.Address != "" {
-		s = string(p.Address) + "=" + p.name
+		s = string(p.Address) + "=" + cmp.Or(p.name, ownPF)
 	}
 	if p.Stride != 0 {
 		s += fmt.Sprintf(",offset=%d,stride=%d", p.Offset, p.Stride)
@@ -124,6 +132,7 @@ func FuzzParseHostPF(f *testing.F) {
 	f.Add("0000:3b:00.0=c1pf0,offset=2,stride=1")
 	f.Add("0000:3b:00.1=pf1,eswitch=0000:03:00.1")
 	f.Add("pf0")
+	f.Add("0000:01:00.0=own")
 	f.Add("0000:3b:00.0=c1pf0,mac=02:00:00:00:00:0A,serial=MT 2334=1")
 	f.Fuzz(func(t *testing.T, s string) {
 		p, err := ParseHostPF(s)
@@ -131,7 +140,7 @@ func FuzzParseHostPF(f *testing.F) {
 			return
 		}
 		again, err := ParseHostPF(textOf(p))
-		if diff := cmp.Diff(p, again, cmp.AllowUnexported(HostPF{})); diff != "" || err != nil {
+		if diff := gocmp.Diff(p, again, gocmp.AllowUnexported(HostPF{})); diff != "" || err != nil {
 			t.Errorf("%q is %s, which is: %v (-want +got):\n%s", s, textOf(p), err, diff)
 		}
 	})

@@ -551,6 +551,14 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	}
 	x.start()
 	x.network("net-red", 20, 0)
+	err := x.client.EnsurePort(x.ctx(), opi.Port{ID: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 9}, Networks: []string{"net-red"}})
+	if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "represents no function of the host") {
+		t.Errorf("eth0, which the configuration does not name: %v", err)
+	}
+	must.Succeed(t, x.client.DeletePort(x.ctx(), "eth0"))
+	x.stop()
+	x.cfg.Representors = []string{"eth0", "busy", "br-*"}
+	x.start()
 	tests := []struct{ netdev, says string }{
 		{"eth0", "has the address 203.0.113.1/24"},
 		{"busy", "is a port of br-net-blue, which is not ours"},

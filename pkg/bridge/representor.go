@@ -20,20 +20,27 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	}
 	b.forget(port, link)
 	if err != nil {
-		return nil, fmt.Errorf("netdev %s is missing: no netdev has it as its name or alternative name, and by PCI address: %w",
-			port, err)
-	}
-	attrs := link.Attrs()
-	uplink := slices.ContainsFunc(b.uplinks, func(u Uplink) bool { return u.is(attrs) })
-	other, err := b.holder(link, port)
-	switch {
-	case err != nil:
 		return nil, err
-	case other != "":
-		return nil, fmt.Errorf("netdev %s: is already the representor of port %s", attrs.Name, other)
-	case uplink || attrs.Flags&net.FlagLoopback != 0 || isOurs(link):
-		return nil, fmt.Errorf("netdev %s: is no representor but an uplink, a loopback or one of the agent's own", attrs.Name)
 	}
+
+	attrs := link.Attrs()
+	other, err := b.holder(link, port)
+	if err != nil {
+		return nil, err
+	}
+	if other != "" {
+		return nil, fmt.Errorf("netdev %s: is already the representor of port %s", attrs.Name, other)
+	}
+	uplink, err := b.carriesUplink(link)
+	if err != nil {
+		return nil, err
+	}
+	own := isOurs(link) || attrs.Group == linkGroup
+	if uplink || own || attrs.Flags&net.FlagLoopback != 0 || link.Type() == "bridge" {
+		return nil, fmt.Errorf("netdev %s: is no representor but an uplink, a bridge, a loopback or one "+
+			"of the agent's own", attrs.Name)
+	}
+
 	addrs, err := b.addresses(attrs.Index, unix.AF_UNSPEC)
 	if err != nil {
 		return nil, linkError(err, link, "addresses")
@@ -46,16 +53,59 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	return link, nil
 }
 
-// locate finds the port's netdev by its name or alternative name, or else by the PCI address in the port's id. The error is an
-// errNoRepresentor if there is none.
+// carriesUplink reports whether a netdev is an uplink, or one that an uplink is on top of.
+func (b *bridgePlane) carriesUplink(link netlink.Link) (bool, error) {
+	for _, u := range b.uplinks {
+		lower, err := b.find(u.Name)
+		for lower != nil && lower.Attrs().Index != link.Attrs().Index {
+			if !isOnTop(lower) {
+				lower = nil
+				break
+			}
+			lower, err = b.handle.LinkByIndex(lower.Attrs().ParentIndex)
+		}
+		if err != nil {
+			return false, linkError(err, link, "whether it is beneath uplink %s", u.Name)
+		}
+		if lower != nil {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// isOnTop reports whether a netdev sends by another one of its own namespace. The parent of others,
+// such as the peer of a veth, says nothing of that.
+func isOnTop(link netlink.Link) bool {
+	return link.Attrs().ParentIndex != 0 &&
+		slices.Contains([]string{"vlan", "macvlan", "macvtap", "ipvlan"}, link.Type())
+}
+
+// locate finds the port's netdev by its name or alternative name, or else by what the port's id says
+// of its Function. The error is an errNoRepresentor if there is none.
 func (b *bridgePlane) locate(port string) (netlink.Link, error) {
-	if link, err := b.find(port); link != nil || err != nil {
-		return link, err
+	named, err := b.find(port)
+	if err != nil {
+		return nil, err
+	}
+	return b.choose(port, named)
+}
+
+// choose returns the netdev with the port's name if it may be the port, or else the one that the
+// port's id says. named is nil if no netdev has that name.
+func (b *bridgePlane) choose(port string, named netlink.Link) (netlink.Link, error) {
+	var byName error = errNoRepresentor{
+		fmt.Errorf("netdev %s is missing: no netdev has it as its name or alternative name", port),
+	}
+	if named != nil {
+		if byName = b.representors.admits(port, named.Attrs().Index); byName == nil {
+			return named, nil
+		}
 	}
 	for again := false; ; again = true {
 		index, err := b.representors.ifindex(port)
 		if err != nil {
-			return nil, err
+			return nil, notFound(byName, err)
 		}
 		link, err := b.handle.LinkByIndex(index)
 		if err == nil {
@@ -66,6 +116,17 @@ func (b *bridgePlane) locate(port string) (netlink.Link, error) {
 		}
 		b.representors.stale.Store(true) // its event has not been read yet
 	}
+}
+
+// notFound joins why a port is not the netdev of its name with why it is no other. The error is an
+// errNoRepresentor if both are certain.
+func notFound(byName, byID error) error {
+	certain := isNoRepresentor(byName) && isNoRepresentor(byID)
+	err := errors.New(byName.Error() + ", and by its id: " + byID.Error())
+	if certain {
+		return errNoRepresentor{err}
+	}
+	return err
 }
 
 // holder returns another port that the netdev already represents, "" if there is none: a netdev can have the name of one port

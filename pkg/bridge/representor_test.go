@@ -30,7 +30,8 @@ func newByAddress(t *testing.T) *byAddress {
 	makePF(t, root, "0000:01:00.0", "8 16 1")
 	r := &byAddress{ns: netns.New(t)}
 	err := r.ns.Do(func() (err error) {
-		r.bridgePlane, err = openBridgePlane(nil, UnderlayAuto, portResolver{sysfs: sysfs.Root(root)}, false)
+		resolver := portResolver{sysfs: sysfs.Root(root), hostPFs: []HostPF{{Address: "0000:01:00.0"}}}
+		r.bridgePlane, err = openBridgePlane(nil, UnderlayAuto, resolver, false)
 		return err
 	})
 	if err != nil {
@@ -89,6 +90,118 @@ func (r *byAddress) wantMaster(t *testing.T, want string) {
 	}
 	if got != want {
 		t.Errorf("the representor is in bridge %q, want %q", got, want)
+	}
+}
+
+// TestOwnNetdevsAreNoPorts: whatever id a client chooses, it gets representors of the host's
+// functions, and none of this machine's own netdevs.
+func TestOwnNetdevsAreNoPorts(t *testing.T) {
+	r := newByAddress(t)
+	makePF(t, string(r.representors.resolver.sysfs), "0000:03:00.0", "8 2 1", "0000:03:00.2")
+	numbered, err := ParseHostPF("c1pf0,serial=MT2334XZ0LTK")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, physical, hosts := r.netdev(t, "en3f0pf0sf88"), r.netdev(t, "enp3s0f1"), r.netdev(t, "c1rep88")
+	ownVF := r.netdev(t, "pf0vf0")
+	r.representors.ports = func() ([]devlink.Port, error) {
+		port := devlink.Port{Device: devlink.OfPCI("0000:03:00.0"), Flavour: devlink.PCISF, SF: 88}
+		sf, uplink, external, vf := port, port, port, port
+		sf.NetdevIndex = own.Attrs().Index
+		uplink.Flavour, uplink.NetdevIndex = devlink.Physical, physical.Attrs().Index
+		external.Controller, external.External, external.NetdevIndex = 1, true, hosts.Attrs().Index
+		vf.Flavour, vf.VF, vf.NetdevIndex = devlink.PCIVF, 0, ownVF.Attrs().Index
+		return []devlink.Port{sf, uplink, external, vf}, r.broken
+	}
+	if _, err := r.ensureNetwork(segment{id: "net-blue"}); err != nil {
+		t.Fatal(err)
+	}
+
+	for name, pfs := range map[string][]HostPF{"nothing told": nil, "without addresses": {numbered}} {
+		r.representors.resolver.hostPFs = pfs
+		for id, says := range map[string]string{
+			"sf-03-00-0-88":   "c1pf0sf88", // a subfunction that only this machine has at that address
+			"vf-0000-03-00-2": "c1pf0vf0",  // likewise a VF
+			"vf-0000-03-00-0": "0000:03:00.0 is no --host-pf",
+			"pf0sf88":         "is a function of this machine",
+			"pf0vf0":          "--representor pf0vf0", // by its name
+			"en3f0pf0sf88":    "--representor en3f0pf0sf88",
+			"enp3s0f1":        "--representor enp3s0f1",
+			"br-net-blue":     "represents no function of the host",
+			"c1pf0sf89":       "c1pf0sf89 has no representor",
+		} {
+			err := r.attachBlue(id)
+			if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), id) {
+				t.Errorf("%s: %s: %v, want it to say %q", name, id, err, says)
+			}
+		}
+		for _, id := range []string{"c1pf0sf88", "c1rep88"} {
+			if err := errors.Join(r.attachBlue(id), r.detach(id)); err != nil {
+				t.Errorf("%s: %s: %v", name, id, err)
+			}
+		}
+	}
+	for _, link := range []netlink.Link{own, physical, ownVF} {
+		if r.link(t, link.Attrs().Name).Attrs().MasterIndex != 0 {
+			t.Errorf("%s is in a bridge", link.Attrs().Name)
+		}
+	}
+
+	// Where there is no devlink, a name of that form is an administrator's.
+	named := r.netdev(t, "c1pf1vf0")
+	err = r.attachBlue("c1pf1vf0")
+	if err != nil || r.link(t, named.Attrs().Name).Attrs().MasterIndex == 0 {
+		t.Errorf("a netdev that was named as one of the host's functions: %v", err)
+	}
+
+	// What an agent of before took goes out of the bridge at the start.
+	if err := r.handle.LinkSetMaster(own, r.link(t, "br-net-blue")); err != nil {
+		t.Fatal(err)
+	}
+	ports := map[string]membership{"sf-03-00-0-88": blueMember, "en3f0pf0sf88": blueMember}
+	err = r.sweep([]string{"net-blue"}, ports)
+	if index := r.link(t, own.Attrs().Name).Attrs().MasterIndex; index != 0 || err != nil {
+		t.Errorf("after the start the own netdev has master %d, %v", index, err)
+	}
+
+	// While devlink is broken it is not known what a netdev represents, and so nobody gets it.
+	r.broken = errors.New("devlink is broken")
+	r.representors.stale.Store(true)
+	err = r.attachBlue("enp3s0f1")
+	if err == nil || isNoRepresentor(err) || !strings.Contains(err.Error(), "is not known: devlink is broken") {
+		t.Errorf("while devlink is broken: %v, want that it is not known", err)
+	}
+}
+
+func (r *byAddress) attachBlue(port string) error { return r.bridgePlane.attach(port, blueMember) }
+
+// TestConfiguredNames: what the configuration names is a port, unless this machine uses it.
+func TestConfiguredNames(t *testing.T) {
+	r := newByAddress(t)
+	uplink, lab := r.netdev(t, "enp3s0f0"), r.netdev(t, "lab-wire")
+	vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "underlay", ParentIndex: uplink.Attrs().Index}, VlanId: 7}
+	if err := r.handle.LinkAdd(vlan); errors.Is(err, unix.EOPNOTSUPP) {
+		t.Log("the kernel has no VLAN netdevs")
+	} else if err != nil {
+		t.Fatal(err)
+	} else {
+		r.uplinks = []Uplink{{Name: "underlay"}}
+	}
+	if _, err := r.ensureNetwork(segment{id: "net-blue"}); err != nil {
+		t.Fatal(err)
+	}
+	r.representors.resolver.representors = []string{"lab-*", "enp3s0f0", "br-*"}
+	if err := r.attachBlue("lab-wire"); err != nil || r.link(t, "lab-wire").Attrs().MasterIndex == 0 {
+		t.Errorf("%s: %v, want it in the bridge", lab.Attrs().Name, err)
+	}
+	refused := []string{"br-net-blue"}
+	if r.uplinks != nil {
+		refused = append(refused, "enp3s0f0") // the uplink is on top of it
+	}
+	for _, id := range refused {
+		if err := r.attachBlue(id); err == nil || !strings.Contains(err.Error(), "is no representor") {
+			t.Errorf("%s: %v, want it refused", id, err)
+		}
 	}
 }
 

@@ -33,6 +33,7 @@ type representorCache struct {
 // view is what the kernel said of representors at one time. A netdev belongs to one eswitch port as long as it exists: a
 // representor that is found in a view stays right until the netdev is removed.
 type view struct {
+	functions map[int][]eswitchPort      // that a netdev represents, by its ifindex
 	ports     map[string][]namedPort     // by the second part of their names
 	noDevlink error                      // why there are no ports
 	netdevs   map[string][]namedPhysPort // by the second part of their names; those that represent a Function
@@ -50,16 +51,24 @@ type namedPhysPort struct {
 }
 
 func newView(ports []devlink.Port, noDevlink error, netdevs []physPort) view {
-	v := view{ports: map[string][]namedPort{}, noDevlink: noDevlink, netdevs: map[string][]namedPhysPort{}, uplinks: map[pci.Address][]string{}}
+	v := view{
+		functions: map[int][]eswitchPort{}, ports: map[string][]namedPort{}, noDevlink: noDevlink,
+		netdevs: map[string][]namedPhysPort{}, uplinks: map[pci.Address][]string{},
+	}
 	for _, p := range ports {
 		if name := nameOf(p); name != (portName{}) {
 			v.ports[name.function] = append(v.ports[name.function], namedPort{p, name})
+			at, _ := pci.Parse(p.Device.Name)
+			v.functions[p.NetdevIndex] = append(v.functions[p.NetdevIndex], eswitchPort{at, name})
 		}
 	}
 	for _, n := range netdevs {
 		switch name, represents := parsePortName(n.portName); {
 		case represents:
 			v.netdevs[name.function] = append(v.netdevs[name.function], namedPhysPort{n, name})
+			if n.switchID != "" {
+				v.functions[n.index] = append(v.functions[n.index], eswitchPort{n.parent, name})
+			}
 		case n.parent != "":
 			v.uplinks[n.parent] = append(v.uplinks[n.parent], n.switchID)
 		}
@@ -101,6 +110,30 @@ func (c *representorCache) ifindex(port string) (int, error) {
 		return 0, err
 	}
 	return c.view.find(at)
+}
+
+// admits returns nil if a netdev with the name of a port may be that port: its name is one that
+// only the configuration gives, or it represents a Function for clients. The error is an
+// errNoRepresentor if it certainly may not.
+func (c *representorCache) admits(port string, index int) error {
+	if c.resolver.mayBePort(port) {
+		return nil
+	}
+	serves := func() bool { return slices.ContainsFunc(c.view.functions[index], c.resolver.serves) }
+	if c.stale.Load() || !serves() && time.Since(c.taken) > maxAge {
+		if err := c.refresh(); err != nil {
+			return err
+		}
+	}
+
+	if serves() {
+		return nil
+	}
+	if err := c.view.noDevlink; err != nil {
+		return fmt.Errorf("netdev %s: whether it represents a function of the host is not known: %w", port, err)
+	}
+	return errNoRepresentor{fmt.Errorf("netdev %s: represents no function of the host; if it is to be a "+
+		"port all the same, give it to opi-bridge with --representor %s", port, port)}
 }
 
 // refresh takes a new view.

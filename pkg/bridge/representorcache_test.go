@@ -139,7 +139,7 @@ func TestFind(t *testing.T) {
 // newCache makes a cache for this sysfs, and a devlink without ports.
 func newCache(root string, physPorts func() ([]physPort, error)) *representorCache {
 	return &representorCache{
-		resolver: portResolver{sysfs: sysfs.Root(root)}, ports: func() ([]devlink.Port, error) { return nil, nil },
+		resolver: portResolver{sysfs: sysfs.Root(root), hostPFs: []HostPF{{Address: "0000:01:00.0"}}}, ports: func() ([]devlink.Port, error) { return nil, nil },
 		physPorts: physPorts, known: map[int]bool{},
 	}
 }

@@ -204,7 +204,7 @@ func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
 	begin := time.Now()
 	err = l.ns.Do(func() (err error) {
 		l.program, err = l.start(l.dir, "opi-bridge", "--listen="+bridgeAddress, "--uplink=p0", "--data-plane="+string(l.plane),
-			"--state="+filepath.Join(l.dir, string(l.plane)+".db"))
+			"--representor=rep-*", "--state="+filepath.Join(l.dir, string(l.plane)+".db"))
 		return err
 	})
 	if err != nil {

@@ -64,7 +64,7 @@ func TestSwitchdev(t *testing.T) {
 
 	t.Run("subfunction comes and goes", func(t *testing.T) { subfunctionComesAndGoes(t, f, pf) })
 
-	x := &xpu{t: t, state: filepath.Join(t.TempDir(), "state.db"), uplink: uplink}
+	x := &xpu{t: t, pf: pf, state: filepath.Join(t.TempDir(), "state.db"), uplink: uplink}
 	t.Cleanup(func() { must.Succeed(t, netlink.LinkDel(linkOf(t, "br-opi"))) }) // opi-bridge leaves it when it ends
 	x.start()
 	x.network(t, "net-blue", 10)
@@ -172,6 +172,7 @@ func (p pod) reaches(t *testing.T, other pod, within time.Duration) bool {
 // xpu is the machine's own network namespace with opi-bridge in it.
 type xpu struct {
 	t             *testing.T // opi-bridge runs until its end
+	pf            pci.Address
 	state, uplink string
 	client        *opi.Client
 	stop          func() // ends opi-bridge; may be called twice
@@ -182,7 +183,12 @@ func (x *xpu) start() {
 	t := x.t
 	t.Helper()
 	log := testr.New(t)
-	agent, err := bridge.New(bridge.Config{State: x.state, DataPlane: bridge.DataPlaneVLANAware}, log)
+	ownPF, err := bridge.ParseHostPF(string(x.pf) + "=own") // one machine is the host and the xPU
+	must.Succeed(t, err)
+	agent, err := bridge.New(bridge.Config{
+		State: x.state, DataPlane: bridge.DataPlaneVLANAware,
+		HostPFs: []bridge.HostPF{ownPF}, Representors: []string{uplinkID},
+	}, log)
 	must.Succeed(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
@@ -290,10 +296,12 @@ func forwards(t *testing.T, x *xpu, pf pci.Address) {
 	apart(t, pods[0], pods[1])
 }
 
+// uplinkID is the id of the port that the card's uplink is, which opi-bridge's configuration names.
+const uplinkID = "uplink-p0"
+
 // trunk gives a VF and the uplink both networks, with tags, and another VF one of them. The uplink is known to
 // opi-bridge by a name, as the administrator gives it.
 func trunk(t *testing.T, x *xpu, pf pci.Address) {
-	const uplinkID = "uplink-p0"
 	must.Succeed(t, netlink.LinkAddAltName(linkOf(t, x.uplink), uplinkID))
 	t.Cleanup(func() {
 		must.Succeed(t, netlink.LinkDelAltName(linkOf(t, x.uplink), uplinkID))

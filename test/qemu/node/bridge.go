@@ -35,7 +35,14 @@ func StartBridge(t *testing.T) *Bridge {
 // Start starts it with the state that it had.
 func (b *Bridge) Start() {
 	b.t.Helper()
-	b.process = launch(b.t, b.log, bridgeProgram, "--listen="+BridgeAddress, "--state="+b.state, "--data-plane=vlan-aware")
+	args := []string{"--listen=" + BridgeAddress, "--state=" + b.state, "--data-plane=vlan-aware"}
+	// The pods of the guest get the functions of its own cards.
+	cards, err := filepath.Glob("/sys/bus/pci/devices/*/sriov_totalvfs")
+	must.Succeed(b.t, err)
+	for _, file := range cards {
+		args = append(args, "--host-pf="+filepath.Base(filepath.Dir(file))+"=own")
+	}
+	b.process = launch(b.t, b.log, bridgeProgram, args...)
 	must.Eventually(b.t, "opi-bridge listens", func() bool {
 		conn, err := net.DialTimeout("tcp", BridgeAddress, time.Second)
 		if err == nil {
