@@ -91,7 +91,7 @@ the agent stops.`,
 	f.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")
 	f.StringVar(&o.tls.ClientCA, "tls-client-ca", "", "PEM `file` with the authorities of the clients' certificates")
 	f.StringVar(&o.tls.Authorization, "authorization", "",
-		"YAML `file` with rules of who may see and change which networks and ports, by the subject of the client's certificate; "+
+		"YAML `file` with rules of who may see and change which networks and ports, in which segments and how many, by the subject of the client's certificate; "+
 			"read again when it changes; empty: whoever has a certificate may do anything")
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
 	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
@@ -127,7 +127,8 @@ the agent stops.`,
 		"drop what a port sends with another MAC address than its own; needs a kernel with nftables for bridges")
 	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
 	f.BoolVar(&o.metricsTLS, "metrics-tls", false,
-		"serve metrics by TLS with --tls-cert, to clients that have a certificate of --tls-client-ca, whatever --authorization says")
+		"serve metrics by TLS with --tls-cert, to clients that have a certificate of --tls-client-ca and, with --authorization, "+
+			"a rule for all networks and ports")
 	f.StringVar(&o.profilesListen, "pprof-listen", "",
 		"loopback `address` to serve Go profiles on at /debug/pprof, such as 127.0.0.1:6060; empty: none")
 	o.logs.AddFlags(f)
@@ -187,13 +188,15 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		if err != nil {
 			return errors.Join(fmt.Errorf("--metrics-listen: %w", err), lis.Close())
 		}
-		if o.metricsTLS {
-			metricsLis = tls.NewListener(metricsLis, credentials.TLS("http/1.1"))
-		}
 		registry := monitoring.NewRegistry("opi-bridge")
 		registry.MustRegister(agent)
+		metrics := monitoring.Handler(registry)
+		if o.metricsTLS {
+			metricsLis = tls.NewListener(metricsLis, credentials.TLS("http/1.1"))
+			metrics = credentials.AuthorizeMetrics(metrics)
+		}
 		mux := http.NewServeMux()
-		mux.Handle("GET /metrics", monitoring.Handler(registry))
+		mux.Handle("GET /metrics", metrics)
 		all.Go(func() error { return monitoring.Serve(ctx, metricsLis, mux, log) })
 	}
 	if o.profilesListen != "" {

@@ -224,8 +224,8 @@ func TestAuthorization(t *testing.T) {
 	}
 	const rules = `
 rules:
-- {subject: CN=controller, networks: ["*"], ports: ["*"]}
-- {subject: CN=tenant, networks: ["net-a-*"], ports: ["vf-*"]}
+- {subject: CN=controller, networks: ["*"], ports: ["*"], vlans: [1-4094], vnis: [1-16777215]}
+- {subject: CN=tenant, networks: ["net-a-*"], ports: ["vf-*"], vlans: [10-19], vnis: [], mostPorts: 1}
 - {subject: CN=monitor, networks: ["*"], ports: ["*"], readOnly: true}
 `
 	cert, key := ca.Issue(t, "127.0.0.1")
@@ -277,6 +277,8 @@ rules:
 		{"controller: port", port(controller, "vf-0000-3b-00-2", "net-b", 1), codes.OK},
 		{"tenant: own network", network(tenant, "net-a-1", 10), codes.OK},
 		{"tenant: own port", port(tenant, "vf-0000-3b-00-3", "net-a-1", 2), codes.OK},
+		{"tenant: another's VLAN", network(tenant, "net-a-2", 21), codes.PermissionDenied},
+		{"tenant: more than it may have", port(tenant, "vf-0000-3b-00-5", "net-a-1", 5), codes.ResourceExhausted},
 		{"tenant: another's network", network(tenant, "net-c", 30), codes.PermissionDenied},
 		{"tenant: port on another's network", port(tenant, "vf-0000-3b-00-4", "net-b", 3), codes.PermissionDenied},
 		{"tenant: another port", port(tenant, "sf-3b-00-0-88", "net-a-1", 4), codes.PermissionDenied},
@@ -316,7 +318,7 @@ rules:
 	}
 
 	write("authorization.yaml", "rules: [{subject: CN=stranger, networks: [") // changes nothing
-	write("authorization.yaml", rules+`- {subject: CN=stranger, networks: ["net-e"], ports: []}`)
+	write("authorization.yaml", rules+`- {subject: CN=stranger, networks: ["net-e"], ports: [], vlans: [50], vnis: []}`)
 	must.Eventually(t, "the stranger may make its network", func() bool { return network(stranger, "net-e", 50) == codes.OK })
 }
 
@@ -336,6 +338,7 @@ func TestRefuses(t *testing.T) {
 		"metrics by TLS without":  {[]string{"--metrics-listen", "127.0.0.1:0", "--metrics-tls"}, "needs --tls-cert"},
 		"profiles for everybody":  {[]string{"--listen", "127.0.0.1:0", "--pprof-listen", ":6060"}, "not a loopback address"},
 		"rules without TLS":       {[]string{"--authorization", dir + "/x"}, "needs --tls-cert"},
+		"representor":             {[]string{"--representor", "*"}, `representor "*": must be the name of a netdev`},
 		"arguments":               {[]string{"start"}, "start"},
 		"data plane":              {[]string{"--data-plane", "ovs"}, `"ovs": must be auto, vlan-aware or bridge-per-network`},
 		"host PF":                 {[]string{"--host-pf", "0000:3b:00.0=p0"}, "must be like 0000:3b:00.0=c1pf0,offset=2,stride=1"},

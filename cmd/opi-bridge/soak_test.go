@@ -143,7 +143,7 @@ func (s *soak) lastWords() {
 // soakPort is a port without its network.
 func soakPort(i int) opi.Port {
 	return opi.Port{
-		ID: fmt.Sprintf("vf-0000-03-%02x-0", i), MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)},
+		ID: fmt.Sprintf("vf-0000-%02x-00-0", i), MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)},
 		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})},
 	}
 }

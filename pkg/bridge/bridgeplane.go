@@ -101,7 +101,11 @@ func (b *bridgePlane) ensureNetwork(n segment) (mtu int, err error) {
 func (b *bridgePlane) available(n segment) error {
 	for holder, vlan := range b.vlans {
 		if vlan == n.vlan && holder != n.id {
-			return fmt.Errorf("VLAN %d is already in use by logical bridge %s", n.vlan, holder)
+			return reference{
+				to:      task{taskNetwork, holder},
+				text:    fmt.Sprintf("VLAN %d is already in use by logical bridge %s", n.vlan, holder),
+				instead: fmt.Sprintf("VLAN %d is already in use by a logical bridge of another client", n.vlan),
+			}
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,8 +57,10 @@ type collection[S proto.Message, M interface {
 
 	keys        func(spec S) []string                                    // what objects are looked for by
 	scope       func(id string, spec S) (port string, networks []string) // what an object is for authorization; a network is no port
-	check       func(id string, spec S) (S, error)                       // the spec in the form that is kept, or a gRPC status
-	checkUnused func(id string) error                                    // a gRPC status if other objects need this one
+	valid       func(spec S) error                                       // a spec by itself, whatever else there is
+	check       func(who client, id string, spec S) (S, error)           // the spec in the form that is kept, or a gRPC status
+	checkUnused func(who client, id string) error                        // a gRPC status if other objects need this one
+	most        func(Rule) *int                                          // how many objects a rule lets its client have
 	options     options                                                  // what clients have set beside the specs
 	realise     func(id string, spec S, changed bool) error              // brings the data plane to a spec; changed: from another one
 	remove      func(id string) error                                    // removes an object from the data plane
@@ -72,6 +75,9 @@ func (c *collection[S, M]) create(ctx context.Context, id string, spec S) (reply
 	if err := c.checkID(id); err != nil {
 		return reply, err
 	}
+	if err := c.permitID(clientOf(ctx), id); err != nil {
+		return reply, err
+	}
 	end, err := c.agent.begin(ctx)
 	if err != nil {
 		return reply, err
@@ -82,27 +88,37 @@ func (c *collection[S, M]) create(ctx context.Context, id string, spec S) (reply
 
 // add makes an object, or returns the one that is there already if it is the same.
 func (c *collection[S, M]) add(ctx context.Context, id string, spec S) (reply M, err error) {
-	if spec, err = c.check(id, spec); err == nil {
-		err = c.permit(ctx, true, id, spec)
+	who, have := clientOf(ctx), c.objects[id]
+	err = c.permit(who, true, id, spec)
+	if err == nil && have != nil {
+		err = c.permit(who, true, id, have.spec) // its networks may be another client's
+	}
+	if err == nil {
+		spec, err = c.check(who, id, spec)
 	}
 	if err != nil {
 		return reply, err
 	}
-	if have := c.objects[id]; have != nil {
+
+	if have != nil {
 		switch {
 		case have.deleting:
 			return reply, c.beingDeleted(id)
 		case !proto.Equal(have.spec, spec):
 			return reply, status.Errorf(codes.AlreadyExists, "%s %s exists %s", c.word, id, c.describe(have.spec))
 		}
-		return c.reply(id), nil
+		return c.reply(who, id), nil
+	}
+
+	if err := c.room(who, id); err != nil {
+		return reply, err
 	}
 	if err := c.put(id, spec, 0); err != nil {
 		return reply, err
 	}
 	c.keep(id, &object[S]{spec: spec, failure: errNotYet})
 	c.reconcile(id, false)
-	return c.reply(id), nil
+	return c.reply(who, id), nil
 }
 
 func (c *collection[S, M]) get(ctx context.Context, name string) (reply M, err error) {
@@ -112,16 +128,17 @@ func (c *collection[S, M]) get(ctx context.Context, name string) (reply M, err e
 	if err != nil {
 		return reply, err
 	}
-	return c.reply(id), nil
+	return c.reply(clientOf(ctx), id), nil
 }
 
 func (c *collection[S, M]) list(ctx context.Context, size int32, token string) (replies []M, next string, err error) {
 	c.agent.mu.RLock()
 	defer c.agent.mu.RUnlock()
-	ids, next, err := page(c.visible(clientOf(ctx)), size, token)
+	who := clientOf(ctx)
+	ids, next, err := page(c.visible(who), size, token)
 	bytes := 0
 	for i, id := range ids {
-		reply := c.reply(id)
+		reply := c.reply(who, id)
 		if bytes += proto.Size(reply); bytes > maxPage && i > 0 {
 			return replies, pageToken(ids[i-1]), nil
 		}
@@ -161,12 +178,13 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 	if o.deleting {
 		return reply, c.beingDeleted(id)
 	}
+	who := clientOf(ctx)
 	spec, err := masked(o.spec, to.GetSpec(), mask)
 	if err == nil {
-		spec, err = c.check(id, spec)
+		err = c.permit(who, true, id, spec)
 	}
 	if err == nil {
-		err = c.permit(ctx, true, id, spec)
+		spec, err = c.check(who, id, spec)
 	}
 	if err != nil {
 		return reply, err
@@ -183,7 +201,7 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 		c.agent.mu.Unlock()
 	}
 	c.reconcile(id, changed)
-	return c.reply(id), nil
+	return c.reply(who, id), nil
 }
 
 // delete writes to the state file that the object is being deleted before it touches the data plane.
@@ -200,7 +218,8 @@ func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing
 	if err != nil {
 		return nil, err
 	}
-	if err := c.checkUnused(id); err != nil {
+	who := clientOf(ctx)
+	if err := c.checkUnused(who, id); err != nil {
 		return nil, err
 	}
 	if !o.deleting {
@@ -213,7 +232,8 @@ func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing
 	}
 	c.reconcile(id, false)
 	if o.failure != nil {
-		return nil, status.Errorf(codes.Internal, "%s %s is not deleted yet, the agent keeps trying: %v", c.word, id, o.failure)
+		return nil, status.Errorf(codes.Internal, "%s %s is not deleted yet, the agent keeps trying: %s",
+			c.word, id, c.agent.tell(who, o.failure))
 	}
 	return &emptypb.Empty{}, nil
 }
@@ -230,11 +250,18 @@ func (c *collection[S, M]) lookup(name string) (string, *object[S], error) {
 	return id, c.objects[id], nil
 }
 
-// permitted is lookup for a client that may see the object, and change it if change is set.
+// permitted is lookup for a client that may see the object, and change it if change is set. Only an
+// id that is for the client may be NotFound.
 func (c *collection[S, M]) permitted(ctx context.Context, change bool, name string) (string, *object[S], error) {
+	who := clientOf(ctx)
 	id, o, err := c.lookup(name)
+	if id != "" {
+		if denied := c.permitID(who, id); denied != nil {
+			return id, nil, denied
+		}
+	}
 	if err == nil {
-		err = c.permit(ctx, change, id, o.spec)
+		err = c.permit(who, change, id, o.spec)
 	}
 	return id, o, err
 }
@@ -243,13 +270,13 @@ func (c *collection[S, M]) beingDeleted(id string) error {
 	return status.Errorf(codes.FailedPrecondition, "%s %s is being deleted", c.word, id)
 }
 
-// reply is the message about an object that clients get.
-func (c *collection[S, M]) reply(id string) M {
+// reply is the message about an object that a client gets.
+func (c *collection[S, M]) reply(who client, id string) M {
 	o := c.objects[id]
 	failure := c.failureOf(o)
 	component := &evpn.Component{Name: c.component, Status: evpn.CompStatus_COMP_STATUS_SUCCESS}
 	if failure != nil {
-		component.Status, component.Details = evpn.CompStatus_COMP_STATUS_ERROR, failure.Error()
+		component.Status, component.Details = evpn.CompStatus_COMP_STATUS_ERROR, c.agent.tell(who, failure)
 	}
 	return c.message(c.prefix+id, o.spec, stateOf(o.deleting, failure), component)
 }
@@ -359,6 +386,9 @@ func (c *collection[S, M]) load(tx *boltfile.Tx) error {
 	return tx.ForEach(c.bucket, func(id, data []byte) error {
 		m := c.message("", *new(S), 0)
 		if err := proto.Unmarshal(data, m); err != nil {
+			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)
+		}
+		if err := cmp.Or(c.checkID(string(id)), c.valid(m.GetSpec())); err != nil {
 			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)
 		}
 		c.keep(string(id), &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting, failure: errNotYet})

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -155,6 +156,26 @@ func (c *Credentials) TLS(protocol string) *tls.Config {
 			return config, nil
 		},
 	}
+}
+
+// AuthorizeMetrics serves metrics to the clients that may know of all networks and ports, since
+// metrics name them. Without authorization these are all who have a certificate.
+func (c *Credentials) AuthorizeMetrics(serve http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var certificates []*x509.Certificate
+		if r.TLS != nil {
+			certificates = r.TLS.PeerCertificates
+		}
+		who := c.current.Load().authorization.client(certificates)
+
+		if !who.seesAll() {
+			const format = "metrics name all networks and ports: the rule of --authorization for the client %q " +
+				`needs networks: ["*"] and ports: ["*"], and may be readOnly`
+			http.Error(w, fmt.Sprintf(format, who.subject), http.StatusForbidden)
+			return
+		}
+		serve.ServeHTTP(w, r)
+	})
 }
 
 // ServerOptions have a server use them for new connections, and authorize each call.

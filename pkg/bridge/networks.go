@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -48,17 +49,19 @@ func (s networkServer) DeleteLogicalBridge(ctx context.Context, req *evpn.Delete
 func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge] {
 	return &collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]{
 		kind: networkKind, agent: a, objects: map[string]*network{}, by: index{}, failed: map[string]bool{},
-		keys: networkKeys, check: a.checkNetwork, options: a.networkOptions,
+		keys: networkKeys, valid: validNetwork, check: a.checkNetwork, options: a.networkOptions,
 		scope: func(id string, _ *evpn.LogicalBridgeSpec) (string, []string) { return "", []string{id} },
 		describe: func(spec *evpn.LogicalBridgeSpec) string {
 			return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
 		},
-		checkUnused: func(id string) error {
+		checkUnused: func(who client, id string) error {
 			if port := a.ports.by.other(keyNetwork(id), ""); port != "" {
-				return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by bridge port %s", id, port)
+				return status.Errorf(codes.FailedPrecondition, "logical bridge %s is in use by %s",
+					id, a.name(who, task{taskPort, port}))
 			}
 			return nil
 		},
+		most: func(r Rule) *int { return r.MostNetworks },
 		realise: func(id string, _ *evpn.LogicalBridgeSpec, changed bool) error {
 			mtu, err := a.plane.ensureNetwork(a.segment(id))
 			a.mu.Lock()
@@ -96,34 +99,52 @@ func networkKeys(spec *evpn.LogicalBridgeSpec) []string {
 	return keys
 }
 
-func (a *Agent) checkNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridgeSpec, error) {
-	// An object was valid when it was made. It may be asked for again although another data plane would refuse it.
-	if have := a.networks.objects[id]; have != nil && !have.deleting && proto.Equal(have.spec, spec) {
-		return spec, nil
-	}
+// validNetwork returns what is wrong with a spec by itself.
+func validNetwork(spec *evpn.LogicalBridgeSpec) error {
 	vlan, vni := spec.GetVlanId(), spec.GetVni()
-	sameVLAN, sameVNI := a.networks.by.other(keyVLAN(vlan), id), a.networks.by.other(keyVNI(vni), id)
+	switch {
+	case spec == nil:
+		return errors.New("spec is required")
+	case vlan < 1 || vlan > maxVLAN:
+		return fmt.Errorf("vlan_id %d: must be 1-%d", vlan, maxVLAN)
+	case spec.GetVtepIpPrefix() != nil:
+		return errors.New("vtep_ip_prefix: must not be set, it is the address of the agent's uplink")
+	case spec.Vni != nil && (vni < 1 || vni > maxVNI):
+		return fmt.Errorf("vni %d: must be 1-%d, or absent", vni, maxVNI)
+	}
+	return nil
+}
+
+func (a *Agent) checkNetwork(who client, id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridgeSpec, error) {
 	refuse := func(code codes.Code, format string, args ...any) (*evpn.LogicalBridgeSpec, error) {
 		return nil, status.Errorf(code, "logical bridge %s: %s", id, fmt.Sprintf(format, args...))
 	}
+	// An object was valid when it was made. It may be asked for again although another data plane would refuse it.
+	var before *evpn.LogicalBridgeSpec
+	if have := a.networks.objects[id]; have != nil {
+		if before = have.spec; !have.deleting && proto.Equal(before, spec) {
+			return spec, nil
+		}
+	}
+	if err := validNetwork(spec); err != nil {
+		return refuse(codes.InvalidArgument, "%v", err)
+	}
+	if err := who.checkSegment(id, before, spec); err != nil {
+		return nil, err
+	}
+
+	vlan, vni := spec.GetVlanId(), spec.GetVni()
+	sameVLAN, sameVNI := a.networks.by.other(keyVLAN(vlan), id), a.networks.by.other(keyVNI(vni), id)
 	switch {
-	case spec == nil:
-		return refuse(codes.InvalidArgument, "spec is required")
-	case vlan < 1 || vlan > 4094:
-		return refuse(codes.InvalidArgument, "vlan_id %d: must be 1-4094", vlan)
 	case sameVLAN != "" && a.plane.filtersVLANs():
-		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by logical bridge %s, "+
-			"and the data plane %s has one network for each VLAN id", vlan, sameVLAN, DataPlaneVLANAware)
-	case spec.GetVtepIpPrefix() != nil:
-		return refuse(codes.InvalidArgument, "vtep_ip_prefix: must not be set, it is the address of the agent's uplink")
+		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by %s, and the data plane %s has one network for each VLAN id",
+			vlan, a.name(who, task{taskNetwork, sameVLAN}), DataPlaneVLANAware)
 	case spec.Vni == nil:
 		return spec, nil
-	case vni < 1 || vni > 1<<24-1:
-		return refuse(codes.InvalidArgument, "vni %d: must be 1-16777215, or absent", vni)
 	case uplinkFor(a.cfg.Uplinks, vni) == nil:
 		return refuse(codes.FailedPrecondition, "vni %d: the agent has no uplink to send VXLAN from (--uplink)", vni)
 	case sameVNI != "":
-		return refuse(codes.AlreadyExists, "vni %d is already in use by logical bridge %s", vni, sameVNI)
+		return refuse(codes.AlreadyExists, "vni %d is already in use by %s", vni, a.name(who, task{taskNetwork, sameVNI}))
 	}
 	return spec, nil
 }

@@ -3,6 +3,7 @@ package bridge
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"path"
@@ -52,14 +53,15 @@ func (s portServer) DeleteBridgePort(ctx context.Context, req *evpn.DeleteBridge
 func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 	return &collection[*evpn.BridgePortSpec, *evpn.BridgePort]{
 		kind: portKind, agent: a, objects: map[string]*port{}, by: index{}, failed: map[string]bool{},
-		keys: portKeys, check: a.checkPort, options: a.portOptions,
+		keys: portKeys, valid: validPort, check: a.checkPort, options: a.portOptions,
 		scope: func(id string, spec *evpn.BridgePortSpec) (string, []string) { return id, networksOf(spec) },
 		describe: func(spec *evpn.BridgePortSpec) string {
 			ptype := strings.TrimPrefix(spec.GetPtype().String(), "BRIDGE_PORT_TYPE_")
 			mac, networks := net.HardwareAddr(spec.GetMacAddress()), strings.Join(networksOf(spec), ", ")
 			return fmt.Sprintf("as %s port with MAC %s on logical bridge %s", ptype, mac, networks)
 		},
-		checkUnused: func(string) error { return nil },
+		checkUnused: func(client, string) error { return nil },
+		most:        func(r Rule) *int { return r.MostPorts },
 		realise: func(id string, spec *evpn.BridgePortSpec, changed bool) error {
 			if changed {
 				if err := a.plane.detach(id); err != nil {
@@ -104,35 +106,54 @@ func portKeys(spec *evpn.BridgePortSpec) []string {
 	return keys
 }
 
-// checkPort returns a spec that has the names of its networks in the form that the agent gives them, sorted.
-func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
+// validPort returns what is wrong with a spec by itself.
+func validPort(spec *evpn.BridgePortSpec) error {
 	mac, n := net.HardwareAddr(spec.GetMacAddress()), len(spec.GetLogicalBridges())
 	access := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS
 	trunk := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
-	refuse := func(code codes.Code, format string, args ...any) (*evpn.BridgePortSpec, error) {
-		return nil, status.Errorf(code, "bridge port %s: %s", id, fmt.Sprintf(format, args...))
-	}
 	switch {
 	case spec == nil:
-		return refuse(codes.InvalidArgument, "spec is required")
+		return errors.New("spec is required")
 	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
-		return refuse(codes.InvalidArgument,
-			"mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", mac, len(mac))
+		return fmt.Errorf("mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", mac, len(mac))
 	case !access && !trunk:
-		return refuse(codes.InvalidArgument, "ptype: must be ACCESS or TRUNK")
+		return errors.New("ptype: must be ACCESS or TRUNK")
 	case access && n != 1:
-		return refuse(codes.InvalidArgument, "logical_bridges: has %d, an ACCESS port has exactly one", n)
-	case trunk && !a.plane.filtersVLANs():
-		return refuse(codes.Unimplemented, noTrunks)
+		return fmt.Errorf("logical_bridges: has %d, an ACCESS port has exactly one", n)
 	case trunk && n == 0:
-		return refuse(codes.InvalidArgument, "logical_bridges: has none, a TRUNK port names each that it carries")
+		return errors.New("logical_bridges: has none, a TRUNK port names each that it carries")
 	}
-	var networks []string
+
+	named := map[string]bool{}
 	for _, name := range spec.GetLogicalBridges() {
 		network, err := networkKind.parseName(name)
 		if err != nil {
-			return refuse(codes.InvalidArgument, "logical_bridges: %s", status.Convert(err).Message())
+			return fmt.Errorf("logical_bridges: %s", status.Convert(err).Message())
 		}
+		named[network] = true
+	}
+	if len(named) < n {
+		return errors.New("logical_bridges: must name each only once")
+	}
+	return nil
+}
+
+// checkPort returns a spec that has the names of its networks in the form that the agent gives them, sorted.
+func (a *Agent) checkPort(who client, id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
+	refuse := func(code codes.Code, format string, args ...any) (*evpn.BridgePortSpec, error) {
+		return nil, status.Errorf(code, "bridge port %s: %s", id, fmt.Sprintf(format, args...))
+	}
+	trunk := spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
+	if trunk && !a.plane.filtersVLANs() {
+		return refuse(codes.Unimplemented, noTrunks)
+	}
+	if err := validPort(spec); err != nil {
+		return refuse(codes.InvalidArgument, "%v", err)
+	}
+
+	mac := net.HardwareAddr(spec.GetMacAddress())
+	var networks []string
+	for _, network := range networksOf(spec) {
 		switch n := a.networks.objects[network]; {
 		case n == nil:
 			return refuse(codes.NotFound, "logical_bridges: logical bridge %s does not exist", network)
@@ -140,15 +161,12 @@ func (a *Agent) checkPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePor
 			return nil, a.networks.beingDeleted(network)
 		}
 		if other := a.ports.by.other(keyMAC(network, mac), id); other != "" {
-			return refuse(codes.AlreadyExists,
-				"mac_address %s is already in use on logical bridge %s by bridge port %s", mac, network, other)
+			return refuse(codes.AlreadyExists, "mac_address %s is already in use on logical bridge %s by %s",
+				mac, network, a.name(who, task{taskPort, other}))
 		}
 		networks = append(networks, networkKind.prefix+network)
 	}
 	slices.Sort(networks)
-	if len(slices.Compact(slices.Clone(networks))) < n {
-		return refuse(codes.InvalidArgument, "logical_bridges: must name each only once")
-	}
 	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: spec.GetPtype(), LogicalBridges: networks}, nil
 }
 

@@ -29,7 +29,11 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 		return nil, err
 	}
 	if other != "" {
-		return nil, fmt.Errorf("netdev %s: is already the representor of port %s", attrs.Name, other)
+		return nil, reference{
+			to:      task{taskPort, other},
+			text:    fmt.Sprintf("netdev %s: is already the representor of port %s", attrs.Name, other),
+			instead: fmt.Sprintf("netdev %s: is already the representor of another client's port", attrs.Name),
+		}
 	}
 	uplink, err := b.carriesUplink(link)
 	if err != nil {
@@ -140,7 +144,14 @@ func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 	if isNoRepresentor(err) || err == nil && its.Attrs().Index != link.Attrs().Index {
 		return "", nil
 	}
-	return known.id, linkError(err, link, "whether it is the representor of port %s", known.id)
+	if err == nil {
+		return known.id, nil
+	}
+	text := linkError(err, link, "whether it is the representor of port %s", known.id).Error()
+	return known.id, reference{
+		to: task{taskPort, known.id}, text: text,
+		instead: fmt.Sprintf("netdev %s: whether it is the representor of another client's port is not known", link.Attrs().Name),
+	}
 }
 
 // join puts a representor into a bridge of the agent, unless it is in somebody else's.

@@ -159,8 +159,13 @@ func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error)
 	attrs := link.Attrs()
 	unmarked := attrs.Alias == "" && attrs.Group == linkGroup
 	if link.Type() != want.Type() || !unmarked && attrs.Alias != aliasPrefix+id {
-		return nil, fmt.Errorf("netdev %s: the name is taken by a netdev that is not ours (type %s, alias %q)",
-			attrs.Name, link.Type(), attrs.Alias)
+		taken := fmt.Sprintf("netdev %s: the name is taken by a netdev that is not ours", attrs.Name)
+		owner, _ := markOf(link)
+		return nil, reference{
+			to:      task{taskNetwork, owner},
+			text:    fmt.Sprintf("%s (type %s, alias %q)", taken, link.Type(), attrs.Alias),
+			instead: taken,
+		}
 	}
 	if !unmarked {
 		return link, nil
