@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -68,10 +69,18 @@ func (b *bridgePlane) ensureBridge(name, id string) (netlink.Link, error) {
 	return bridge, b.settle(bridge)
 }
 
-// ensureNetwork takes the network's VLAN id, and brings up its bridge, and the VXLAN port if it has a VNI.
+// ensureNetwork makes the network. It then is an error that nothing passes its uplink: the network
+// is complete, and reaches other xPUs as soon as frames pass again.
 func (b *bridgePlane) ensureNetwork(n segment) (mtu int, err error) {
+	mtu, blocked, err := b.realiseNetwork(n)
+	return mtu, cmp.Or(blocked, err)
+}
+
+// realiseNetwork takes the network's VLAN id, and brings up its bridge, and the VXLAN port if it has
+// a VNI. blocked is why nothing passes the network's uplink.
+func (b *bridgePlane) realiseNetwork(n segment) (mtu int, blocked, err error) {
 	if err := b.available(n); err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	if b.vlanAware {
 		b.vlans[n.id] = n.vlan
@@ -79,23 +88,24 @@ func (b *bridgePlane) ensureNetwork(n segment) (mtu int, err error) {
 	}
 	bridge, err := b.ensureBridge(b.bridgeOf(n.id))
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
-	want, err := b.wantedVXLAN(n)
+	want, blocked, err := b.wantedVXLAN(n)
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	if want == nil {
-		return 0, b.removeVXLAN(n.id)
+		return 0, nil, b.removeVXLAN(n.id)
 	}
+
 	vxlan, err := b.ensureVXLAN(n, want, bridge)
 	if number := b.placement.bridges[n.id]; b.vlanAware && errors.Is(err, unix.EXFULL) && b.placement.place(n.id, "", number+1) > number {
-		return b.ensureNetwork(n)
+		return b.realiseNetwork(n)
 	}
 	if err == nil && b.vlanAware {
 		err = b.setVLANs(vxlan, []uint16{n.vlan}, false)
 	}
-	return want.MTU, err
+	return want.MTU, blocked, err
 }
 
 func (b *bridgePlane) available(n segment) error {
@@ -177,7 +187,7 @@ func (b *bridgePlane) joinBridge(rep netlink.Link, port string, networks []segme
 			return nil, err
 		}
 		for _, n := range moved {
-			if _, err := b.ensureNetwork(n); err != nil { // its VXLAN port moves too
+			if _, _, err := b.realiseNetwork(n); err != nil { // its VXLAN port moves too
 				delete(b.placement.bridges, n.id)
 				return nil, fmt.Errorf("logical bridge %s: %w", n.id, err)
 			}

@@ -9,6 +9,7 @@ import (
 // dataPlaneTests are what holds with each data plane.
 var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
 	"AddressesStayWithTheirPort":        testAddressesStayWithTheirPort,
+	"BlockedWithoutAddress":             testBlockedWithoutAddress,
 	"BridgeIsFull":                      testBridgeIsFull,
 	"ClientSuite":                       testClientSuite,
 	"DeleteCleansUp":                    testDeleteCleansUp,
@@ -35,6 +36,7 @@ var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
 	"TooManyVNIs":                       testTooManyVNIs,
 	"UnderlayIsChosen":                  testUnderlayIsChosen,
 	"UplinkComesAndGoes":                testUplinkComesAndGoes,
+	"UplinkIsBlocked":                   testUplinkIsBlocked,
 	"UplinkOfKind":                      testUplinkOfKind,
 }
 

@@ -57,6 +57,7 @@ func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 	lost := func() {
 		clear(b.representors.known)
 		b.representors.stale.Store(true)
+		b.uplinksUnknown()
 		emit(task{kind: taskAll})
 	}
 	return b.receive(b.events, lost, func(m syscall.NetlinkMessage) {

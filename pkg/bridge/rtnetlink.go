@@ -60,7 +60,7 @@ func openBridgePlane(uplinks []Uplink, underlay Underlay, resolver portResolver,
 	}
 	for _, u := range uplinks {
 		if link, err := b.find(u.Name); err == nil && link != nil {
-			b.uplinksNow[u.Name] = uplinkState{link.Attrs().Index, link.Attrs().MTU}
+			b.uplinksNow[u.Name] = uplinkStateOf(link.Attrs())
 		}
 	}
 	if b.devlink, err = devlink.Dial(threadNamespace()); err != nil {

@@ -112,6 +112,8 @@ type underlay struct {
 	uplink netlink.Link
 	group  net.IP // of multicast
 	mtu    int    // in bytes, of what fits in one packet
+	// blocked is why nothing passes the uplink now; nil if frames do, as far as the kernel knows.
+	blocked error
 }
 
 // underlayOf finds the uplink of networks with a VNI.
@@ -127,6 +129,8 @@ func (b *bridgePlane) underlayOf(vni uint32) (underlay, error) {
 	if uplink == nil {
 		return underlay{}, fmt.Errorf("netdev %s, the uplink, is missing", named.Name)
 	}
+
+	blocked := blockage(uplink.Attrs())
 	var wanted []string
 	for _, v := range ipVersions {
 		if b.underlay != UnderlayAuto && b.underlay != v.underlay {
@@ -142,9 +146,28 @@ func (b *bridgePlane) underlayOf(vni uint32) (underlay, error) {
 		}
 		group := slices.Clone(v.groups)
 		copy(group[len(group)-3:], []byte{byte(vni >> 16), byte(vni >> 8), byte(vni)})
-		return underlay{uplink, group, uplink.Attrs().MTU - v.overhead}, nil
+		return underlay{uplink, group, uplink.Attrs().MTU - v.overhead, blocked}, nil
+	}
+	if blocked != nil { // which takes IPv6 addresses away
+		return underlay{}, blocked
 	}
 	return underlay{}, fmt.Errorf("netdev %s, the uplink, has no %s address to send VXLAN from", named.Name, strings.Join(wanted, " or "))
+}
+
+// blockage returns why nothing passes an uplink, nil if frames do as far as the kernel knows.
+func blockage(uplink *netlink.LinkAttrs) error {
+	switch {
+	case uplink.Flags&net.FlagUp == 0:
+		return fmt.Errorf("netdev %[1]s, the uplink, is administratively down: set it up (ip link set %[1]s up)",
+			uplink.Name)
+	case uplink.RawFlags&unix.IFF_LOWER_UP == 0:
+		return fmt.Errorf("netdev %s, the uplink, has no carrier: check its cable and the port at the other end",
+			uplink.Name)
+	case uplink.RawFlags&unix.IFF_RUNNING == 0: // such as dormant, before 802.1X has let it in
+		return fmt.Errorf("netdev %s, the uplink, is not operational but %s (ip link show %[1]s)",
+			uplink.Name, uplink.OperState)
+	}
+	return nil
 }
 
 // canSend tells whether a netdev has an address of a family with which it reaches other machines.
@@ -155,7 +178,14 @@ func (b *bridgePlane) canSend(link netlink.Link, family int) (bool, error) {
 }
 
 // uplinkState is what networks with a VNI depend on.
-type uplinkState struct{ index, mtu int }
+type uplinkState struct {
+	index, mtu int
+	flags      uint32 // that say whether frames pass
+}
+
+func uplinkStateOf(attrs *netlink.LinkAttrs) uplinkState {
+	return uplinkState{attrs.Index, attrs.MTU, attrs.RawFlags & (unix.IFF_UP | unix.IFF_LOWER_UP | unix.IFF_RUNNING)}
+}
 
 // uplinkChanged tells whether an event has anything new of an uplink for the networks. Each VXLAN port that is made is an event of it too.
 func (b *bridgePlane) uplinkChanged(attrs *netlink.LinkAttrs, removed bool) (changed bool) {
@@ -165,7 +195,7 @@ func (b *bridgePlane) uplinkChanged(attrs *netlink.LinkAttrs, removed bool) (cha
 		if !is && attrs.Index != before.index {
 			continue
 		}
-		now := uplinkState{attrs.Index, attrs.MTU}
+		now := uplinkStateOf(attrs)
 		if removed || !is {
 			now = uplinkState{}
 		}
@@ -173,6 +203,14 @@ func (b *bridgePlane) uplinkChanged(attrs *netlink.LinkAttrs, removed bool) (cha
 		changed = changed || now != before
 	}
 	return changed
+}
+
+// uplinksUnknown has the next event of each uplink be something new, because events were lost.
+func (b *bridgePlane) uplinksUnknown() {
+	for name, state := range b.uplinksNow {
+		state.mtu = -1
+		b.uplinksNow[name] = state
+	}
 }
 
 // isUplink tells whether an ifindex is that of an uplink.

@@ -3,6 +3,7 @@ package bridge_test
 import (
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -134,6 +135,81 @@ func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
 			reach(t, left, right)
 		})
 	}
+}
+
+// testUplinkIsBlocked: a network with a VNI whose uplink carries nothing says so at once, with the
+// reason, and so do its ports; it comes back with the uplink, and other networks stay.
+func testUplinkIsBlocked(t *testing.T, plane bridge.DataPlane) {
+	a, b := wired(t, plane)
+	for _, x := range []*xpu{a, b} {
+		x.network("net-blue", 10, 1000)
+	}
+	a.network("net-local", 20, 0)
+	left, right, local := newPod(t, a, rep1, 1), newPod(t, b, rep1, 2), newPod(t, a, rep2, 3)
+	a.port(rep1, "net-blue", left.mac)
+	b.port(rep1, "net-blue", right.mac)
+	a.port(rep2, "net-local", local.mac)
+	reach(t, left, right)
+
+	const noCarrier = "netdev p0, the uplink, has no carrier: check its cable and the port at the other end"
+	const setDown = "netdev p0, the uplink, is administratively down: set it up (ip link set p0 up)"
+	ends := func(x *xpu, set func(netlink.Link) error) { must.Succeed(t, set(x.link("p0"))) }
+	isDown := func(why string) {
+		t.Helper()
+		must.Eventually(t, "the network is down: "+why, func() bool {
+			all, err := a.client.ListNetworks(a.ctx())
+			return err == nil && slices.ContainsFunc(all, func(n opi.NetworkStatus) bool {
+				return n.ID == "net-blue" && n.State == opi.StateFailed && n.Detail == "bridge: "+why
+			})
+		})
+		if said := a.down(rep1); said != "representor: net-blue is down: "+why {
+			t.Errorf("the port says %q, want %q", said, why)
+		}
+		a.up(rep2)
+		if vxlan := a.link("vx-net-blue").Attrs(); vxlan.MTU != 1450 || vxlan.MasterIndex == 0 {
+			t.Errorf("the VXLAN port is %+v, want it in place as before", vxlan)
+		}
+	}
+	for range 2 {
+		ends(b, b.Handle().LinkSetDown)
+		isDown(noCarrier)
+		ends(a, a.Handle().LinkSetDown)
+		isDown(setDown)
+		ends(a, a.Handle().LinkSetUp)
+		isDown(noCarrier)
+		ends(b, b.Handle().LinkSetUp)
+		a.up(rep1)
+		reach(t, left, right)
+	}
+
+	// An agent that starts meanwhile knows it, and what it makes is complete.
+	a.stop()
+	ends(b, b.Handle().LinkSetDown)
+	a.start()
+	isDown(noCarrier)
+	ends(b, b.Handle().LinkSetUp)
+	a.up(rep1)
+	reach(t, left, right)
+}
+
+// testBlockedWithoutAddress: an uplink that is down has lost its IPv6 addresses because of that.
+func testBlockedWithoutAddress(t *testing.T, plane bridge.DataPlane) {
+	x := newXPU(t, plane, "p0")
+	wire := netns.New(t)
+	netns.Connect(t, x.Namespace, "p0", wire, "wire")
+	addAddress(t, x.Namespace, "p0", "2001:db8::1/64")
+	must.Succeed(t, x.Handle().LinkSetDown(x.link("p0")))
+	x.start()
+	vni := uint32(1000)
+	err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni})
+	if err == nil || !strings.Contains(err.Error(), "is administratively down") {
+		t.Errorf("an uplink that is down: %v", err)
+	}
+	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
+	must.Succeed(t, x.Handle().LinkSetUp(x.link("p0")))
+	must.Eventually(t, "up", func() bool {
+		return x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}) == nil
+	})
 }
 
 // testMTUIsRefused: a network whose MTU is above what the uplink carries says both numbers, until the uplink carries it.

@@ -4,21 +4,22 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// wantedVXLAN describes the VXLAN port of a network, nil for one without a VNI.
-func (b *bridgePlane) wantedVXLAN(n segment) (*netlink.Vxlan, error) {
+// wantedVXLAN describes the VXLAN port of a network, nil for one without a VNI. blocked is why
+// nothing passes the uplink that it is on; nil if frames do.
+func (b *bridgePlane) wantedVXLAN(n segment) (want *netlink.Vxlan, blocked, err error) {
 	if n.vni == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	under, err := b.underlayOf(n.vni)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = vxlanName(n.id), under.mtu
 	return &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(n.vni), VtepDevIndex: under.uplink.Attrs().Index,
 		Group: under.group, Port: 4789, Learning: true, // RFC 7348, section 8
-	}, nil
+	}, under.blocked, nil
 }
 
 // ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
