@@ -93,8 +93,8 @@ func newAgent(cfg Config, log logr.Logger, openPlane func() (dataplane, error)) 
 		carried: map[string]int{},
 	}
 	a.work <- struct{}{}
-	a.networkOptions = newOptionStore[*opibridge.NetworkOptions](a, networkKind)
-	a.portOptions = newOptionStore[*opibridge.PortOptions](a, portKind)
+	a.networkOptions = newOptionStore(a, networkKind, checkNetworkOptions)
+	a.portOptions = newOptionStore(a, portKind, checkPortOptions)
 	a.networks, a.ports = newNetworks(a), newPorts(a)
 	fresh, err := a.openState()
 	if err != nil {

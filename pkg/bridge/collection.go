@@ -389,7 +389,7 @@ func (c *collection[S, M]) load(tx *boltfile.Tx) error {
 			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)
 		}
 		if err := cmp.Or(c.checkID(string(id)), c.valid(m.GetSpec())); err != nil {
-			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)
+			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, c.bucket, id, status.Convert(err).Message())
 		}
 		c.keep(string(id), &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting, failure: errNotYet})
 		return nil

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -20,10 +21,11 @@ type optionStore[O proto.Message] struct {
 	agent  *Agent
 	bucket string // of the state file
 	byID   map[string]O
+	valid  func(id string, options O) error
 }
 
-func newOptionStore[O proto.Message](a *Agent, of kind) *optionStore[O] {
-	return &optionStore[O]{agent: a, bucket: of.bucket + "-options", byID: map[string]O{}}
+func newOptionStore[O proto.Message](a *Agent, of kind, valid func(id string, options O) error) *optionStore[O] {
+	return &optionStore[O]{agent: a, bucket: of.bucket + "-options", byID: map[string]O{}, valid: valid}
 }
 
 // set keeps the options of an object, and tells whether they are other ones than before. The error is a gRPC status.
@@ -61,8 +63,8 @@ func (s *optionStore[O]) load(tx *boltfile.Tx) error {
 	return tx.ForEach(s.bucket, func(id, data []byte) error {
 		var none O
 		options := none.ProtoReflect().New().Interface().(O)
-		if err := proto.Unmarshal(data, options); err != nil {
-			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, s.bucket, id, err)
+		if err := cmp.Or(proto.Unmarshal(data, options), s.valid(string(id), options)); err != nil {
+			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, s.bucket, id, status.Convert(err).Message())
 		}
 		s.byID[string(id)] = options
 		return nil
@@ -186,6 +188,11 @@ func (s optionsServer) UpdatePortOptions(ctx context.Context, req *opibridge.Upd
 		s.ports.reconcile(id, false)
 	}
 	return s.portOptionsOf(id), nil
+}
+
+func checkPortOptions(id string, want *opibridge.PortOptions) error {
+	_, err := normalAddresses(id, want.GetAddresses())
+	return err
 }
 
 // maxAddresses bounds the addresses of a port.
