@@ -105,6 +105,9 @@ func ParseAuthorization(text []byte) (*Authorization, error) {
 
 func (a *Authorization) check() error {
 	var failed []error
+	if a.Rules == nil { // such as a file that is being written
+		failed = append(failed, errors.New("rules: is missing, want a list; [] lets no client do anything"))
+	}
 	for i, r := range a.Rules {
 		if slices.ContainsFunc(a.Rules[:i], func(other Rule) bool { return other.Subject == r.Subject }) {
 			failed = append(failed, fmt.Errorf("rules[%d].subject: %s has a rule already", i, r.Subject))

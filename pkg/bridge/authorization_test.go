@@ -31,6 +31,8 @@ func TestParseAuthorization(t *testing.T) {
 		"no subject":                  {"rules: [{networks: ['*'], vlans: [], vnis: []}]", "rules[0].subject: is missing"},
 		"twice":                       {"rules: [{subject: CN=a}, {subject: CN=a}]", "rules[1].subject: CN=a has a rule already"},
 		"pattern":                     {"rules: [{subject: CN=a, ports: ['[']}]", `rules[0].ports[0]: pattern "["`},
+		"empty":                       {"", "rules: is missing"},
+		"no rules":                    {"{}", "rules: is missing"},
 		"unknown field":               {"rules: [{subject: CN=a, verbs: [get]}]", "verbs"},
 		"no YAML":                     {"rules: [", "yaml"},
 

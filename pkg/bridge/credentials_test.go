@@ -26,7 +26,10 @@ func TestFollowCredentials(t *testing.T) {
 	authority := opitest.NewAuthority(t)
 	write := func(path string, content []byte) {
 		t.Helper()
-		must.Succeed(t, os.WriteFile(path, content, 0o600))
+		// By a rename, because the agent would also see a file that is not written yet.
+		next := filepath.Join(t.TempDir(), "next")
+		must.Succeed(t, os.WriteFile(next, content, 0o600))
+		must.Succeed(t, os.Rename(next, path))
 	}
 	issue := func() {
 		cert, key := authority.Issue(t, "opi-bridge")
