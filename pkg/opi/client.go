@@ -169,7 +169,8 @@ func Dial(cfg Config) (*Client, error) {
 	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
 	c.ports.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Port(ctx, id)
-		return got.Status, c.ownerOf(got) == "", err
+		untold := got.State == StateDeleting && len(got.Networks) == 0 // whose it is: it is waited for
+		return got.Status, untold || c.ownerOf(got) == "", err
 	}
 	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork}
 	c.networks.status = func(ctx context.Context, id string) (Status, bool, error) {
@@ -218,6 +219,7 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 		if s != last {
 			last = s
 			c.noOptions.Store(false) // an agent that was restarted may be another release
+			c.agent.Reconnected()
 			changed(s == connectivity.Ready)
 		}
 	}

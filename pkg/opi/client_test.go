@@ -49,6 +49,7 @@ func runSuite(t *testing.T, start func(testing.TB) *opitest.Agent) {
 		// Names as the API's comments say, and an agent that succeeds at its second attempt.
 		"other names": {ProtoNames: true},
 		"fails first": {FailsFirst: 20 * time.Millisecond},
+		"v0.2.0":      {V02: true},
 	}
 	for name, behaviour := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -387,9 +388,9 @@ func TestAgentsThatCannotBeVerified(t *testing.T) {
 	t.Run("blind", func(t *testing.T) {
 		a, c := start(t)
 		a.Set(func(b *opitest.Behaviour) { b.Blind = true })
-		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnsupported, "GetBridgePort")
-		wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnsupported)
-		wantError(t, c.EnsureNetwork(t.Context(), blue), opi.ErrUnsupported, "GetLogicalBridge")
+		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnknown, "has the port, but does not tell its type")
+		wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnknown)
+		wantError(t, c.EnsureNetwork(t.Context(), blue), opi.ErrUnknown, "has the network, but does not tell its VLAN")
 		ok(t, c.Check(t.Context()))
 	})
 	t.Run("without lists", func(t *testing.T) {
@@ -410,11 +411,12 @@ func TestListPages(t *testing.T) {
 	a, c := start(t)
 	var want []string
 	for i := range 520 {
-		id, err := opi.PortID(function.SubfunctionID("0000:03:00.0", uint32(i)))
+		id, err := opi.PortID(subfunction(i))
 		ok(t, err)
 		ok(t, c.EnsurePort(t.Context(), opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}, Networks: port1.Networks}))
 		want = append(want, id)
 	}
+	before := a.Calls("ListBridgePorts")
 	list, err := c.ListPorts(t.Context())
 	ok(t, err)
 	var got []string
@@ -425,10 +427,15 @@ func TestListPages(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %d ports, want %d", len(got), len(want))
 	}
-	if calls := a.Calls("ListBridgePorts"); calls != 3 {
+	if calls := a.Calls("ListBridgePorts") - before; calls != 3 {
 		t.Errorf("%d pages, want 3", calls)
 	}
+	if before > 1 {
+		t.Errorf("%d lists for 520 ports of an agent whose Get tells all", before)
+	}
 }
+
+func subfunction(n int) function.ID { return function.SubfunctionID("0000:03:00.0", uint32(n)) }
 
 func TestWatch(t *testing.T) {
 	a := opitest.Start(t)

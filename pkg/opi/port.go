@@ -50,10 +50,12 @@ const (
 	StateUp                    // in service
 	StateFailed                // the agent could not bring it into service
 	StateDeleting              // asked to go, not gone
+	// StateUnknown is that of an object that the agent lists without telling what it is. Its other fields are not to be believed.
+	StateUnknown
 )
 
 func (s State) String() string {
-	return [...]string{"pending", "up", "failed", "being deleted"}[s]
+	return [...]string{"pending", "up", "failed", "being deleted", "unknown"}[s]
 }
 
 // PortStatus is a port as the agent has it.
@@ -103,7 +105,8 @@ const maxMade = 3
 // A port of the same id that differs or is being deleted is deleted and created anew: a port that is changed in place
 // leaves agents with ports and networks that cannot be deleted any more. One that is not the installation's stays as it is,
 // which is ErrConflict. A port that is found failed is retried once; one that stays failed for [Config.FailedGrace] is ErrFailed.
-// The networks must exist (ErrNetworkMissing).
+// The networks must exist (ErrNetworkMissing). A port of the same id that the agent does not tell enough of stays too, which is
+// ErrUnknown.
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	const op = "ensure port"
 	if err := p.check(op, c.installation); err != nil {
@@ -123,7 +126,7 @@ func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 		if err != nil && !missing {
 			return false, "", err
 		}
-		if !missing && got.State != StateDeleting {
+		if !missing && got.State != StateDeleting { // a dying one is waited for, whosever it is
 			if owner := c.ownerOf(got); owner != "" {
 				return false, "", &Error{Kind: ErrConflict, Op: op, ID: p.ID, Detail: "it belongs to " + owner}
 			}
@@ -181,13 +184,14 @@ func (c *Client) failedFor(since time.Time, op, id string, got Status) error {
 	return &Error{Kind: ErrFailed, Op: op, ID: id, Detail: got.Detail}
 }
 
-// DeletePort returns nil once the agent says that there is no such port, or that the port is not this client's. Until then its
-// Function must not be given to anyone else: the xPU may still forward for its last owner.
+// DeletePort returns nil once the agent says that there is no such port, or that the port is somebody else's. Until then its
+// Function must not be given to anyone else: the xPU may still forward for its last owner. [ErrUnknown]: the agent does not tell
+// whose the port is, which was left alone.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
 	return c.delete(ctx, c.ports, "delete port", id)
 }
 
-// GetPort tells what the agent has under this id, ErrNotFound if nothing.
+// GetPort tells what the agent has under this id, ErrNotFound if nothing, ErrUnknown if the agent does not tell enough.
 func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	const op = "get port"
 	if err := checkID(op, id); err != nil {
@@ -198,7 +202,7 @@ func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 }
 
 // ListPorts gives all ports of the agent, also those of other clients, in the agent's order. The result is not a
-// snapshot: a port made or deleted meanwhile may be in it or not.
+// snapshot: a port made or deleted meanwhile may be in it or not. One of which the list does not tell enough is [StateUnknown].
 func (c *Client) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	all, err := c.agent.Ports(ctx)
 	return all, c.failure(ctx, "list ports", "", err)

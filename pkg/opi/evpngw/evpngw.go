@@ -3,6 +3,7 @@
 package evpngw
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math"
@@ -12,11 +13,11 @@ import (
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
@@ -71,6 +72,9 @@ func list[M, S any](convert func(M) S, page func(token string) (objects []M, nex
 	for token := ""; ; {
 		objects, next, err := page(token)
 		switch {
+		case status.Code(err) == codes.NotFound && token == "" && namesObject(err):
+			detail := "the agent cannot list its objects, because it has lost one; look at its store and restart it: "
+			return nil, &opi.Error{Kind: opi.ErrFailed, Detail: detail + opi.Short(status.Convert(err).Message()), Err: err}
 		case status.Code(err) == codes.NotFound && token == "":
 			return nil, nil // the reference agent, as long as there was never an object
 		case status.Code(err) == codes.NotFound:
@@ -105,8 +109,9 @@ func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 	return agent{
 		networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn),
 		health: healthpb.NewHealthClient(conn), inventory: inventory.NewInventoryServiceClient(conn),
-		options:      opibridge.NewOptionsServiceClient(conn),
+		options: opibridge.NewOptionsServiceClient(conn), vrfs: evpn.NewVrfServiceClient(conn),
 		networkNames: newNames(networkPrefix), portNames: newNames(portPrefix),
+		tellsAll: new(atomic.Bool), making: semaphore.NewWeighted(1),
 	}
 }
 
@@ -116,7 +121,11 @@ type agent struct {
 	health                  healthpb.HealthClient
 	inventory               inventory.InventoryServiceClient
 	options                 opibridge.OptionsServiceClient
+	vrfs                    evpn.VrfServiceClient
 	networkNames, portNames *names
+
+	tellsAll *atomic.Bool        // GetBridgePort was seen to tell all of a port since the connection came up
+	making   *semaphore.Weighted // held by who looks whether a port may be made, and makes it
 }
 
 // Alive asks for a port that never exists, which every agent answers. The reference agent does not serve grpc.health.v1,
@@ -161,12 +170,18 @@ func (agent) Kind(err error) error {
 
 // Network implements [opi.Agent].
 func (a agent) Network(ctx context.Context, id string) (opi.NetworkStatus, error) {
+	return lookup[opi.NetworkStatus]{
+		noun: "network", get: a.getNetwork, list: a.Networks,
+		id:     func(n opi.NetworkStatus) string { return n.ID },
+		status: func(n *opi.NetworkStatus) *opi.Status { return &n.Status },
+		agree:  func(opi.NetworkStatus, opi.NetworkStatus) bool { return true },
+	}.find(ctx, id)
+}
+
+func (a agent) getNetwork(ctx context.Context, id string) (opi.NetworkStatus, error) {
 	got, err := a.networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: a.networkNames.of(id)})
 	if err != nil {
 		return opi.NetworkStatus{}, err
-	}
-	if proto.Size(got.GetSpec()) == 0 {
-		return opi.NetworkStatus{}, unverifiable("GetLogicalBridge")
 	}
 	n := networkStatus(got)
 	n.ID = id
@@ -186,9 +201,16 @@ func (a agent) Networks(ctx context.Context) ([]opi.NetworkStatus, error) {
 
 // CreateNetwork implements [opi.Agent].
 func (a agent) CreateNetwork(ctx context.Context, n opi.Network) error {
+	spec := &evpn.LogicalBridgeSpec{VlanId: uint32(n.VLAN), Vni: n.VNI}
+	if n.VNI != nil {
+		vtep, err := a.vtep(ctx)
+		if err != nil {
+			return err
+		}
+		spec.VtepIpPrefix = vtep
+	}
 	made, err := a.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
-		LogicalBridgeId: n.ID,
-		LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: uint32(n.VLAN), Vni: n.VNI}},
+		LogicalBridgeId: n.ID, LogicalBridge: &evpn.LogicalBridge{Spec: spec},
 	})
 	a.networkNames.learn(made.GetName(), n.ID)
 	return err
@@ -196,6 +218,9 @@ func (a agent) CreateNetwork(ctx context.Context, n opi.Network) error {
 
 // DeleteNetwork implements [opi.Agent].
 func (a agent) DeleteNetwork(ctx context.Context, id string) error {
+	if err := a.checkUnused(ctx, id); err != nil {
+		return err
+	}
 	_, err := a.networks.DeleteLogicalBridge(ctx, &evpn.DeleteLogicalBridgeRequest{Name: a.networkNames.of(id), AllowMissing: true})
 	if status.Code(err) == codes.FailedPrecondition {
 		return &opi.Error{Kind: opi.ErrInUse, Detail: opi.Short(status.Convert(err).Message()), Err: err}
@@ -205,15 +230,24 @@ func (a agent) DeleteNetwork(ctx context.Context, id string) error {
 
 // Port implements [opi.Agent].
 func (a agent) Port(ctx context.Context, id string) (opi.PortStatus, error) {
+	return lookup[opi.PortStatus]{
+		noun: "port", get: a.getPort, list: a.Ports,
+		id:     func(p opi.PortStatus) string { return p.ID },
+		status: func(p *opi.PortStatus) *opi.Status { return &p.Status },
+		agree: func(got, listed opi.PortStatus) bool {
+			return len(got.MAC) == 0 || bytes.Equal(got.MAC, listed.MAC)
+		},
+	}.find(ctx, id)
+}
+
+func (a agent) getPort(ctx context.Context, id string) (opi.PortStatus, error) {
 	got, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: a.portNames.of(id)})
 	if err != nil {
 		return opi.PortStatus{}, err
 	}
-	if proto.Size(got.GetSpec()) == 0 {
-		return opi.PortStatus{}, unverifiable("GetBridgePort")
-	}
 	p := portStatus(got)
 	p.ID = id
+	a.tellsAll.Store(p.State != opi.StateUnknown)
 	return p, nil
 }
 
@@ -246,11 +280,23 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 			}
 		}
 	}
+	if !a.tellsAll.Load() {
+		if err := a.making.Acquire(ctx, 1); err != nil {
+			return status.FromContextError(err).Err()
+		}
+		defer a.making.Release(1)
+		if err := a.checkMAC(ctx, p); err != nil {
+			return err
+		}
+	}
 	made, err := a.ports.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
 		BridgePortId: p.ID, BridgePort: &evpn.BridgePort{Spec: a.spec(p)},
 	})
 	a.portNames.learn(made.GetName(), p.ID)
-	if status.Code(err) == codes.NotFound {
+	switch {
+	case status.Code(err) == codes.NotFound && !namesObject(err):
+		return &opi.Error{Kind: opi.ErrFailed, Detail: noNetdev(err), Err: err}
+	case status.Code(err) == codes.NotFound:
 		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: opi.Short(status.Convert(err).Message()), Err: err}
 	}
 	return err
@@ -272,8 +318,14 @@ func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 // DeletePort implements [opi.Agent].
 func (a agent) DeletePort(ctx context.Context, id string) error {
 	_, err := a.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: a.portNames.of(id), AllowMissing: true})
+	if status.Code(err) == codes.NotFound && !strings.Contains(status.Convert(err).Message(), a.portNames.of(id)) {
+		return &opi.Error{Kind: opi.ErrFailed, Detail: "the agent cannot delete it: " + noNetdev(err), Err: err}
+	}
 	return err
 }
+
+// Reconnected implements [opi.Agent].
+func (a agent) Reconnected() { a.tellsAll.Store(false) }
 
 // SetNetworkOptions implements [opi.Options].
 func (a agent) SetNetworkOptions(ctx context.Context, n opi.Network) (mtu int, err error) {
@@ -352,6 +404,9 @@ func networkStatus(lb *evpn.LogicalBridge) opi.NetworkStatus {
 	state := lb.GetStatus().GetOperStatus()
 	n.Status = statusOf(state == evpn.LBOperStatus_LB_OPER_STATUS_UP, state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
 		lb.GetStatus().GetComponents())
+	if n.VLAN == 0 {
+		n.Status = untold(n.Status, "its VLAN")
+	}
 	return n
 }
 
@@ -369,6 +424,14 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 	state := bp.GetStatus().GetOperStatus()
 	p.Status = statusOf(state == evpn.BPOperStatus_BP_OPER_STATUS_UP, state == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED,
 		bp.GetStatus().GetComponents())
+	switch {
+	case bp.GetSpec().GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED:
+		p.Status = untold(p.Status, "its type")
+	case len(p.Networks) == 0 && !p.Trunk: // a trunk without any is in all
+		p.Status = untold(p.Status, "its network")
+	case len(p.MAC) == 0:
+		p.Status = untold(p.Status, "its MAC address")
+	}
 	return p
 }
 
@@ -396,11 +459,4 @@ func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 // lastSegment is the id in a resource name. Agents differ in the part before it.
 func lastSegment(name string) string {
 	return opi.Short(name[strings.LastIndexByte(name, '/')+1:])
-}
-
-// unverifiable is the error for an agent that answers without the spec of the object.
-func unverifiable(call string) error {
-	return &opi.Error{
-		Kind: opi.ErrUnsupported, Detail: fmt.Sprintf("the agent's %s answers without a spec, so nothing can be verified", call),
-	}
 }

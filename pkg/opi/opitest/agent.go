@@ -61,12 +61,17 @@ type Behaviour struct {
 	Hung bool
 	// Endless: no page of a list is the last.
 	Endless bool
+	// ForgetPages: no page token is known, as after a restart.
+	ForgetPages bool
 	// HostPFs are what the agent tells of the PFs of its host, as opi-bridge does, each in the form of [opi.HostPF]. Without any it
 	// is the reference agent, which has no grpc.health.v1 and whose inventory ends its process.
 	HostPFs []string
 	// Options: the agent takes options of networks and ports, as opi-bridge does, and MTU is the largest that it says networks carry.
 	Options bool
 	MTU     uint32
+	// V02 is opi-evpn-bridge v0.2.0, which OPI's own release has: see v02.go. Its Get of a port answers the MAC address alone. An error
+	// of Realise is a representor that is missing. After a restart it has all objects, and lists none of them.
+	V02 bool
 	// Unimplemented are the RPCs that are not served, by name, such as "GetBridgePort".
 	Unimplemented []string
 }
@@ -167,6 +172,7 @@ func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	a.server = server
 	evpn.RegisterLogicalBridgeServiceServer(server, networkServer{agent: a})
 	evpn.RegisterBridgePortServiceServer(server, portServer{agent: a})
+	evpn.RegisterVrfServiceServer(server, vrfServer{agent: a})
 	inventory.RegisterInventoryServiceServer(server, inventoryServer{agent: a})
 	healthpb.RegisterHealthServer(server, healthServer{agent: a})
 	opibridge.RegisterOptionsServiceServer(server, optionsServer{agent: a})
@@ -189,7 +195,10 @@ func (a *Agent) Stop() {
 	a.end()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.behaviour.KeepOnStop {
+	switch {
+	case a.behaviour.V02:
+		a.restartedV02()
+	case !a.behaviour.KeepOnStop:
 		a.forget()
 	}
 }
@@ -199,7 +208,11 @@ func (a *Agent) Kill() {
 	a.end()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.behaviour.Persistent {
+	switch {
+	case a.behaviour.V02:
+		a.restartedV02()
+		return
+	case !a.behaviour.Persistent:
 		a.forget()
 		return
 	}
@@ -236,6 +249,20 @@ func (a *Agent) Lose(id string) {
 		maps.DeleteFunc(n.macs, func(_, port string) bool { return port == id })
 	}
 	delete(a.ports, id)
+}
+
+// LoseNetwork forgets a network under its ports, as if another client had deleted it where that is not refused.
+func (a *Agent) LoseNetwork(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.networks, id)
+}
+
+// SentVTEP says whether a network was made with the address of a VXLAN tunnel's end.
+func (a *Agent) SentVTEP(network string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.networks[network] != nil && a.networks[network].network.GetVtepIpPrefix() != nil
 }
 
 // Networks are the ids of the logical bridges there are, sorted.
@@ -296,7 +323,8 @@ type object struct {
 	goneAt  time.Time // zero while dying: never
 	// macs are, in a network, the ports that are thought to be on it. Update does not move them, and a failed Create
 	// leaves some behind.
-	macs map[string]string
+	macs     map[string]string
+	unlisted bool // only Get tells of it
 
 	networkOptions *opibridge.NetworkOptions
 	portOptions    *opibridge.PortOptions
@@ -345,7 +373,10 @@ func (a *Agent) kill(o *object) {
 	o.goneAt = time.Now().Add(a.behaviour.DeleteTail)
 }
 
-func (o *object) components(name string) []*evpn.Component {
+func (a *Agent) components(o *object, name string) []*evpn.Component {
+	if a.behaviour.V02 {
+		return nil
+	}
 	c := &evpn.Component{Name: name, Status: evpn.CompStatus_COMP_STATUS_PENDING, Details: o.failure}
 	switch {
 	case o.failure != "":

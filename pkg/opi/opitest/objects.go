@@ -80,7 +80,7 @@ type networkServer struct {
 
 func (a *Agent) networkMessage(id string, n *object) *evpn.LogicalBridge {
 	spec := proto.CloneOf(n.network)
-	if spec.VtepIpPrefix == nil { // the reference agent always fills it in
+	if spec.VtepIpPrefix == nil && !a.behaviour.V02 { // the reference agent always fills it in
 		spec.VtepIpPrefix = &netcommon.IPPrefix{Addr: &netcommon.IPAddress{V4OrV6: &netcommon.IPAddress_V4Addr{}}}
 	}
 	state := evpn.LBOperStatus_LB_OPER_STATUS_DOWN
@@ -92,7 +92,7 @@ func (a *Agent) networkMessage(id string, n *object) *evpn.LogicalBridge {
 	}
 	return &evpn.LogicalBridge{
 		Name: a.networkNames() + id, Spec: spec,
-		Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: n.components("lgm")},
+		Status: &evpn.LogicalBridgeStatus{OperStatus: state, Components: a.components(n, "lgm")},
 	}
 }
 
@@ -112,6 +112,9 @@ func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLo
 	}
 	if old := s.agent.networks[id]; old != nil {
 		return s.agent.networkMessage(id, old), nil
+	}
+	if s.agent.behaviour.V02 {
+		return s.createV02(id, spec)
 	}
 	for _, other := range s.agent.networks {
 		if spec.Vni != nil && other.network.Vni != nil && *spec.Vni == *other.network.Vni {
@@ -136,12 +139,15 @@ func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalB
 }
 
 func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
-	_, n, err := s.agent.networks.find(s.agent.networkNames(), req.GetName())
+	id, n, err := s.agent.networks.find(s.agent.networkNames(), req.GetName())
 	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
 		return &emptypb.Empty{}, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	if s.agent.behaviour.V02 {
+		return s.deleteV02(id)
 	}
 	if len(n.macs) > 0 {
 		return nil, unknown("the LogicalBridge is not empty")
@@ -165,7 +171,7 @@ func (a *Agent) portMessage(id string, p *object) *evpn.BridgePort {
 	}
 	return &evpn.BridgePort{
 		Name: a.portNames() + id, Spec: proto.CloneOf(p.port),
-		Status: &evpn.BridgePortStatus{OperStatus: state, Components: p.components("lci")},
+		Status: &evpn.BridgePortStatus{OperStatus: state, Components: a.components(p, "lci")},
 	}
 }
 
@@ -205,6 +211,9 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	if old := s.agent.ports[id]; old != nil {
 		return s.agent.portMessage(id, old), nil
 	}
+	if s.agent.behaviour.V02 {
+		return s.createV02(id, spec)
+	}
 	if len(spec.GetLogicalBridges()) == 0 && !s.agent.networksEver {
 		return nil, unknown("key not found")
 	}
@@ -233,6 +242,9 @@ func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequ
 	if err != nil {
 		return nil, err
 	}
+	if s.agent.behaviour.V02 {
+		return s.getV02(id, p)
+	}
 	return s.agent.portMessage(id, p), nil
 }
 
@@ -260,19 +272,20 @@ func (a *Agent) page(objects table, ever bool, req interface {
 	GetPageToken() string
 }) (ids []string, next string, err error) {
 	start, known := a.pages[req.GetPageToken()]
+	listed := slices.DeleteFunc(slices.Sorted(maps.Keys(objects)), func(id string) bool { return objects[id].unlisted })
 	switch {
 	case a.behaviour.Blind:
 		return nil, "", nil
-	case !ever:
+	case !ever && !a.behaviour.V02:
 		return nil, "", status.Error(codes.NotFound, "unable to find key")
 	case req.GetPageSize() < 0:
 		return nil, "", status.Error(codes.InvalidArgument, "negative PageSize is not allowed")
 	case a.behaviour.Endless:
-		ids, start = slices.Sorted(maps.Keys(objects)), len(a.pages)
-	case req.GetPageToken() != "" && !known:
+		ids, start = listed, len(a.pages)
+	case req.GetPageToken() != "" && (!known || a.behaviour.ForgetPages):
 		return nil, "", status.Errorf(codes.NotFound, "unable to find pagination token %s", req.GetPageToken())
 	default:
-		ids = slices.Sorted(maps.Keys(objects))
+		ids = listed
 		start = min(start, len(ids))
 		end := min(start+min(cmp.Or(int(req.GetPageSize()), 50), 250), len(ids))
 		if end == len(ids) {
@@ -292,7 +305,7 @@ func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePo
 		return nil, err
 	}
 	id, p, err := s.agent.ports.find(s.agent.portNames(), req.GetBridgePort().GetName())
-	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
+	if status.Code(err) == codes.NotFound && req.GetAllowMissing() && !s.agent.behaviour.V02 {
 		return s.create(id, spec)
 	}
 	if err != nil {
@@ -305,17 +318,22 @@ func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePo
 		return nil, unknown("invalid field path: %v", mask.GetPaths())
 	}
 	p.port = proto.CloneOf(spec)
-	s.agent.realise(p)
+	if !s.agent.behaviour.V02 {
+		s.agent.realise(p)
+	}
 	return s.agent.portMessage(id, p), nil
 }
 
 func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
-	_, p, err := s.agent.ports.find(s.agent.portNames(), req.GetName())
+	id, p, err := s.agent.ports.find(s.agent.portNames(), req.GetName())
 	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
 		return &emptypb.Empty{}, nil
 	}
 	if err != nil {
 		return nil, err
+	}
+	if s.agent.behaviour.V02 {
+		return s.deleteV02(id, p)
 	}
 	if p.dying {
 		return &emptypb.Empty{}, nil

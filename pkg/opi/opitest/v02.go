@@ -1,0 +1,119 @@
+package opitest
+
+import (
+	"context"
+	"path"
+
+	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// This file has what opi-evpn-bridge v0.2.0 does otherwise than later ones (see [Behaviour.V02]). It
+// carries a call out before it answers, keeps its objects in redis, and remembers in its process alone
+// which of them its lists have. It looks for no rival, and whether an object is in use.
+
+// createV02 is CreateLogicalBridge. The specification was checked, and there is no network of the id.
+func (s networkServer) createV02(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridge, error) {
+	if spec.Vni != nil && spec.GetVtepIpPrefix() == nil {
+		go s.agent.Kill() // it waits for this call
+		return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
+	}
+	for _, other := range s.agent.networks {
+		if spec.Vni != nil && other.network.GetVni() == spec.GetVni() {
+			return nil, unknown("file exists")
+		}
+	}
+
+	n := &object{network: proto.CloneOf(spec), macs: map[string]string{}, up: true}
+	s.agent.networks[id] = n
+	return s.agent.networkMessage(id, n), nil
+}
+
+func (s networkServer) deleteV02(id string) (*emptypb.Empty, error) {
+	delete(s.agent.networks, id)
+	return &emptypb.Empty{}, nil
+}
+
+// createV02 is CreateBridgePort. The specification was checked, and there is no port of the id.
+func (s portServer) createV02(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
+	if err := s.agent.representorV02(id); err != nil {
+		return nil, err
+	}
+	if err := s.agent.bridgesV02(spec); err != nil {
+		return nil, err
+	}
+
+	p := &object{port: proto.CloneOf(spec), up: true}
+	s.agent.ports[id] = p
+	return s.agent.portMessage(id, p), nil
+}
+
+// getV02 answers the MAC address alone, and that every port is up.
+func (s portServer) getV02(id string, p *object) (*evpn.BridgePort, error) {
+	if err := s.agent.representorV02(id); err != nil {
+		return nil, err
+	}
+	return &evpn.BridgePort{
+		Name:   portPrefix + id,
+		Spec:   &evpn.BridgePortSpec{MacAddress: p.port.GetMacAddress()},
+		Status: &evpn.BridgePortStatus{OperStatus: evpn.BPOperStatus_BP_OPER_STATUS_UP},
+	}, nil
+}
+
+// deleteV02 keeps the port, with the status that it had, when it fails.
+func (s portServer) deleteV02(id string, p *object) (*emptypb.Empty, error) {
+	if err := s.agent.representorV02(id); err != nil {
+		return nil, err
+	}
+	if err := s.agent.bridgesV02(p.port); err != nil {
+		return nil, err
+	}
+	if s.agent.behaviour.StuckDelete { // the representor of a VF cannot be deleted as a link
+		return nil, unknown("operation not supported")
+	}
+
+	delete(s.agent.ports, id)
+	return &emptypb.Empty{}, nil
+}
+
+// representorV02 names the netdev that is missing, where later ones name the object.
+func (a *Agent) representorV02(id string) error {
+	if realise := a.behaviour.Realise; realise != nil && realise(id) != nil {
+		return status.Errorf(codes.NotFound, "unable to find key %s", id)
+	}
+	return nil
+}
+
+func (a *Agent) bridgesV02(spec *evpn.BridgePortSpec) error {
+	for _, name := range spec.GetLogicalBridges() {
+		if name != networkPrefix+path.Base(name) || a.networks[path.Base(name)] == nil {
+			return status.Errorf(codes.NotFound, "unable to find key %s", name)
+		}
+	}
+	return nil
+}
+
+// restartedV02 keeps what redis has.
+func (a *Agent) restartedV02() {
+	for _, objects := range []table{a.networks, a.ports} {
+		for _, o := range objects {
+			o.unlisted = true
+		}
+	}
+}
+
+type vrfServer struct {
+	evpn.UnimplementedVrfServiceServer
+	agent *Agent
+}
+
+// ListVrfs has the VRF that later ones make when they start.
+func (s vrfServer) ListVrfs(context.Context, *evpn.ListVrfsRequest) (*evpn.ListVrfsResponse, error) {
+	if s.agent.behaviour.V02 {
+		return &evpn.ListVrfsResponse{}, nil
+	}
+	return &evpn.ListVrfsResponse{Vrfs: []*evpn.Vrf{{Name: "//network.opiproject.org/vrfs/GRD"}}}, nil
+}

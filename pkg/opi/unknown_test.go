@@ -1,0 +1,163 @@
+package opi_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
+)
+
+// startV02 gives an agent that is opi-evpn-bridge v0.2.0, with the network net-blue and port1, and a client of it.
+func startV02(t *testing.T) (*opitest.Agent, *opi.Client) {
+	t.Helper()
+	a := opitest.Start(t)
+	a.Set(func(b *opitest.Behaviour) { b.V02 = true })
+	c := dial(t, a.Config())
+	ok(t, c.EnsureNetwork(t.Context(), blue))
+	ok(t, c.EnsurePort(t.Context(), port1))
+	return a, c
+}
+
+// keeps fails the test unless the agent still has port1, and was asked for no change since.
+func keeps(t *testing.T, a *opitest.Agent, before int) {
+	t.Helper()
+	if got := a.Ports(); !slices.Contains(got, port1.ID) {
+		t.Errorf("the agent has the ports %q, want %s among them", got, port1.ID)
+	}
+	if changes := changes(a); changes != before {
+		t.Errorf("%d calls that change something", changes-before)
+	}
+}
+
+func changes(a *opitest.Agent) int {
+	return a.Calls("CreateBridgePort") + a.Calls("UpdateBridgePort") + a.Calls("DeleteBridgePort")
+}
+
+// TestUnknownIsNotGone: a port of which nobody tells whose it is is neither gone, nor somebody else's, nor right.
+func TestUnknownIsNotGone(t *testing.T) {
+	tests := map[string]func(a *opitest.Agent){
+		"not listed after a restart": func(a *opitest.Agent) {
+			a.Kill()
+			ok(t, a.Run())
+		},
+		"no list": func(a *opitest.Agent) {
+			a.Set(func(b *opitest.Behaviour) { b.Unimplemented = []string{"ListBridgePorts"} })
+		},
+		"nothing in Get": func(a *opitest.Agent) { a.Set(func(b *opitest.Behaviour) { b.V02, b.Blind = false, true }) },
+		"no netdev after a restart": func(a *opitest.Agent) {
+			a.Kill()
+			ok(t, a.Run())
+			a.Set(func(b *opitest.Behaviour) { b.Realise = func(string) error { return errors.New("no representor") } })
+		},
+	}
+	for name, change := range tests {
+		t.Run(name, func(t *testing.T) {
+			a, c := startV02(t)
+			change(a)
+			answer(t, c)
+			before := changes(a)
+			wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnknown, port1.ID, "the agent")
+			wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnknown)
+			_, err := c.GetPort(t.Context(), port1.ID)
+			wantError(t, err, opi.ErrUnknown)
+			keeps(t, a, before)
+		})
+	}
+}
+
+// answer waits until the agent, which may have been restarted, answers.
+func answer(t *testing.T, c *opi.Client) {
+	t.Helper()
+	ctx := within(t, 20*time.Second)
+	for err := c.Check(ctx); err != nil; err = c.Check(ctx) {
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestListsThatAreNotEmpty: an agent's NotFound is "no objects" only as long as there was never one.
+func TestListsThatAreNotEmpty(t *testing.T) {
+	a, c := start(t)
+	for i := range 300 {
+		id, err := opi.PortID(subfunction(i))
+		ok(t, err)
+		p := opi.Port{ID: id, MAC: []byte{2, 0, 0, 0, byte(i >> 8), byte(i)}, Networks: port1.Networks}
+		ok(t, c.EnsurePort(t.Context(), p))
+	}
+	t.Run("first page", func(t *testing.T) {
+		a.FailNext("ListBridgePorts", 1, codes.NotFound, "unable to find key //network.opiproject.org/ports/"+port1.ID)
+		_, err := c.ListPorts(t.Context())
+		wantError(t, err, opi.ErrFailed, "has lost one", port1.ID)
+	})
+	t.Run("later page", func(t *testing.T) {
+		a.Set(func(b *opitest.Behaviour) { b.ForgetPages = true })
+		_, err := c.ListPorts(t.Context())
+		wantError(t, err, opi.ErrUnavailable, "forgot the page token")
+	})
+}
+
+// TestPortWithoutNetdev: v0.2.0 says NotFound of a port that it has, if the port's netdev is missing.
+func TestPortWithoutNetdev(t *testing.T) {
+	a, c := startV02(t)
+	a.Set(func(b *opitest.Behaviour) { b.Realise = func(string) error { return errors.New("no representor") } })
+	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, "cannot delete it", "netdev that is missing")
+	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed, "netdev that is missing")
+	wantError(t, c.EnsurePort(t.Context(), port2), opi.ErrFailed, "netdev that is missing")
+	a.Set(func(b *opitest.Behaviour) { b.Realise = nil })
+	ok(t, c.DeletePort(t.Context(), port1.ID))
+	if got := a.Ports(); len(got) != 0 {
+		t.Errorf("the agent has the ports %q", got)
+	}
+}
+
+// TestPortThatCannotBeDeleted: v0.2.0 goes on saying that it is up.
+func TestPortThatCannotBeDeleted(t *testing.T) {
+	a, c := startV02(t)
+	a.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
+	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, "operation not supported")
+}
+
+// TestPortWhoseNetworkIsGone: v0.2.0 lets others delete a network that has ports.
+func TestPortWhoseNetworkIsGone(t *testing.T) {
+	a, c := startV02(t)
+	a.LoseNetwork(blue.ID)
+	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, blue.ID)
+}
+
+// TestVNIOfV02: its process ends if a network with a VNI comes without a VTEP. Later ones take a VTEP for theirs.
+func TestVNIOfV02(t *testing.T) {
+	vni := uint32(100)
+	for _, v02 := range []bool{true, false} {
+		a := opitest.Start(t)
+		a.Set(func(b *opitest.Behaviour) { b.V02 = v02 })
+		c := dial(t, a.Config())
+		ok(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni", VLAN: 30, VNI: &vni}))
+		if sent := a.SentVTEP("net-vni"); sent != v02 {
+			t.Errorf("v0.2.0 %t: a VTEP was sent: %t", v02, sent)
+		}
+	}
+}
+
+// TestOtherReleaseAfterRestart: what an agent was seen to tell does not outlive it.
+func TestOtherReleaseAfterRestart(t *testing.T) {
+	a := opitest.Start(t)
+	s, r := open(t, a.Config(), time.Minute)
+	r.becomes(t, s, "answering", answers)
+	ok(t, s.EnsurePort(t.Context(), port1, blue))
+	a.Stop()
+	r.becomes(t, s, "down", func(h opi.Health) bool { return !h.Connected })
+	a.Set(func(b *opitest.Behaviour) { b.V02 = true })
+	ok(t, a.Run())
+	r.becomes(t, s, "answering", answers)
+	twin := port2
+	twin.MAC = port1.MAC
+	ok(t, s.EnsureNetwork(t.Context(), blue))
+	ok(t, dial(t, a.Config()).EnsurePort(t.Context(), port1)) // another client's Get tells this one nothing
+	wantError(t, s.EnsurePort(t.Context(), twin, blue), opi.ErrConflict, port1.ID)
+}
