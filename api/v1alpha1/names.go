@@ -97,6 +97,7 @@ const (
 	ReasonAbandoned        = "Abandoned"
 	ReasonConflict         = "Conflict"
 	ReasonFailed           = "Failed"
+	ReasonUnknown          = "Unknown" // the OPI agent has a port, or may have one, and does not tell whose or what it is
 	ReasonFunctionBusy     = "FunctionBusy"
 	ReasonStandby          = "Standby" // of an XPUPort of a virtual machine that is being migrated
 	ReasonNoFreeAddress    = "NoFreeAddress"
@@ -170,4 +171,6 @@ func ReadyOf(conditions []metav1.Condition) metav1.Condition {
 }
 
 // Refused says whether a Ready condition with this reason refuses the Port itself. Other reasons concern all Ports of the xPU.
-func Refused(reason string) bool { return reason == ReasonConflict || reason == ReasonFailed }
+func Refused(reason string) bool {
+	return reason == ReasonConflict || reason == ReasonFailed || reason == ReasonUnknown
+}

@@ -89,7 +89,7 @@ type XPUSpec struct {
 // MaxForeignExamples bounds XPUForeign.Examples.
 const MaxForeignExamples = 5
 
-// XPUForeign is what an OPI agent has that is not this cluster's. It stays as it is.
+// XPUForeign is what an OPI agent has that is not known to be this cluster's. It stays as it is.
 type XPUForeign struct {
 	// Ports is how many ports the agent has in others' networks.
 	// +optional
@@ -99,7 +99,11 @@ type XPUForeign struct {
 	// +optional
 	Networks int32 `json:"networks"`
 
-	// Examples are some of them, at most 5: "port vf-0000-3b-02-1", "network net-blue (VLAN 10)".
+	// Unknown is how many ports it has of which it does not tell whose they are.
+	// +optional
+	Unknown int32 `json:"unknown,omitempty"`
+
+	// Examples are some of all these, at most 5: "port vf-0000-3b-02-1", "network net-blue (VLAN 10)".
 	// +optional
 	// +listType=atomic
 	Examples []string `json:"examples,omitempty"`

@@ -134,6 +134,55 @@ func TestForeignPort(t *testing.T) {
 	c.portReason(c.port(late, vf(1)), v1alpha1.ReasonConflict, "VLAN 8")
 }
 
+// TestUnknownPort: an agent that was restarted has the port, and does not tell whose it is. The Function is kept from the next pod
+// until somebody has seen to that.
+func TestUnknownPort(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	agent.Set(func(b *opitest.Behaviour) { b.V02 = true })
+	c.xpu("card", agent)
+	c.network("blue", 100)
+	o := c.blue("a", 0)
+	port := c.up(o, vf(0))
+	agent.Kill()
+	if err := agent.Run(); err != nil {
+		t.Fatal(err)
+	}
+	c.portReason(port, v1alpha1.ReasonUnknown, "does not tell")
+	c.delete(o)
+	c.portReason(port, v1alpha1.ReasonUnknown, "kept from other pods")
+	c.told("XPUPort", port.Name, v1alpha1.ReasonUnknown)
+	c.claimReason(c.blue("b", 0), v1alpha1.ConditionProvisioned, v1alpha1.ReasonFunctionBusy, port.Name)
+	c.stays(agent, "vf-0000-3b-02-0")
+	agent.Lose("vf-0000-3b-02-0") // an administrator deleted it there
+	c.gone(port)
+}
+
+// TestUntoldPortsAreTold: ports of which the agent does not tell whose they are are neither others' nor deleted.
+func TestUntoldPortsAreTold(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	ours, net := someone(t, agent, opitest.Installation), opi.Network{ID: "net-left", VLAN: 7}
+	if err := errors.Join(ours.EnsureNetwork(t.Context(), net),
+		ours.EnsurePort(t.Context(), portIn(net.ID, "vf-0000-3b-02-7", 7))); err != nil {
+		t.Fatal(err)
+	}
+	agent.Set(func(b *opitest.Behaviour) { b.Untold = true })
+	xpu := c.xpu("card", agent)
+	c.eventually("what is unknown is told", func() error {
+		if err := c.get(xpu); err != nil {
+			return err
+		}
+		want := &v1alpha1.XPUForeign{Unknown: 1, Examples: []string{"port vf-0000-3b-02-7 (unknown whose)"}}
+		got := xpu.Status.Foreign
+		if got != nil && got.Networks == 0 && gocmp.Equal(want, got) {
+			return nil
+		}
+		return fmt.Errorf("status.foreign is %+v, want %+v", got, want)
+	})
+	c.stays(agent, "vf-0000-3b-02-7")
+}
+
 // TestTakenEndpoint: an older XPU whose endpoint is changed does not take the agent of a younger one, also after the controller was
 // started anew.
 func TestTakenEndpoint(t *testing.T) {

@@ -402,6 +402,9 @@ func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 		p.reason = v1alpha1.ReasonNetworkNotReady
 	case errors.Is(err, opi.ErrConflict):
 		p.reason, p.retry = v1alpha1.ReasonConflict, lastRetry
+	case errors.Is(err, opi.ErrUnknown):
+		p.reason, p.retry = v1alpha1.ReasonUnknown, lastRetry
+		p.message += "; look at what the OPI agent has there, and delete the port of this id if it is not somebody else's"
 	case errors.Is(err, opi.ErrInvalid), errors.Is(err, opi.ErrUnsupported):
 		p.retry = lastRetry
 	}
@@ -449,11 +452,20 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := r.deletePort(bounded, agent, port, xpu, id); err != nil {
-		p := problemf(v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))
-		p.retry = r.retries.When(requestFor(port))
-		return p
+		return r.notReleased(port, err)
 	}
 	return nil
+}
+
+// notReleased says why a Port that is being deleted stays.
+func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) *problem {
+	p := problemf(v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))
+	if errors.Is(err, opi.ErrUnknown) {
+		p = problemf(v1alpha1.ReasonUnknown, "XPU %s may still have the Port, so the Function is kept from other pods: %s; look at what "+
+			"the OPI agent has there, and delete the port of this id", port.Spec.XPU, oneLine(err))
+	}
+	p.retry = r.retries.When(requestFor(port))
+	return p
 }
 
 // deletePort has the agent delete the Port. If the card is in another node by now, the port of this id may be that of a Function there.

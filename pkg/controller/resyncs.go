@@ -68,7 +68,7 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	after := r.collect(ctx, bounded, agent, xpu, orphans)
 	r.sessions.compared(xpu.Name, agent, orphans.Len() == 0)
 	before := xpu.DeepCopy()
-	if xpu.Status.Foreign = foreign; foreign.Ports+foreign.Networks == 0 {
+	if xpu.Status.Foreign = foreign; foreign.Ports+foreign.Networks+foreign.Unknown == 0 {
 		xpu.Status.Foreign = nil
 	}
 	if err := r.writeStatus(ctx, xpu, before); err != nil {
@@ -118,6 +118,10 @@ func (r *resyncs) comparePorts(
 	}
 	for _, port := range listed {
 		switch {
+		case port.State == opi.StateUnknown:
+			foreign.Unknown++
+			foreign.Examples = example(foreign.Examples, "port "+port.ID+" (unknown whose)")
+		case port.State == opi.StateDeleting && len(port.Networks) == 0: // whosever it is
 		case !r.Installation.OwnsPort(port.Port) || r.claimedElsewhere(ctx, xpu.Name, port) != "":
 			foreign.Ports++
 			foreign.Examples = example(foreign.Examples, "port "+port.ID)
@@ -147,7 +151,7 @@ func (r *resyncs) compareNetworks(
 		}
 	}
 	for _, network := range listed {
-		switch {
+		switch { // the id alone says whose a network is
 		case !r.Installation.Owns(network.ID):
 			foreign.Networks++
 			foreign.Examples = example(foreign.Examples, fmt.Sprintf("network %s (VLAN %d)", network.ID, network.VLAN))

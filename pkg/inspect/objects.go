@@ -250,10 +250,7 @@ func XPUs(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.X
 	for i := range xpus.Items {
 		x := &xpus.Items[i]
 		status, _, notes := ready(x.Status.Conditions)
-		if x.Status.Foreign != nil {
-			notes = append(notes, fmt.Sprintf("its OPI agent also has %d ports and %d networks that are not this cluster's: %s",
-				x.Status.Foreign.Ports, x.Status.Foreign.Networks, strings.Join(x.Status.Foreign.Examples, ", ")))
-		}
+		notes = append(notes, foreignTo(x)...)
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
 				x.Name, x.Node(), x.Spec.Endpoint, x.Status.Serial, fmt.Sprintf("%d/%d", up[x.Name], count[x.Name]), status, age(x, now),
@@ -283,4 +280,17 @@ func number(n int32) string {
 		return ""
 	}
 	return strconv.Itoa(int(n))
+}
+
+// foreignTo says what the XPU's agent has that is not known to be the cluster's.
+func foreignTo(x *v1alpha1.XPU) []string {
+	foreign := x.Status.Foreign
+	if foreign == nil {
+		return nil
+	}
+	note := fmt.Sprintf("its OPI agent also has %d ports and %d networks that are not this cluster's", foreign.Ports, foreign.Networks)
+	if foreign.Unknown > 0 {
+		note += fmt.Sprintf(", and %d ports of which it does not tell whose they are", foreign.Unknown)
+	}
+	return []string{note + ": " + strings.Join(foreign.Examples, ", ")}
 }

@@ -149,6 +149,10 @@ func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 		}
 		return x.DeletePort(ctx, id)
 	})
+	if errors.Is(err, opi.ErrUnknown) {
+		return fmt.Errorf("the xPU may still serve Function %s, which is kept from other pods; look at what the OPI agent has there, "+
+			"and delete the port of this id: %w", a.Function, err)
+	}
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
 	}
@@ -306,7 +310,7 @@ func (x *xpuSession) work(ctx context.Context, id function.ID, ask func(context.
 		}
 		return obstacle{
 			error: fmt.Errorf("xPU %s at %s: %w", x.xpu.Name, x.xpu.Endpoint, err),
-			never: errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported),
+			never: errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported) || errors.Is(err, opi.ErrUnknown),
 		}
 	})
 }

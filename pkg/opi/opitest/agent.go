@@ -53,6 +53,8 @@ type Behaviour struct {
 	KeepOnStop bool
 	// Blind: Get succeeds for every name and says nothing, as an agent of Intel's does, and List is empty.
 	Blind bool
+	// Untold: neither Get nor List tells the type and the networks of a port.
+	Untold bool
 	// ProtoNames: objects are called "bridgePorts/{id}" and "logicalBridges/{id}", as the API's comments say.
 	ProtoNames bool
 	// FailsFirst is for how long a new port or network is in error, before the agent tries again by itself and succeeds.

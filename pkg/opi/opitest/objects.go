@@ -169,8 +169,12 @@ func (a *Agent) portMessage(id string, p *object) *evpn.BridgePort {
 	case p.up:
 		state = evpn.BPOperStatus_BP_OPER_STATUS_UP
 	}
+	spec := proto.CloneOf(p.port)
+	if a.behaviour.Untold {
+		spec = &evpn.BridgePortSpec{MacAddress: spec.GetMacAddress()}
+	}
 	return &evpn.BridgePort{
-		Name: a.portNames() + id, Spec: proto.CloneOf(p.port),
+		Name: a.portNames() + id, Spec: spec,
 		Status: &evpn.BridgePortStatus{OperStatus: state, Components: a.components(p, "lci")},
 	}
 }

@@ -105,6 +105,7 @@ var cases = []struct {
 	{"the agent is away", (*suite).isAway},
 	{"provision while the agent is away", (*suite).waitsForAgent},
 	{"deprovision while the agent is away", (*suite).deprovisionsLater},
+	{"deprovision what the agent does not tell of", (*suite).keepsUnknown},
 	{"deprovision what never was", (*suite).deprovisionsNothing},
 	{"many at once", (*suite).manages},
 }
@@ -246,6 +247,22 @@ func (s *suite) provisionsAgain() {
 	}
 	s.deprovision(vf(0))
 	s.provision(r)
+	s.deprovision(vf(0))
+	s.empty()
+}
+
+// keepsUnknown: an agent that has the Port and does not tell whose it is has not let it go.
+func (s *suite) keepsUnknown() {
+	r := reservation(vf(0), Blue)
+	s.provision(r)
+	s.agent.Set(func(b *opitest.Behaviour) { b.Untold = true })
+	release := func(ctx context.Context) error { return s.tryRelease(ctx, vf(0)) }
+	s.refuses(release, vf(0).ID.String(), "does not tell", "delete the port of this id")
+	if len(s.agent.Ports()) != 1 {
+		s.Errorf("the agent has %q, want the Port", s.agent.Ports())
+	}
+
+	s.agent.Set(func(b *opitest.Behaviour) { b.Untold = false })
 	s.deprovision(vf(0))
 	s.empty()
 }
