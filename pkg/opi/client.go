@@ -26,10 +26,11 @@ import (
 )
 
 const (
-	// maxInFlight bounds the RPCs that run on one agent at once. The reference agent has one task queue and answers a
+	// maxInFlight bounds the RPCs that run on one agent at once: those that change something, and those that do not. The reference agent has one task queue and answers a
 	// larger burst with "busy" and delays of seconds.
 	maxInFlight = 8
-	// rpcTimeout bounds one RPC; the methods of Client are bounded by their context. Agents answer within milliseconds.
+	// rpcTimeout bounds one RPC that changes nothing; the methods of Client are bounded by their context. Agents answer such within
+	// milliseconds.
 	rpcTimeout = 5 * time.Second
 
 	maxMessage = 1 << 20  // bytes of an answer; a page of ports has some 100 KiB
@@ -113,11 +114,13 @@ type Client struct {
 	agent        Agent
 
 	ports, networks kind
+	changes         changes
 
 	noOptions atomic.Bool // the agent is known to have no [Options]
 	mtus      sync.Map    // int by network: see MTU
 
-	peer atomic.Value // string: see Peer
+	peer        atomic.Value // string: see Peer
+	connections atomic.Int64 // how many there were
 }
 
 // Dial makes a Client. It does not connect: the first call or [Client.Watch] does.
@@ -140,6 +143,7 @@ func Dial(cfg Config) (*Client, error) {
 		conn, err := dialer.DialContext(ctx, "tcp", cfg.Endpoint)
 		if err == nil {
 			c.peer.Store(conn.RemoteAddr().String())
+			c.connections.Add(1)
 		}
 		return conn, err
 	}
@@ -154,7 +158,7 @@ func Dial(cfg Config) (*Client, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
 			MinConnectTimeout: rpcTimeout,
 		}),
-		grpc.WithUnaryInterceptor(bounded()),
+		grpc.WithUnaryInterceptor(limited()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithMaxHeaderListSize(maxHeaders),
 	}
@@ -215,6 +219,7 @@ func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Rea
 // After true every Port must be verified: the API has no boot id, and an agent forgets its ports when it restarts.
 func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error {
 	var last connectivity.State = -1
+	var connection int64 // the one that was told of last
 	report := func(s connectivity.State) {
 		if s != last {
 			last = s
@@ -226,7 +231,15 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 	for {
 		state := c.conn.GetState()
 		switch state {
-		case connectivity.Ready, connectivity.TransientFailure:
+		case connectivity.Ready:
+			if made := c.connections.Load(); made != connection {
+				if last == connectivity.Ready { // the last one went unnoticed
+					report(connectivity.TransientFailure)
+				}
+				connection = made
+			}
+			report(state)
+		case connectivity.TransientFailure:
 			report(state)
 		case connectivity.Idle:
 			c.conn.Connect()

@@ -22,6 +22,8 @@ type kind struct {
 	again bool
 }
 
+func (k kind) object(id string) object { return object{k.noun, id} }
+
 // deleteAgain is the time after which a deletion that shows no effect is taken for lost. The reference agent may keep an object
 // for ever that is deleted while it works on an earlier deletion.
 const deleteAgain = 2 * time.Second
@@ -45,14 +47,24 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 	}
 	var asked time.Time
 	var refused error
+	o := k.object(id)
 	return await(ctx, op, id, func(ctx context.Context) (done bool, said string, err error) {
+		if said, err := c.answered(ctx, op, o); err != nil {
+			return false, said, err
+		}
 		got, ours, err := k.status(ctx, id)
 		err = c.failure(ctx, op, id, err)
-		if errors.Is(err, ErrNotFound) || err == nil && !ours {
-			return true, "", nil
+		if errors.Is(err, ErrNotFound) {
+			c.changes.seen(o, false)
+			doubt := c.changes.doubt(o, creation)
+			return doubt == "", doubt, nil
 		}
 		if err != nil {
 			return false, "", err
+		}
+		c.changes.seen(o, got.State != StateDeleting)
+		if !ours {
+			return true, "", nil
 		}
 		said = got.of(k.noun)
 		switch {
@@ -60,7 +72,8 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 		case refused != nil:
 			return false, said, c.failure(ctx, op, id, refused)
 		case asked.IsZero() || k.again && time.Since(asked) >= deleteAgain:
-			asked, refused = time.Now(), k.delete(ctx, id)
+			asked = time.Now()
+			refused = c.change(ctx, o, deletion, func(ctx context.Context) error { return k.delete(ctx, id) })
 		}
 		switch {
 		case errors.Is(refused, ErrInUse):

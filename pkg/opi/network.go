@@ -77,11 +77,12 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	if err := n.check(op, c.installation); err != nil {
 		return err
 	}
+	o := c.networks.object(n.ID)
 	var failed time.Time // since when the network is failed
 	told := false        // its options
 	tell := func(ctx context.Context) (again bool, err error) {
 		told = true
-		return c.setOptions(ctx, op, n.ID, func(ctx context.Context) error {
+		return c.setOptions(ctx, op, o, func(ctx context.Context) error {
 			mtu, err := c.agent.SetNetworkOptions(ctx, n)
 			if err == nil {
 				c.mtus.Store(n.ID, mtu)
@@ -90,22 +91,28 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 		})
 	}
 	return await(ctx, op, n.ID, func(ctx context.Context) (done bool, said string, err error) {
+		if said, err := c.answered(ctx, op, o); err != nil {
+			return false, said, err
+		}
 		got, err := c.agent.Network(ctx, n.ID)
 		err = c.failure(ctx, op, n.ID, err)
 		if errors.Is(err, ErrNotFound) {
+			c.changes.seen(o, false)
 			if err := c.checkRivals(ctx, op, n); err != nil {
 				return false, "", err
 			}
-			if err := c.created(ctx, c.networks, op, n.ID, c.agent.CreateNetwork(ctx, n)); err != nil {
+			err := c.change(ctx, o, creation, func(ctx context.Context) error { return c.agent.CreateNetwork(ctx, n) })
+			if err := c.created(ctx, c.networks, op, n.ID, err); err != nil {
 				return false, "", err
 			}
-			_, err := tell(ctx)
+			_, err = tell(ctx)
 			return false, "created, not up yet", err
 		}
 		if err != nil {
 			return false, "", err
 		}
 		said = got.of("network")
+		c.changes.seen(o, got.State != StateDeleting)
 		if got.State == StateDeleting {
 			return false, said, nil
 		}
@@ -122,6 +129,9 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 			return false, said, c.failedFor(failed, op, n.ID, got.Status)
 		}
 		failed = time.Time{}
+		if doubt := c.changes.doubt(o, deletion); doubt != "" {
+			return false, doubt, nil
+		}
 		return got.State == StateUp, said, nil
 	})
 }

@@ -25,11 +25,11 @@ type Options interface {
 }
 
 // setOptions calls set, unless the agent is known to have no options. again says that the object may be another one since.
-func (c *Client) setOptions(ctx context.Context, op, id string, set func(context.Context) error) (again bool, err error) {
+func (c *Client) setOptions(ctx context.Context, op string, o object, set func(context.Context) error) (again bool, err error) {
 	if c.noOptions.Load() {
 		return false, nil
 	}
-	err = c.failure(ctx, op, id, set(ctx))
+	err = c.failure(ctx, op, o.id, c.change(ctx, o, update, set))
 	switch {
 	case errors.Is(err, ErrUnsupported):
 		c.noOptions.Store(true)

@@ -108,72 +108,115 @@ const maxMade = 3
 // The networks must exist (ErrNetworkMissing). A port of the same id that the agent does not tell enough of stays too, which is
 // ErrUnknown.
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
-	const op = "ensure port"
-	if err := p.check(op, c.installation); err != nil {
+	if err := p.check(ensurePort, c.installation); err != nil {
 		return err
 	}
-	made, mayRetry := 0, true
-	var failed time.Time // since when the port is failed
-	told := false        // its options
-	tell := func(ctx context.Context) (again bool, err error) {
-		told = true
-		return c.setOptions(ctx, op, p.ID, func(ctx context.Context) error { return c.agent.SetPortOptions(ctx, p) })
+	e := ensuring{client: c, port: p, object: c.ports.object(p.ID), mayRetry: true}
+	return await(ctx, ensurePort, p.ID, e.look)
+}
+
+const ensurePort = "ensure port"
+
+// ensuring is a call of [Client.EnsurePort].
+type ensuring struct {
+	client *Client
+	port   Port
+	object object
+
+	made     int       // how often it was made
+	mayRetry bool      // a port that is found failed
+	told     bool      // its options
+	failed   time.Time // since when it is failed
+}
+
+// look is a step of [await].
+func (e *ensuring) look(ctx context.Context) (done bool, said string, err error) {
+	c, id := e.client, e.port.ID
+	if said, err := c.answered(ctx, ensurePort, e.object); err != nil {
+		return false, said, err
 	}
-	return await(ctx, op, p.ID, func(ctx context.Context) (done bool, said string, err error) {
-		got, err := c.agent.Port(ctx, p.ID)
-		err = c.failure(ctx, op, p.ID, err)
-		missing := errors.Is(err, ErrNotFound)
-		if err != nil && !missing {
-			return false, "", err
+	got, err := c.agent.Port(ctx, id)
+	err = c.failure(ctx, ensurePort, id, err)
+	missing := errors.Is(err, ErrNotFound)
+	if err != nil && !missing {
+		return false, "", err
+	}
+
+	c.changes.seen(e.object, !missing && got.State != StateDeleting)
+	if !missing && got.State != StateDeleting { // a dying one is waited for, whosever it is
+		if owner := c.ownerOf(got); owner != "" {
+			return false, "", &Error{Kind: ErrConflict, Op: ensurePort, ID: id, Detail: "it belongs to " + owner}
 		}
-		if !missing && got.State != StateDeleting { // a dying one is waited for, whosever it is
-			if owner := c.ownerOf(got); owner != "" {
-				return false, "", &Error{Kind: ErrConflict, Op: op, ID: p.ID, Detail: "it belongs to " + owner}
-			}
+	}
+	if missing || got.State == StateDeleting || !got.Equal(e.port) {
+		said, err = e.remake(ctx, got, missing)
+		return false, said, err
+	}
+
+	said = got.of("port")
+	if !e.told {
+		if again, err := e.tell(ctx); again || err != nil {
+			return false, said, err
 		}
-		if missing || got.State == StateDeleting || !got.Equal(p) {
-			if made == maxMade {
-				const detail = "somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s"
-				return false, "", &Error{
-					Kind: ErrConflict, Op: op, ID: p.ID, Detail: fmt.Sprintf(detail, made, got.MAC, got.Networks, got.State),
-				}
-			}
-			made, mayRetry, failed = made+1, false, time.Time{}
-			if !missing {
-				if err := c.delete(ctx, c.ports, op, p.ID); err != nil {
-					if stuck, ok := errors.AsType[*Error](err); ok {
-						said = stuck.Detail
-					}
-					return false, said, err
-				}
-			}
-			err := c.agent.CreatePort(ctx, p)
-			told = err == nil && len(p.Addresses) == 0 // a port that was just made has no options
-			if err := c.created(ctx, c.ports, op, p.ID, err); err != nil {
-				return false, "", err
-			}
-			if !told {
-				_, err = tell(ctx)
-			}
-			return false, "created, not up yet", err
+	}
+	if got.State == StateFailed {
+		return false, said, e.retry(ctx, got)
+	}
+	e.failed = time.Time{}
+	if doubt := c.changes.doubt(e.object, deletion); doubt != "" {
+		return false, doubt, nil
+	}
+	return got.State == StateUp, said, nil
+}
+
+// remake makes the port, after it has deleted what is there instead.
+func (e *ensuring) remake(ctx context.Context, got PortStatus, missing bool) (said string, err error) {
+	c, id := e.client, e.port.ID
+	if e.made == maxMade {
+		const detail = "somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s"
+		return "", &Error{
+			Kind: ErrConflict, Op: ensurePort, ID: id, Detail: fmt.Sprintf(detail, e.made, got.MAC, got.Networks, got.State),
 		}
-		if !told {
-			if again, err := tell(ctx); again || err != nil {
-				return false, got.of("port"), err
+	}
+	e.made, e.mayRetry, e.failed = e.made+1, false, time.Time{}
+	if !missing {
+		if err := c.delete(ctx, c.ports, ensurePort, id); err != nil {
+			if stuck, ok := errors.AsType[*Error](err); ok {
+				said = stuck.Detail
 			}
+			return said, err
 		}
-		said = got.of("port")
-		if got.State != StateFailed {
-			failed = time.Time{}
-			return got.State == StateUp, said, nil
-		}
-		failed = cmp.Or(failed, time.Now())
-		if mayRetry {
-			mayRetry = false
-			return false, said, c.failure(ctx, op, p.ID, c.agent.RetryPort(ctx, p))
-		}
-		return false, said, c.failedFor(failed, op, p.ID, got.Status)
+	}
+
+	err = c.change(ctx, e.object, creation, func(ctx context.Context) error { return c.agent.CreatePort(ctx, e.port) })
+	e.told = err == nil && len(e.port.Addresses) == 0 // a port that was just made has no options
+	if err := c.created(ctx, c.ports, ensurePort, id, err); err != nil {
+		return "", err
+	}
+	if !e.told {
+		_, err = e.tell(ctx)
+		return "created, not up yet", err
+	}
+	return "created, not up yet", nil
+}
+
+// tell tells the agent of the port's options. again says that the port may be another one since.
+func (e *ensuring) tell(ctx context.Context) (again bool, err error) {
+	e.told = true
+	return e.client.setOptions(ctx, ensurePort, e.object, func(ctx context.Context) error {
+		return e.client.agent.SetPortOptions(ctx, e.port)
 	})
+}
+
+// retry has the agent try again once to bring a port that was found failed into service. Its error says that the port stays failed.
+func (e *ensuring) retry(ctx context.Context, got PortStatus) error {
+	e.failed = cmp.Or(e.failed, time.Now())
+	if !e.mayRetry {
+		return e.client.failedFor(e.failed, ensurePort, e.port.ID, got.Status)
+	}
+	e.mayRetry = false
+	err := e.client.change(ctx, e.object, update, func(ctx context.Context) error { return e.client.agent.RetryPort(ctx, e.port) })
+	return e.client.failure(ctx, ensurePort, e.port.ID, err)
 }
 
 // failedFor returns ErrFailed for an object that has been failed since then, nil if it has not been for long.
@@ -197,8 +240,16 @@ func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	if err := checkID(op, id); err != nil {
 		return PortStatus{}, err
 	}
+	o := c.ports.object(id)
+	if _, err := c.answered(ctx, op, o); err != nil {
+		return PortStatus{}, err
+	}
 	got, err := c.agent.Port(ctx, id)
-	return got, c.failure(ctx, op, id, err)
+	err = c.failure(ctx, op, id, err)
+	if doubt := c.changes.doubt(o, creation); errors.Is(err, ErrNotFound) && doubt != "" {
+		return PortStatus{}, &Error{Kind: ErrUnavailable, Op: op, ID: id, Detail: doubt, Err: err}
+	}
+	return got, err
 }
 
 // ListPorts gives all ports of the agent, also those of other clients, in the agent's order. The result is not a

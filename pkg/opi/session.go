@@ -231,17 +231,19 @@ func (s *Session) Health() Health {
 // EnsurePort is [Client.EnsureNetwork] and then [Client.EnsurePort]. It skips the network if the agent was seen to have
 // exactly this one since the connection came up.
 func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) error {
-	if err := s.network(ctx, network, false); err != nil {
-		return err
-	}
-	err := s.client.EnsurePort(ctx, port)
-	if errors.Is(err, ErrNetworkMissing) { // the agent was restarted a moment ago, or somebody removed the network
-		if err := s.network(ctx, network, true); err != nil {
+	return s.lasting(func() error {
+		if err := s.network(ctx, network, false); err != nil {
 			return err
 		}
-		err = s.client.EnsurePort(ctx, port)
-	}
-	return s.counted("EnsurePort", err)
+		err := s.client.EnsurePort(ctx, port)
+		if errors.Is(err, ErrNetworkMissing) { // the agent was restarted a moment ago, or somebody removed the network
+			if err := s.network(ctx, network, true); err != nil {
+				return err
+			}
+			err = s.client.EnsurePort(ctx, port)
+		}
+		return s.counted("EnsurePort", err)
+	})
 }
 
 // EnsureNetwork is [Client.EnsureNetwork]. It does not ask an agent that was seen to have exactly this network since it began to
@@ -259,11 +261,25 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 	if served, known := s.served.Load(network.ID); !ask && known && served.(Network).same(network) {
 		return nil
 	}
-	if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
-		return err
+	return s.lasting(func() error {
+		if err := s.counted("EnsureNetwork", s.client.EnsureNetwork(ctx, network)); err != nil {
+			s.served.Delete(network.ID)
+			return err
+		}
+		s.served.Store(network.ID, network)
+		return nil
+	})
+}
+
+// lasting does something at the agent, and again if there was a new connection meanwhile: the agent may have been restarted
+// since it said that it was done.
+func (s *Session) lasting(do func() error) error {
+	for {
+		before := s.client.connections.Load()
+		if err := do(); err != nil || s.client.connections.Load() == before {
+			return err
+		}
 	}
-	s.served.Store(network.ID, network)
-	return nil
 }
 
 // DeleteNetwork is [Client.DeleteNetwork].

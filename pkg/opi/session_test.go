@@ -5,13 +5,16 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr/testr"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
+	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
@@ -231,4 +234,62 @@ func TestSessionNetworkBusy(t *testing.T) {
 	wantError(t, s.DeleteNetwork(within(t, 20*time.Millisecond), blue.ID), opi.ErrTimeout, "another call for it has not ended")
 	cancel()
 	wantError(t, <-slow, opi.ErrTimeout)
+}
+
+// lateAnswers is an agent after whose answers to Get something happens before they arrive.
+type lateAnswers struct {
+	opi.Agent
+	network, port *atomic.Pointer[func()]
+}
+
+func (l lateAnswers) Network(ctx context.Context, id string) (opi.NetworkStatus, error) {
+	got, err := l.Agent.Network(ctx, id)
+	once(l.network, err)
+	return got, err
+}
+
+func (l lateAnswers) Port(ctx context.Context, id string) (opi.PortStatus, error) {
+	got, err := l.Agent.Port(ctx, id)
+	once(l.port, err)
+	return got, err
+}
+
+func once(happens *atomic.Pointer[func()], err error) {
+	if err != nil {
+		return
+	}
+	if do := happens.Swap(nil); do != nil {
+		(*do)()
+	}
+}
+
+// TestAnswerFromBeforeARestart: what an agent said before it forgot everything counts no more, and is made again.
+func TestAnswerFromBeforeARestart(t *testing.T) {
+	a := opitest.Start(t)
+	late := lateAnswers{network: new(atomic.Pointer[func()]), port: new(atomic.Pointer[func()])}
+	config := a.Config()
+	config.Dialect = func(conn grpc.ClientConnInterface) opi.Agent {
+		return lateAnswers{evpngw.Dialect(conn), late.network, late.port}
+	}
+	s, r := open(t, config, time.Minute)
+	r.becomes(t, s, "answering", answers)
+	restart := func() {
+		a.Kill()
+		r.becomes(t, s, "down", func(h opi.Health) bool { return !h.Connected })
+		if err := a.Run(); err != nil {
+			t.Error(err)
+		}
+		r.becomes(t, s, "answering again", answers)
+	}
+
+	late.network.Store(&restart)
+	ok(t, s.EnsureNetwork(t.Context(), blue))
+	if got := a.Networks(); len(got) != 1 {
+		t.Errorf("the agent has the networks %q, want the one that was ensured", got)
+	}
+	late.port.Store(&restart)
+	ok(t, s.EnsurePort(t.Context(), port1, blue))
+	if got := a.Ports(); len(got) != 1 {
+		t.Errorf("the agent has the ports %q, want the one that was ensured", got)
+	}
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path"
+	"strings"
 	"syscall"
 	"time"
 
@@ -89,18 +91,33 @@ func (r *reloading) ClientHandshake(
 
 func (r *reloading) Clone() credentials.TransportCredentials { return r }
 
-// bounded limits calls to [maxInFlight] at once, and each to [rpcTimeout] once it runs.
-func bounded() grpc.UnaryClientInterceptor {
-	slots := semaphore.NewWeighted(maxInFlight)
+// limited limits the calls that change something, and those that do not, to [maxInFlight] at once each: an agent that takes long
+// for the former is still asked how it is. A call that changes nothing is bounded by [rpcTimeout] once it runs.
+func limited() grpc.UnaryClientInterceptor {
+	changing, looking := semaphore.NewWeighted(maxInFlight), semaphore.NewWeighted(maxInFlight)
 	return func(
 		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 	) error {
+		slots := looking
+		if isChange(method) {
+			slots = changing
+		}
 		if err := slots.Acquire(ctx, 1); err != nil {
 			return status.FromContextError(err).Err()
 		}
 		defer slots.Release(1)
-		ctx, cancel := context.WithTimeout(ctx, rpcTimeout)
-		defer cancel()
+		if slots == looking {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, rpcTimeout)
+			defer cancel()
+		}
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
+}
+
+// isChange says whether a method of gRPC, "/package.Service/CreateBridgePort", changes something. All of OPI are named alike
+// (https://google.aip.dev/130).
+func isChange(method string) bool {
+	name := path.Base(method)
+	return strings.HasPrefix(name, "Create") || strings.HasPrefix(name, "Update") || strings.HasPrefix(name, "Delete")
 }

@@ -13,7 +13,6 @@ import (
 
 	inventory "github.com/opiproject/opi-api/inventory/v1/gen/go"
 	evpn "github.com/opiproject/opi-api/network/evpn-gw/v1alpha1/gen/go"
-	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -21,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	opibridge "github.com/opiproject/xpu-device-plugin/api/opibridge/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/keylock"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
@@ -111,7 +111,7 @@ func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 		health: healthpb.NewHealthClient(conn), inventory: inventory.NewInventoryServiceClient(conn),
 		options: opibridge.NewOptionsServiceClient(conn), vrfs: evpn.NewVrfServiceClient(conn),
 		networkNames: newNames(networkPrefix), portNames: newNames(portPrefix),
-		tellsAll: new(atomic.Bool), making: semaphore.NewWeighted(1),
+		tellsAll: new(atomic.Bool), making: new(keylock.Locks[string]),
 	}
 }
 
@@ -124,8 +124,8 @@ type agent struct {
 	vrfs                    evpn.VrfServiceClient
 	networkNames, portNames *names
 
-	tellsAll *atomic.Bool        // GetBridgePort was seen to tell all of a port since the connection came up
-	making   *semaphore.Weighted // held by who looks whether a port may be made, and makes it
+	tellsAll *atomic.Bool           // GetBridgePort was seen to tell all of a port since the connection came up
+	making   *keylock.Locks[string] // by MAC address; held by who looks whether a port may have it, and makes the port
 }
 
 // Alive asks for a port that never exists, which every agent answers. The reference agent does not serve grpc.health.v1,
@@ -281,10 +281,11 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 		}
 	}
 	if !a.tellsAll.Load() {
-		if err := a.making.Acquire(ctx, 1); err != nil {
-			return status.FromContextError(err).Err()
+		unlock, err := a.making.Lock(ctx, p.MAC.String())
+		if err != nil {
+			return status.FromContextError(ctx.Err()).Err()
 		}
-		defer a.making.Release(1)
+		defer unlock()
 		if err := a.checkMAC(ctx, p); err != nil {
 			return err
 		}

@@ -41,6 +41,8 @@ type Behaviour struct {
 	Held       bool          // nothing comes UP until this is false again
 	DeleteTail time.Duration // from Delete to gone
 	Latency    time.Duration // of each RPC
+	// Slow is how long an RPC takes, by name. The agent carries it out even if the client has given it up.
+	Slow map[string]time.Duration
 	// StuckDelete keeps what is deleted from now on as TO_BE_DELETED with an error, for ever: the reference agent with
 	// a representor of a real VF.
 	StuckDelete bool
@@ -88,6 +90,8 @@ type Agent struct {
 	behaviour Behaviour
 	faults    map[string][]fault
 	calls     map[string]int
+	changing  map[string]int // calls that change an object and run, by its id
+	overlaps  int
 
 	networks, ports         table
 	networksEver, portsEver bool           // there was one since the agent started
@@ -113,7 +117,7 @@ func Start(t testing.TB) *Agent {
 
 // New runs an agent until [Agent.Stop] or [Agent.Kill].
 func New() (*Agent, error) {
-	a := &Agent{address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{}}
+	a := &Agent{address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{}, changing: map[string]int{}}
 	a.forget()
 	return a, a.Run()
 }
@@ -154,6 +158,32 @@ func (a *Agent) Calls(rpc string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.calls[rpc]
+}
+
+// Overlaps is how often the agent was asked to change an object while another call to change it ran.
+func (a *Agent) Overlaps() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.overlaps
+}
+
+// changes notes a call that changes an object until the returned function is called. It needs the lock, as that does.
+func (a *Agent) changes(req any) (end func()) {
+	id := ""
+	switch req := req.(type) {
+	case *evpn.CreateBridgePortRequest:
+		id = req.GetBridgePortId()
+	case *evpn.UpdateBridgePortRequest:
+		id = path.Base(req.GetBridgePort().GetName())
+	case *evpn.DeleteBridgePortRequest:
+		id = path.Base(req.GetName())
+	default:
+		return func() {}
+	}
+	if a.changing[id]++; a.changing[id] > 1 {
+		a.overlaps++
+	}
+	return func() { a.changing[id]-- }
 }
 
 // RunTLS is Run with TLS. For mTLS the configuration asks for client certificates.
@@ -281,7 +311,13 @@ func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	rpc := path.Base(info.FullMethod)
 	a.mu.Lock()
 	a.calls[rpc]++
-	latency, hung := a.behaviour.Latency, a.behaviour.Hung
+	latency, hung, slow := a.behaviour.Latency, a.behaviour.Hung, a.behaviour.Slow[rpc]
+	end := a.changes(req)
+	defer func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		end()
+	}()
 	unimplemented := slices.Contains(a.behaviour.Unimplemented, rpc)
 	var f fault
 	if next := a.faults[rpc]; len(next) > 0 {
@@ -301,6 +337,7 @@ func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	case f.err != nil && !f.commit:
 		return nil, f.err
 	}
+	time.Sleep(slow)
 	a.mu.Lock()
 	a.settle()
 	reply, err := handle(ctx, req)
