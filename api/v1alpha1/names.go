@@ -14,6 +14,9 @@ const (
 	// ConditionCard says of an XPU whose OPI agent tells which PFs it serves whether its node has them.
 	ConditionCard = "Card"
 
+	// ConditionFunctions is on an XPU of which some Functions are given up (spec.abandonedFunctions): False (Abandoned).
+	ConditionFunctions = "Functions"
+
 	// ConditionConnected says of an XPUTenant whether its cluster answers the broker.
 	ConditionConnected = "Connected"
 
@@ -172,5 +175,9 @@ func ReadyOf(conditions []metav1.Condition) metav1.Condition {
 
 // Refused says whether a Ready condition with this reason refuses the Port itself. Other reasons concern all Ports of the xPU.
 func Refused(reason string) bool {
-	return reason == ReasonConflict || reason == ReasonFailed || reason == ReasonUnknown
+	switch reason {
+	case ReasonConflict, ReasonFailed, ReasonUnknown, ReasonAbandoned:
+		return true
+	}
+	return false
 }

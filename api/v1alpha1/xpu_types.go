@@ -84,6 +84,17 @@ type XPUSpec struct {
 	// card is gone.
 	// +optional
 	Abandon bool `json:"abandon,omitempty"`
+
+	// AbandonedFunctions gives single Functions up, whose ports the OPI agent cannot delete, such as when it has lost a
+	// representor: "0000:3b:02.1", or "0000:3b:00.0/sf88" for an SF. Their XPUPorts go although the agent does not say that the
+	// port is gone. The Functions stay tainted, and get no Port, until they are taken from the list, which says that their
+	// ports are gone.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=32
+	// +kubebuilder:validation:items:Pattern=`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](/sf[0-9]{1,10})?$`
+	AbandonedFunctions []string `json:"abandonedFunctions,omitempty"`
 }
 
 // MaxForeignExamples bounds XPUForeign.Examples.

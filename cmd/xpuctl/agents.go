@@ -195,7 +195,7 @@ type releaseOptions struct {
 func releaseCommand() *cobra.Command {
 	o := &releaseOptions{cluster: clusterFlags()}
 	c := &cobra.Command{
-		Use:   "release NODE FUNCTION [--as-it-is | --hook=NAME] | release xpu/NAME",
+		Use:   "release NODE FUNCTION [--as-it-is | --hook=NAME] | release xpu/NAME [FUNCTION [--port-gone]]",
 		Short: "Free Functions that are quarantined, or whose post-delete hook or card is dead",
 		Long: `Frees what does not get free by itself, when the administrator knows more than the programs.
 
@@ -209,7 +209,10 @@ xPU still serves the Port, the next pod shares it. The agent is asked by a progr
 
 With xpu/NAME, spec.abandon of the XPU is set: its XPUPorts go without its OPI agent being asked, and pods that end do not wait
 for it. The Functions stay tainted until the agent is back and has let go of the ports; or until the XPU is deleted, which
-says that the card is gone.`,
+says that the card is gone.
+
+With xpu/NAME and a Function, the Function is added to spec.abandonedFunctions of the XPU: its XPUPort goes although the OPI agent
+cannot delete the port, and no pod gets the Function. With --port-gone it is taken from there, and pods get it again.`,
 		Example: `  # Which Functions wait, and for what?
   xpuctl dead-letters
 
@@ -223,7 +226,13 @@ says that the card is gone.`,
   xpuctl release node1 0000:3b:02.1 --hook=10-notify
 
   # The card of an xPU does not answer, and will not:
-  xpuctl release xpu/dpu-7`,
+  xpuctl release xpu/dpu-7
+
+  # Its OPI agent cannot delete the port of a VF, and never will:
+  xpuctl release xpu/dpu-7 0000:3b:02.1
+
+  # It was restarted, and has no port of the VF any more:
+  xpuctl release xpu/dpu-7 0000:3b:02.1 --port-gone`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: o.run,
 	}
@@ -240,7 +249,11 @@ says that the card is gone.`,
 func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	xpu, isXPU := strings.CutPrefix(args[0], "xpu/")
 	switch {
-	case isXPU && len(args) == 1:
+	case isXPU && len(args) == 2:
+		return o.abandonFunction(c, xpu, args[1])
+	case isXPU && (o.portGone || o.asItIs || o.hook != ""):
+		return errors.New("--port-gone, --hook and --as-it-is: are for one Function; name it after xpu/" + xpu)
+	case isXPU:
 		return o.abandon(c, xpu)
 	case len(args) < 2:
 		return fmt.Errorf("%q: must be xpu/NAME, or a node, with a Function after it", args[0])
@@ -261,6 +274,43 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 		return err
 	}
 	return terminal.Line(c.OutOrStdout(), "node %s: %s", args[0], outcome)
+}
+
+// abandonFunction gives a Function of an xPU up, or with --port-gone takes that back.
+func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) error {
+	id, err := functionID(text)
+	if err != nil {
+		return err
+	}
+	if o.hook != "" || o.asItIs {
+		return errors.New("--hook and --as-it-is: are for a node's Function, not for that of an XPU")
+	}
+	api, err := newClient(o.cluster)
+	if err != nil {
+		return err
+	}
+	var xpu v1alpha1.XPU
+	if err := api.Get(c.Context(), types.NamespacedName{Name: name}, &xpu); err != nil {
+		return err
+	}
+
+	before := xpu.DeepCopy()
+	given := slices.DeleteFunc(slices.Clone(xpu.Spec.AbandonedFunctions), func(f string) bool { return f == id })
+	outcome := "XPU %s: Function %s is not given up any more; pods get it again"
+	if !o.portGone {
+		given, outcome = append(given, id), "XPU %s: Function %s is given up; no pod gets it until you say --port-gone"
+	}
+	xpu.Spec.AbandonedFunctions = given
+	if err := api.Patch(c.Context(), &xpu, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+		return err
+	}
+	return terminal.Line(c.OutOrStdout(), outcome, name, id)
+}
+
+// functionID is how an XPU's spec names a Function.
+func functionID(text string) (string, error) {
+	id, err := function.ParseID(text)
+	return id.String(), err
 }
 
 // abandon gives an xPU up.

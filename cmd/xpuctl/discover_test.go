@@ -57,6 +57,9 @@ func TestBadInput(t *testing.T) {
 		"release node1 0000:3b:01.0 --port-gone":            "--port-gone: needs --hook=port",
 		"release node1 0000:3b:01.0 --as-it-is --hook=port": "none of the others can be",
 		"release node1 3b:01.0 --hook=port":                 "3b:01.0",
+		"release xpu/card --port-gone":                      "name it after xpu/card",
+		"release xpu/card 3b:01.0":                          "3b:01.0",
+		"release xpu/card 0000:3b:01.0 --hook=port":         "--hook and --as-it-is: are for a node's Function",
 		"bundle --log-lines 0":                              "--log-lines 0: must be 1 or more",
 		"dead-letters --kubeconfig /nowhere":                "/nowhere",
 	} {

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -179,6 +180,32 @@ func TestForeignXPU(t *testing.T) {
 			}
 			return nil
 		})
+	})
+}
+
+// TestAbandonedFunctions: the nodes of a tenant learn which Functions the infra cluster's administrator has given up.
+func TestAbandonedFunctions(t *testing.T) {
+	w := newWorld(t)
+	w.scene(w.a, nil)
+	given := []string{vf(3).String()}
+	w.infra.eventually("give a Function up", func() error {
+		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}
+		if err := w.infra.get(xpu); err != nil {
+			return err
+		}
+		xpu.Spec.AbandonedFunctions = given
+		return w.infra.Update(t.Context(), xpu)
+	})
+	w.a.eventually("the tenant's nodes learn it", func() error {
+		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}
+		if err := w.a.get(xpu); err != nil {
+			return err
+		}
+		condition := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionFunctions)
+		if !slices.Equal(xpu.Spec.AbandonedFunctions, given) || condition == nil {
+			return fmt.Errorf("it has %q and the conditions %+v", xpu.Spec.AbandonedFunctions, xpu.Status.Conditions)
+		}
+		return nil
 	})
 }
 

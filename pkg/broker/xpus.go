@@ -126,7 +126,9 @@ func (r *xpus) nodeOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (string, 
 func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node string) error {
 	want := &v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: xpu.Name, Labels: map[string]string{v1alpha1.LabelTenant: s.Name}},
-		Spec:       v1alpha1.XPUSpec{NodeName: node, PFs: xpu.Spec.PFs, Dialect: xpu.Spec.Dialect},
+		Spec: v1alpha1.XPUSpec{
+			NodeName: node, PFs: xpu.Spec.PFs, Dialect: xpu.Spec.Dialect, AbandonedFunctions: xpu.Spec.AbandonedFunctions,
+		},
 	}
 	if !equality.Semantic.DeepEqual(want.Spec, told.Spec) || told.Labels[v1alpha1.LabelTenant] != s.Name {
 		if err := apply(ctx, s.client, want, "status"); err != nil {
@@ -134,7 +136,7 @@ func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node 
 		}
 	}
 	status := v1alpha1.XPUStatus{NodeName: node, Serial: xpu.Status.Serial, PFs: xpu.Status.PFs}
-	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionCard} {
+	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionCard, v1alpha1.ConditionFunctions} {
 		if condition := meta.FindStatusCondition(xpu.Status.Conditions, kind); condition != nil {
 			copied := *condition
 			copied.Message = localText(s.Name, strings.ReplaceAll(copied.Message, xpu.Spec.Endpoint, "its endpoint"))

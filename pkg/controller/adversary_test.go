@@ -14,12 +14,14 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
+	"github.com/opiproject/xpu-device-plugin/pkg/function"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
@@ -293,6 +295,82 @@ func TestXPUAbandoned(t *testing.T) {
 			return err
 		}
 		return hasReason(c.xpuNamed("next").Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonConnected, "")
+	})
+}
+
+// TestFunctionAbandoned: a Port that the agent cannot delete goes when the administrator gives its Function up. No pod gets the
+// Function until the administrator frees it. Other Functions, and Ports that are up, are not concerned.
+func TestFunctionAbandoned(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	c.network("blue", 100)
+	xpu := c.xpu("card", agent)
+	o := c.blue("a", 0)
+	port, other := c.up(o, vf(0)), c.up(c.blue("b", 1), vf(1))
+	agent.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
+	c.delete(o)
+	c.portReason(port, v1alpha1.ReasonReleasing, "spec.abandonedFunctions")
+
+	c.abandonFunctions(xpu, vf(0), vf(1))
+	c.gone(port)
+	c.told("XPUPort", port.Name, v1alpha1.ReasonAbandoned)
+	c.functions(xpu, vf(0).String())
+	next := c.blue("c", 0)
+	c.portReason(c.port(next, vf(0)), v1alpha1.ReasonAbandoned, "spec.abandonedFunctions")
+	c.claimReason(next, v1alpha1.ConditionProvisioned, v1alpha1.ReasonAbandoned, vf(0).String())
+	c.stays(agent, "vf-0000-3b-02-0", "vf-0000-3b-02-1")
+	c.portReason(other, v1alpha1.ReasonUp, "")
+
+	agent.Set(func(b *opitest.Behaviour) { b.StuckDelete = false })
+	agent.Lose("vf-0000-3b-02-0")
+	c.abandonFunctions(xpu)
+	c.up(next, vf(0))
+	c.functions(xpu, "")
+}
+
+// TestAbandonedThatCanBeDeleted: an agent that can let a port go after all is believed, and nothing is given up.
+func TestAbandonedThatCanBeDeleted(t *testing.T) {
+	c := newCluster(t, impatient)
+	agent := opitest.Start(t)
+	c.network("blue", 100)
+	xpu := c.xpu("card", agent)
+	o := c.blue("a", 0)
+	port := c.up(o, vf(0))
+	c.abandonFunctions(xpu, vf(0))
+	c.functions(xpu, vf(0).String())
+	c.delete(o)
+	c.gone(port)
+	c.has(agent)
+}
+
+// abandonFunctions has the XPU give up exactly these Functions.
+func (c *cluster) abandonFunctions(xpu *v1alpha1.XPU, functions ...function.ID) {
+	c.Helper()
+	before := xpu.DeepCopy()
+	xpu.Spec.AbandonedFunctions = nil
+	for _, f := range functions {
+		xpu.Spec.AbandonedFunctions = append(xpu.Spec.AbandonedFunctions, f.String())
+	}
+	if err := c.Patch(context.Background(), xpu, client.MergeFrom(before)); err != nil {
+		c.Fatal(err)
+	}
+}
+
+// functions waits until the XPU's condition Functions names this one; "" until there is none.
+func (c *cluster) functions(xpu *v1alpha1.XPU, names string) {
+	c.Helper()
+	c.eventually("the condition Functions", func() error {
+		if err := c.get(xpu); err != nil {
+			return err
+		}
+		condition := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionFunctions)
+		switch {
+		case condition == nil && names == "":
+			return nil
+		case condition == nil || names == "":
+			return fmt.Errorf("it is %+v, want %q in it", condition, names)
+		}
+		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionFunctions, v1alpha1.ReasonAbandoned, names)
 	})
 }
 

@@ -241,6 +241,9 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if err := r.checkNumber(ctx, port); err != nil {
 		return err
 	}
+	if isGivenUp(port, xpu) && port.Status.BridgePort == "" {
+		return keptFromPods(port, xpu)
+	}
 	addresses := port.Spec.Addresses
 	if r.admission != nil {
 		if addresses, err = r.admission.admit(ctx, port, network); err != nil {
@@ -434,6 +437,10 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return nil // the XPU never had it; what it has by this id is its own node's
 	}
 	agent, p := r.agent(port.Spec.XPU)
+	if p != nil && p.reason != "" && isGivenUp(port, xpu) {
+		r.giveUp(port, p.message)
+		return nil
+	}
 	if p != nil && p.reason != "" {
 		p.reason = v1alpha1.ReasonReleasing
 		p.message += "; the Function is free again once it says that the Port is gone"
@@ -451,10 +458,15 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := r.deletePort(bounded, agent, port, xpu, id); err != nil {
-		return r.notReleased(port, err)
+	err = r.deletePort(bounded, agent, port, xpu, id)
+	switch {
+	case err == nil:
+		return nil
+	case isGivenUp(port, xpu):
+		r.giveUp(port, oneLine(err))
+		return nil
 	}
-	return nil
+	return r.notReleased(port, err)
 }
 
 // notReleased says why a Port that is being deleted stays.
@@ -464,6 +476,8 @@ func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) *problem {
 		p = problemf(v1alpha1.ReasonUnknown, "XPU %s may still have the Port, so the Function is kept from other pods: %s; look at what "+
 			"the OPI agent has there, and delete the port of this id", port.Spec.XPU, oneLine(err))
 	}
+	p.message += fmt.Sprintf("; if it never can, give the Function up: add %s to spec.abandonedFunctions of the XPU",
+		claim.FunctionOf(port.Spec.Function))
 	p.retry = r.retries.When(requestFor(port))
 	return p
 }

@@ -82,8 +82,9 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 		}
 		reason, message = v1alpha1.ReasonInUse, uses
 	}
-	if reason == "" {
-		return ctrl.Result{}, nil // not known yet: another event comes
+	tellOfFunctions(&xpu)
+	if reason == "" { // not known yet: another event comes
+		return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 	}
 	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
 	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)

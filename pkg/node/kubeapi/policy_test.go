@@ -151,6 +151,34 @@ func TestPortsAreTheControllers(t *testing.T) {
 	}
 }
 
+// TestAdministratorsGiveUp: neither an agent nor the administrator of a namespace can say that a Function is given up.
+func TestAdministratorsGiveUp(t *testing.T) {
+	cluster.Need(t)
+	created(t, xpu("policy-card", "policy-a"), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "policy-namespace-admin"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "namespace-admin"}},
+	})
+	config := cluster.Admin()
+	config.Impersonate = rest.ImpersonationConfig{UserName: "namespace-admin", Groups: []string{"system:authenticated"}}
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"abandonedFunctions":["0000:3b:02.1"]}}`))
+	for who, c := range map[string]client.Client{
+		"the administrator of a namespace": newClient(t, config), "the node's agent": newClient(t, cluster.Agent("policy-a")),
+	} {
+		card := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}}
+		if err := c.Patch(t.Context(), card, patch); !apierrors.IsForbidden(err) {
+			t.Errorf("%s gives a Function up: error %v, want it to be forbidden", who, err)
+		}
+	}
+	admin := newClient(t, cluster.Admin())
+	must.Succeed(t, admin.Patch(t.Context(), &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}}, patch))
+	wrong := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"abandonedFunctions":["all"]}}`))
+	err := admin.Patch(t.Context(), &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}}, wrong)
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.abandonedFunctions[0]") {
+		t.Errorf("error %v, want one that names the field", err)
+	}
+}
+
 func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 	cluster.Need(t)
 	own, other := newClient(t, cluster.Agent("policy-a")), newClient(t, cluster.Agent("policy-b"))

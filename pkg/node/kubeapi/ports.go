@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -175,7 +176,7 @@ func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) 
 }
 
 // XPUAway says why xpu-controller cannot reach the OPI agent of the Function's xPU. It is "" if it can, if the Function has
-// no xPU, and as long as nothing is known.
+// no xPU, and as long as nothing is known. It also says so of a Function that an administrator has given up.
 func (a *API) XPUAway(f function.Function) string {
 	select {
 	case <-a.synced:
@@ -185,6 +186,10 @@ func (a *API) XPUAway(f function.Function) string {
 	xpu, err := a.XPUOf(context.Background(), f.PF)
 	if err != nil || xpu == nil {
 		return ""
+	}
+	if slices.Contains(xpu.Spec.AbandonedFunctions, f.ID.String()) {
+		return fmt.Sprintf("XPU %s: %s: the Function is given up, because the xPU may still serve a port of its last pod; once that is "+
+			"gone, take the Function from spec.abandonedFunctions", xpu.Name, v1alpha1.ReasonAbandoned)
 	}
 	ready := v1alpha1.ReadyOf(xpu.Status.Conditions)
 	if ready.Status != metav1.ConditionFalse {

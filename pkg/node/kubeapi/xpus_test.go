@@ -1,6 +1,7 @@
 package kubeapi_test
 
 import (
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -54,6 +55,14 @@ func TestXPUAway(t *testing.T) {
 			t.Fatal(err)
 		}
 		must.Eventually(t, step.reason+" is known and told", func() bool { return api.XPUAway(f) == step.want && told.ports.Load() > before })
+	}
+	card.Spec.AbandonedFunctions = []string{f.ID.String()}
+	must.Succeed(t, newClient(t, cluster.Admin()).Update(t.Context(), card))
+	must.Eventually(t, "the Function is known to be given up", func() bool {
+		return strings.Contains(api.XPUAway(f), "XPU away-card: Abandoned: the Function is given up")
+	})
+	if message := api.XPUAway(function.Function{ID: functionOf(3), PF: f.PF}); message != "" {
+		t.Errorf("XPUAway = %q of another Function", message)
 	}
 	if chosen, err := api.XPUOf(t.Context(), pci.Address("0000:5e:00.0")); err != nil || chosen != nil {
 		t.Errorf("XPUOf a PF without one = %+v, %v", chosen, err)
