@@ -69,7 +69,8 @@ const (
 	// might reach the next one. The device is tried again now and then, and "xpuctl release" frees it (effect NoSchedule).
 	TaintQuarantined = GroupName + "/quarantined"
 
-	// TaintXPUAway is on devices whose xPU's OPI agent cannot be reached (effect NoSchedule).
+	// TaintXPUAway is on devices whose xPU's OPI agent cannot be reached, and on those that are given up because it cannot delete
+	// their ports (effect NoSchedule).
 	TaintXPUAway = GroupName + "/xpu-away"
 
 	// TaintInUse is on a device that a pod still has by another way of publishing: the device plugin before its pool
