@@ -12,20 +12,26 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// isGivenUp says whether an administrator has given the Port's Function up, which only the XPU's spec can say: no tenant may write it.
+// isGivenUp says whether an administrator has given the Port's Function up, which only the XPU's
+// spec can say: no tenant may write it.
 func isGivenUp(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
-	return xpu != nil && slices.Contains(xpu.Spec.AbandonedFunctions, claim.FunctionOf(port.Spec.Function).String())
+	f := claim.FunctionOf(port.Spec.Function)
+	return xpu != nil && slices.Contains(xpu.Spec.AbandonedFunctions, f.String())
 }
 
 // keptFromPods is why a Port of a Function that is given up is not made.
 func keptFromPods(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) *problem {
-	return problemf(v1alpha1.ReasonAbandoned, "Function %s of XPU %s is given up, because the xPU may still serve a port of it; once "+
-		"that port is gone, take the Function from spec.abandonedFunctions", claim.FunctionOf(port.Spec.Function), xpu.Name)
+	const format = "Function %s of XPU %s is given up, because the xPU may still serve a port of " +
+		"it; once that port is gone, take the Function from spec.abandonedFunctions"
+	f := claim.FunctionOf(port.Spec.Function)
+	return problemf(v1alpha1.ReasonAbandoned, format, f, xpu.Name)
 }
 
-// giveUp lets a Port go of which the agent does not say that it is gone. why is what it says instead.
+// giveUp lets a Port go of which the agent does not say that it is gone. why is what it says
+// instead.
 func (r *ports) giveUp(port *v1alpha1.XPUPort, why string) {
-	const note = "Function %s is given up (spec.abandonedFunctions of XPU %s), so the Port goes although its port may be there: %s"
+	const note = "Function %s is given up (spec.abandonedFunctions of XPU %s), so the Port goes " +
+		"although its port may be there: %s"
 	r.events.Eventf(port, nil, corev1.EventTypeWarning, v1alpha1.ReasonAbandoned, "Release",
 		note, claim.FunctionOf(port.Spec.Function), port.Spec.XPU, why)
 }
@@ -44,8 +50,8 @@ func tellOfFunctions(xpu *v1alpha1.XPU) {
 	if len(given) > maxNamed {
 		names += fmt.Sprintf(" and %d more", len(given)-maxNamed)
 	}
-	message := fmt.Sprintf("%s: given up, and kept from pods; once the OPI agent has no ports of them any more, take them from "+
-		"spec.abandonedFunctions", names)
+	message := names + ": given up, and kept from pods; once the OPI agent has no ports of them any " +
+		"more, take them from spec.abandonedFunctions"
 	meta.SetStatusCondition(&xpu.Status.Conditions,
 		newCondition(v1alpha1.ConditionFunctions, xpu.Generation, v1alpha1.ReasonAbandoned, message))
 }

@@ -13,8 +13,9 @@ import (
 const (
 	// changeTimeout bounds a call that changes something. Agents were seen to take 40 s for a port.
 	changeTimeout = 2 * time.Minute
-	// doubtTime is for how long an agent may still carry out a call whose answer was lost. Agents that answer late do so after
-	// several seconds, and a connection that is lost ends what they have not begun.
+	// doubtTime is for how long an agent may still carry out a call whose answer was lost. Agents
+	// that answer late do so after several seconds, and a connection that is lost ends what they
+	// have not begun.
 	doubtTime = 10 * time.Second
 )
 
@@ -25,8 +26,9 @@ const (
 	deletion = "delete"
 )
 
-// changes are the calls to an agent that change something, of which the outcome is not known yet. An object has one that runs at
-// a time, because an agent may carry out the second one first. The zero value is ready for use, by several goroutines at once.
+// changes are the calls to an agent that change something, of which the outcome is not known yet.
+// An object has one that runs at a time, because an agent may carry out the second one first. The
+// zero value is ready for use, by several goroutines at once.
 type changes struct {
 	mu      sync.Mutex
 	running map[object]*change
@@ -101,7 +103,8 @@ func (c *changes) doubt(o object, verb string) string {
 		delete(c.lost, o)
 		return ""
 	}
-	const format = "the agent may still %s %s: its answer was lost %s ago, and is believed to have come to nothing after %s"
+	const format = "the agent may still %s %s: its answer was lost %s ago, and is believed to have " +
+		"come to nothing after %s"
 	return fmt.Sprintf(format, verb, o.noun, age.Round(time.Second), doubtTime)
 }
 
@@ -114,9 +117,11 @@ func answerLost(err error) bool {
 	return false
 }
 
-// change makes a call that changes an object. If ctx ends first, the call goes on as the agent does, and [Client.answered] waits
-// for it.
-func (c *Client) change(ctx context.Context, o object, verb string, call func(context.Context) error) error {
+// change makes a call that changes an object. If ctx ends first, the call goes on as the agent
+// does, and [Client.answered] waits for it.
+func (c *Client) change(
+	ctx context.Context, o object, verb string, call func(context.Context) error,
+) error {
 	for {
 		if ctx.Err() != nil {
 			return status.FromContextError(ctx.Err()).Err()
@@ -140,8 +145,8 @@ func bounded(ctx context.Context, call func(context.Context) error) error {
 	defer cancel()
 	err := call(ctx)
 	if err != nil && ctx.Err() != nil {
-		detail := fmt.Sprintf("the agent has not answered within %s; it may still be at it", changeTimeout)
-		return &Error{Kind: ErrTimeout, Detail: detail, Err: err}
+		const format = "the agent has not answered within %s; it may still be at it"
+		return &Error{Kind: ErrTimeout, Detail: fmt.Sprintf(format, changeTimeout), Err: err}
 	}
 	return err
 }
@@ -156,12 +161,14 @@ func (c *change) wait(ctx context.Context) bool {
 	}
 }
 
-// answered waits until no call runs that changes the object. If ctx ends first, said is what is waited for.
+// answered waits until no call runs that changes the object. If ctx ends first, said is what is
+// waited for.
 func (c *Client) answered(ctx context.Context, op string, o object) (said string, err error) {
 	for running := c.changes.of(o); running != nil; running = c.changes.of(o) {
 		if !running.wait(ctx) {
 			const format = "the agent has not answered %s %s for %s"
-			said = fmt.Sprintf(format, running.verb, o.noun, time.Since(running.since).Round(time.Millisecond))
+			age := time.Since(running.since).Round(time.Millisecond)
+			said = fmt.Sprintf(format, running.verb, o.noun, age)
 			return said, timeout(ctx, op, o.id, said)
 		}
 	}

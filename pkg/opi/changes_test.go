@@ -76,7 +76,8 @@ func TestSlowNetwork(t *testing.T) {
 	}
 }
 
-// TestLostCreate: the agent may still be at a call whose answer was lost. What is not there yet may come.
+// TestLostCreate: the agent may still be at a call whose answer was lost. What is not there yet
+// may come.
 func TestLostCreate(t *testing.T) {
 	a, c := start(t)
 	a.FailNext("CreateBridgePort", 1, codes.Unavailable, "connection lost")
@@ -103,7 +104,8 @@ func TestLostDelete(t *testing.T) {
 	ok(t, c.EnsurePort(t.Context(), port1))
 }
 
-// TestSlowAgentAnswers: calls that take long do not keep the agent from being asked whether it is alive.
+// TestSlowAgentAnswers: calls that take long do not keep the agent from being asked whether it is
+// alive.
 func TestSlowAgentAnswers(t *testing.T) {
 	a, c := start(t)
 	slow(a, "CreateBridgePort", time.Second)

@@ -12,7 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// startV02 gives an agent that is opi-evpn-bridge v0.2.0, with the network net-blue and port1, and a client of it.
+// startV02 gives an agent that is opi-evpn-bridge v0.2.0, with the network net-blue and port1, and
+// a client of it.
 func startV02(t *testing.T) (*opitest.Agent, *opi.Client) {
 	t.Helper()
 	a := opitest.Start(t)
@@ -38,7 +39,8 @@ func changes(a *opitest.Agent) int {
 	return a.Calls("CreateBridgePort") + a.Calls("UpdateBridgePort") + a.Calls("DeleteBridgePort")
 }
 
-// TestUnknownIsNotGone: a port of which nobody tells whose it is is neither gone, nor somebody else's, nor right.
+// TestUnknownIsNotGone: a port of which nobody tells whose it is is neither gone, nor somebody
+// else's, nor right.
 func TestUnknownIsNotGone(t *testing.T) {
 	tests := map[string]func(a *opitest.Agent){
 		"not listed after a restart": func(a *opitest.Agent) {
@@ -81,7 +83,8 @@ func answer(t *testing.T, c *opi.Client) {
 	}
 }
 
-// TestListsThatAreNotEmpty: an agent's NotFound is "no objects" only as long as there was never one.
+// TestListsThatAreNotEmpty: an agent's NotFound is "no objects" only as long as there was never
+// one.
 func TestListsThatAreNotEmpty(t *testing.T) {
 	a, c := start(t)
 	for i := range 300 {
@@ -102,7 +105,8 @@ func TestListsThatAreNotEmpty(t *testing.T) {
 	})
 }
 
-// TestPortWithoutNetdev: v0.2.0 says NotFound of a port that it has, if the port's netdev is missing.
+// TestPortWithoutNetdev: v0.2.0 says NotFound of a port that it has, if the port's netdev is
+// missing.
 func TestPortWithoutNetdev(t *testing.T) {
 	a, c := startV02(t)
 	a.Set(func(b *opitest.Behaviour) { b.Realise = func(string) error { return errors.New("no representor") } })
@@ -130,7 +134,8 @@ func TestPortWhoseNetworkIsGone(t *testing.T) {
 	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, blue.ID)
 }
 
-// TestVNIOfV02: its process ends if a network with a VNI comes without a VTEP. Later ones take a VTEP for theirs.
+// TestVNIOfV02: its process ends if a network with a VNI comes without a VTEP. Later ones take a
+// VTEP for theirs.
 func TestVNIOfV02(t *testing.T) {
 	vni := uint32(100)
 	for _, v02 := range []bool{true, false} {

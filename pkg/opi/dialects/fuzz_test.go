@@ -30,8 +30,8 @@ var (
 	wantedPort    = opi.Port{ID: portID, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}}
 )
 
-// hostile is the connection to an agent that answers what it likes, call by call, and then no more. It notes what it has told
-// of the port.
+// hostile is the connection to an agent that answers what it likes, call by call, and then no
+// more. It notes what it has told of the port.
 type hostile struct {
 	mu      sync.Mutex
 	answers []byte
@@ -41,7 +41,8 @@ type hostile struct {
 	right   bool // it is up, and as wanted
 }
 
-// answer makes one of the answers of a hostile agent: a code of gRPC, and a message or the text of an error.
+// answer makes one of the answers of a hostile agent: a code of gRPC, and a message or the text of
+// an error.
 func answer(code codes.Code, body []byte) []byte {
 	length := binary.BigEndian.AppendUint16(nil, uint16(len(body)))
 	return slices.Concat([]byte{byte(code)}, length, body)
@@ -142,7 +143,8 @@ func seeds(f *testing.F) {
 	}
 }
 
-// FuzzAgent gives each dialect any answers: what comes of them is bounded, and what is not told is not made up.
+// FuzzAgent gives each dialect any answers: what comes of them is bounded, and what is not told is
+// not made up.
 func FuzzAgent(f *testing.F) {
 	seeds(f)
 	f.Fuzz(func(t *testing.T, answers []byte) {
@@ -204,8 +206,8 @@ func checkNetwork(t *testing.T, n opi.NetworkStatus, told bool) {
 	}
 }
 
-// FuzzClient gives the client any answers: a port is gone only if the agent says that it is missing or somebody else's, and
-// served only if the agent says so.
+// FuzzClient gives the client any answers: a port is gone only if the agent says that it is
+// missing or somebody else's, and served only if the agent says so.
 func FuzzClient(f *testing.F) {
 	seeds(f)
 	f.Fuzz(func(t *testing.T, answers []byte) {

@@ -15,12 +15,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// This file has what opi-evpn-bridge v0.2.0 needs, which OPI's release v0.1.0 has. Its Get of a port
-// tells the MAC address alone, or that there is no such netdev, and its lists lack what was made before
-// it was started. It refuses neither a MAC address that another port of the network has, nor the
-// deletion of a network that has ports.
+// This file has what opi-evpn-bridge v0.2.0 needs, which OPI's release v0.1.0 has. Its Get of a
+// port tells the MAC address alone, or that there is no such netdev, and its lists lack what was
+// made before it was started. It refuses neither a MAC address that another port of the network
+// has, nor the deletion of a network that has ports.
 
-// lookup finds out what an agent has under an id: by its Get, and by its List where Get does not tell.
+// lookup finds out what an agent has under an id: by its Get, and by its List where Get does not
+// tell.
 type lookup[S any] struct {
 	noun   string
 	get    func(ctx context.Context, id string) (S, error)
@@ -30,8 +31,8 @@ type lookup[S any] struct {
 	agree  func(got, listed S) bool // in what Get tells
 }
 
-// find returns an error of kind [opi.ErrUnknown] if the agent has an object, or may have one, of which
-// neither Get nor List tells enough.
+// find returns an error of kind [opi.ErrUnknown] if the agent has an object, or may have one, of
+// which neither Get nor List tells enough.
 func (l lookup[S]) find(ctx context.Context, id string) (none S, err error) {
 	got, missing := l.get(ctx, id)
 	switch {
@@ -85,8 +86,8 @@ func unknown(format string, args ...any) error {
 	return &opi.Error{Kind: opi.ErrUnknown, Detail: fmt.Sprintf(format, args...)}
 }
 
-// untold is the status of an object of which the agent does not tell this. One that is being deleted
-// goes, whatever else it is.
+// untold is the status of an object of which the agent does not tell this. One that is being
+// deleted goes, whatever else it is.
 func untold(s opi.Status, what string) opi.Status {
 	if s.State == opi.StateDeleting {
 		return s
@@ -97,7 +98,8 @@ func untold(s opi.Status, what string) opi.Status {
 // namesObject says whether an error names an object rather than a netdev, or nothing.
 func namesObject(err error) bool { return strings.Contains(status.Convert(err).Message(), "/") }
 
-// lacksNetdev says whether an error is that of an agent that has an object, but does not find its netdev.
+// lacksNetdev says whether an error is that of an agent that has an object, but does not find its
+// netdev.
 func lacksNetdev(err error) bool {
 	const form = "unable to find key "
 	name, isForm := strings.CutPrefix(status.Convert(err).Message(), form)
@@ -113,8 +115,8 @@ func noNetdev(err error) string {
 	return message
 }
 
-// checkMAC returns an [opi.ErrConflict] if another port of the network has the MAC address. An agent
-// without lists is trusted to refuse that itself.
+// checkMAC returns an [opi.ErrConflict] if another port of the network has the MAC address. An
+// agent without lists is trusted to refuse that itself.
 func (a agent) checkMAC(ctx context.Context, p opi.Port) error {
 	all, err := a.Ports(ctx)
 	if status.Code(err) == codes.Unimplemented {
@@ -124,7 +126,8 @@ func (a agent) checkMAC(ctx context.Context, p opi.Port) error {
 		return err
 	}
 	for _, other := range all {
-		shared := slices.ContainsFunc(other.Networks, func(id string) bool { return slices.Contains(p.Networks, id) })
+		isOurs := func(network string) bool { return slices.Contains(p.Networks, network) }
+		shared := slices.ContainsFunc(other.Networks, isOurs)
 		if other.ID != p.ID && shared && bytes.Equal(other.MAC, p.MAC) {
 			detail := fmt.Sprintf("port %s has the MAC address %s in the network already", other.ID, p.MAC)
 			return &opi.Error{Kind: opi.ErrConflict, Detail: detail}
@@ -154,11 +157,13 @@ func (a agent) checkUnused(ctx context.Context, network string) error {
 	return nil
 }
 
-// mainVRF is the end of the name of the VRF that opi-evpn-bridge makes when it starts, but v0.2.0 does not.
+// mainVRF is the end of the name of the VRF that opi-evpn-bridge makes when it starts, but v0.2.0
+// does not.
 const mainVRF = "/GRD"
 
-// vtep is the address of the VXLAN tunnel's end to send with a network that has a VNI: none, so that the
-// agent takes its own, or 0.0.0.0 for v0.2.0, whose process ends without one. There the kernel chooses.
+// vtep is the address of the VXLAN tunnel's end to send with a network that has a VNI: none, so
+// that the agent takes its own, or 0.0.0.0 for v0.2.0, whose process ends without one. There the
+// kernel chooses.
 func (a agent) vtep(ctx context.Context) (*netcommon.IPPrefix, error) {
 	page, err := a.vrfs.ListVrfs(ctx, &evpn.ListVrfsRequest{PageSize: pageSize})
 	switch status.Code(err) {
@@ -168,9 +173,12 @@ func (a agent) vtep(ctx context.Context) (*netcommon.IPPrefix, error) {
 	default:
 		return nil, err
 	}
-	if slices.ContainsFunc(page.GetVrfs(), func(v *evpn.Vrf) bool { return strings.HasSuffix(v.GetName(), mainVRF) }) {
+	isMain := func(v *evpn.Vrf) bool { return strings.HasSuffix(v.GetName(), mainVRF) }
+	if slices.ContainsFunc(page.GetVrfs(), isMain) {
 		return nil, nil
 	}
-	address := &netcommon.IPAddress{Af: netcommon.IpAf_IP_AF_INET, V4OrV6: &netcommon.IPAddress_V4Addr{}}
+	address := &netcommon.IPAddress{
+		Af: netcommon.IpAf_IP_AF_INET, V4OrV6: &netcommon.IPAddress_V4Addr{},
+	}
 	return &netcommon.IPPrefix{Addr: address}, nil
 }

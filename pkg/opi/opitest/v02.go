@@ -11,12 +11,16 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// This file has what opi-evpn-bridge v0.2.0 does otherwise than later ones (see [Behaviour.V02]). It
-// carries a call out before it answers, keeps its objects in redis, and remembers in its process alone
-// which of them its lists have. It looks for no rival, and whether an object is in use.
+// This file has what opi-evpn-bridge v0.2.0 does otherwise than later ones (see [Behaviour.V02]).
+// It carries a call out before it answers, keeps its objects in redis, and remembers in its
+// process alone which of them its lists have. It looks for no rival, and whether an object is in
+// use.
 
-// createV02 is CreateLogicalBridge. The specification was checked, and there is no network of the id.
-func (s networkServer) createV02(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridge, error) {
+// createV02 is CreateLogicalBridge. The specification was checked, and there is no network of the
+// id.
+func (s networkServer) createV02(
+	id string, spec *evpn.LogicalBridgeSpec,
+) (*evpn.LogicalBridge, error) {
 	if spec.Vni != nil && spec.GetVtepIpPrefix() == nil {
 		go s.agent.Kill() // it waits for this call
 		return nil, status.Error(codes.Unavailable, "error reading from server: EOF")
@@ -111,7 +115,9 @@ type vrfServer struct {
 }
 
 // ListVrfs has the VRF that later ones make when they start.
-func (s vrfServer) ListVrfs(context.Context, *evpn.ListVrfsRequest) (*evpn.ListVrfsResponse, error) {
+func (s vrfServer) ListVrfs(
+	context.Context, *evpn.ListVrfsRequest,
+) (*evpn.ListVrfsResponse, error) {
 	if s.agent.behaviour.V02 {
 		return &evpn.ListVrfsResponse{}, nil
 	}
