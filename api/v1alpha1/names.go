@@ -129,10 +129,12 @@ const (
 
 	ReasonAdmitted       = "Admitted"
 	ReasonBrokerAway     = "BrokerAway"     // no broker of an infra cluster asks this cluster
-	ReasonQuotaExceeded  = "QuotaExceeded"  // of the XPUTenant: its maxPorts, or its range of segments
+	ReasonQuotaExceeded  = "QuotaExceeded"  // of the XPUTenant: its maxPorts or maxNodes, or its range of segments
 	ReasonMemberNotFound = "MemberNotFound" // there are no credentials for the tenant's cluster
 	ReasonUnreachable    = "Unreachable"    // the tenant's cluster does not answer
 	ReasonUnauthorized   = "Unauthorized"   // the tenant's cluster refuses the credentials
+	ReasonInvalidAnswer  = "InvalidAnswer"  // the tenant's cluster does not answer as an API server does
+	ReasonLimitExceeded  = "LimitExceeded"  // the tenant has more, or larger objects, than it may have
 	ReasonSynced         = "Synced"         // all that the tenant's cluster had was carried over
 	ReasonSyncing        = "Syncing"        // it is being carried over for the first time
 	ReasonFrozen         = "Frozen"         // all stays as it is until the tenant's cluster answers

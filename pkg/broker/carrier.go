@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -30,6 +31,8 @@ type base struct {
 	infra   client.Client // reads come from the cache
 	live    client.Reader // reads come from the infra cluster's API server
 	wakeups queue.Wakeups[mcreconcile.Request]
+	turns   *queue.Turns[mcreconcile.Request] // by tenant: one that has much to do holds up no other
+	again   workqueue.TypedRateLimiter[mcreconcile.Request]
 }
 
 // site is where a request is worked at.
@@ -58,23 +61,36 @@ func (b *base) site(ctx context.Context, req mcreconcile.Request) (*site, error)
 	return &site{XPUTenant: &tenant, client: member.GetClient(), live: member.GetAPIReader(), member: member}, nil
 }
 
-// at is a reconciler that has look see to a request where its tenant is, within RequestTimeout. It tries again soon after a write
-// conflict, which only means that a cache was old.
-func (b *base) at(look func(context.Context, *site, mcreconcile.Request) (reconcile.Result, error)) reconcile.TypedReconciler[mcreconcile.Request] {
+// look sees to a request where its tenant is.
+type look func(context.Context, *site, mcreconcile.Request) (reconcile.Result, error)
+
+// at is a reconciler that has look see to a request within RequestTimeout, when it is the tenant's
+// turn. After a write conflict, which mostly means that a cache was old, it tries again soon, and
+// later each time: an API server can say so forever.
+func (b *base) at(look look) reconcile.TypedReconciler[mcreconcile.Request] {
 	return reconcile.TypedFunc[mcreconcile.Request](func(ctx context.Context, req mcreconcile.Request) (reconcile.Result, error) {
+		if !b.turns.Take(req.ClusterName.String(), req) {
+			return reconcile.Result{}, nil
+		}
+		defer b.turns.Done(req)
 		s, err := b.site(ctx, req)
 		if err != nil {
+			b.again.Forget(req)
 			return reconcile.Result{}, err
 		}
 		ctx, cancel := context.WithTimeout(ctx, b.RequestTimeout)
 		defer cancel()
 		result, err := look(ctx, s, req)
-		if apierrors.IsConflict(err) {
-			return reconcile.Result{RequeueAfter: firstRetry}, nil
+		if apierrors.IsConflict(err) || err == nil && result == behind {
+			return reconcile.Result{RequeueAfter: b.again.When(req)}, nil
 		}
-		return result, err
+		b.again.Forget(req)
+		return result, brief(err)
 	})
 }
+
+// behind is what look returns where the API server says other than the cache of it, which is behind.
+var behind = reconcile.Result{RequeueAfter: firstRetry}
 
 // tenants are all that there are. They must not be changed.
 func (b *base) tenants(ctx context.Context) ([]v1alpha1.XPUTenant, error) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 
@@ -67,7 +68,7 @@ func (c *crash) note(request *http.Request) (now, already bool) {
 }
 
 func isLease(request *http.Request) bool {
-	return len(request.URL.Path) > 20 && request.URL.Path[:20] == "/apis/coordination.k8"
+	return strings.HasPrefix(request.URL.Path, "/apis/coordination.k8s.io/")
 }
 
 // TestKilledAtEachWrite: whenever a broker dies, the next one ends with the same.

@@ -4,12 +4,19 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"net/url"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	inventory "sigs.k8s.io/cluster-inventory-api/apis/v1alpha1"
+	"sigs.k8s.io/cluster-inventory-api/pkg/access"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/multicluster-runtime/providers/kubeconfig"
 
@@ -59,44 +66,109 @@ func (m *Members) ofProfile(ctx context.Context, key client.ObjectKey) (_ creden
 	if !exists {
 		return credentials{}, fmt.Sprintf("there is no ClusterProfile %s; create it, or name another one", key), nil
 	}
-	content, err := json.Marshal(profile.Status.AccessProviders)
+	content, err := json.Marshal([]any{profile.Status.CredentialProviders, profile.Status.AccessProviders})
 	return credentials{
 		origin: "ClusterProfile " + key.String(), content: content,
 		config: func() (*rest.Config, string, error) {
-			config, err := m.ProfileAccess.BuildConfigFromCP(&profile)
+			config, err := profileConfig(m.ProfileAccess, &profile)
 			return config, "", err
 		},
 	}, "", err
 }
 
-// clientConfig is what a kubeconfig says, with the namespace of its context. It must not have this process run programs or read its files:
-// whoever may write a Secret could do so.
+// profileConfig is what a ClusterProfile says. Programs are those of the broker's command line.
+func profileConfig(programs *access.Config, profile *inventory.ClusterProfile) (*rest.Config, error) {
+	for _, provider := range slices.Concat(profile.Status.CredentialProviders, profile.Status.AccessProviders) {
+		server := provider.Cluster
+		err := checkServer(server.Server, server.ProxyURL, server.CertificateAuthority, server.InsecureSkipTLSVerify)
+		if err != nil {
+			return nil, fmt.Errorf("access provider %q: %w", cutName(provider.Name), err)
+		}
+	}
+	// It adds what a profile says to the arguments that it was given, which all profiles have in common.
+	own := access.New(slices.Clone(programs.Providers))
+	for i := range own.Providers {
+		own.Providers[i].ExecConfig = own.Providers[i].ExecConfig.DeepCopy()
+	}
+	return own.BuildConfigFromCP(profile)
+}
+
+// clientConfig is what a kubeconfig says, with the namespace of its context. It must not have this
+// process run programs or read its files, because whoever may write a Secret could do so; it must
+// not lead to another place than it names; and who is at the other end must be proved.
 func clientConfig(content []byte) (*rest.Config, string, error) {
-	loaded, err := clientcmd.NewClientConfigFromBytes(bytes.Clone(content))
+	raw, err := clientcmd.Load(bytes.Clone(content))
 	if err != nil {
-		return nil, "", err
+		return nil, "", brief(err)
 	}
-	raw, err := loaded.RawConfig()
-	if err != nil {
-		return nil, "", err
-	}
-	for name, user := range raw.AuthInfos {
-		if user.Exec != nil || user.AuthProvider != nil || user.TokenFile != "" || user.ClientCertificate != "" || user.ClientKey != "" {
-			return nil, "", fmt.Errorf("user %q: only token, client-certificate-data and client-key-data may be used", name)
+	for _, name := range slices.Sorted(maps.Keys(raw.AuthInfos)) {
+		if err := checkUser(raw.AuthInfos[name]); err != nil {
+			return nil, "", fmt.Errorf("user %q: %w", cutName(name), err)
 		}
 	}
-	for name, server := range raw.Clusters {
-		if server.CertificateAuthority != "" {
-			return nil, "", fmt.Errorf("cluster %q: use certificate-authority-data in place of certificate-authority", name)
+	for _, name := range slices.Sorted(maps.Keys(raw.Clusters)) {
+		server := raw.Clusters[name]
+		err := checkServer(server.Server, server.ProxyURL, server.CertificateAuthority, server.InsecureSkipTLSVerify)
+		if err != nil {
+			return nil, "", fmt.Errorf("cluster %q: %w", cutName(name), err)
 		}
 	}
-	config, err := loaded.ClientConfig()
+	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	if err != nil {
-		return nil, "", err
+		return nil, "", brief(err)
 	}
-	namespace := ""
-	if at := raw.Contexts[raw.CurrentContext]; at != nil {
-		namespace = at.Namespace
+	at := raw.Contexts[raw.CurrentContext]
+	if at == nil || raw.Clusters[at.Cluster] == nil || raw.AuthInfos[at.AuthInfo] == nil {
+		return nil, "", errors.New("current-context: it must name a context, and that a cluster and a user which are there")
 	}
-	return config, namespace, nil
+	if problems := validation.IsDNS1123Label(at.Namespace); at.Namespace != "" && len(problems) > 0 {
+		return nil, "", fmt.Errorf("context %q: namespace %q is no name of a namespace", cutName(raw.CurrentContext), cutName(at.Namespace))
+	}
+	return config, at.Namespace, nil
+}
+
+// checkUser allows what a kubeconfig itself has: a token or a certificate.
+func checkUser(user *clientcmdapi.AuthInfo) error {
+	const own = "use token, or client-certificate-data with client-key-data"
+	for _, field := range []struct {
+		name    string
+		present bool
+		instead string
+	}{
+		{"exec", user.Exec != nil, own},
+		{"auth-provider", user.AuthProvider != nil, own},
+		{"tokenFile", user.TokenFile != "", "use token: the broker reads no files for a tenant"},
+		{"client-certificate", user.ClientCertificate != "", "use client-certificate-data: the broker reads no files for a tenant"},
+		{"client-key", user.ClientKey != "", "use client-key-data: the broker reads no files for a tenant"},
+		{"username", user.Username != "", own},
+		{"password", user.Password != "", own},
+		{"as", user.Impersonate != "", "leave it out, and use credentials of the ServiceAccount xpu-broker itself"},
+		{"as-uid", user.ImpersonateUID != "", "leave it out"},
+		{"as-groups", len(user.ImpersonateGroups) > 0, "leave it out"},
+		{"as-user-extra", len(user.ImpersonateUserExtra) > 0, "leave it out"},
+	} {
+		if field.present {
+			return fmt.Errorf("%s may not be used; %s", field.name, field.instead)
+		}
+	}
+	return nil
+}
+
+// checkServer allows a server that is reached directly, and proves by TLS which one it is.
+func checkServer(server, proxy, authority string, insecure bool) error {
+	at, err := url.Parse(server)
+	switch {
+	case proxy != "":
+		return errors.New("proxy-url may not be used; leave it out, and have the broker reach the server directly")
+	case insecure:
+		return errors.New("insecure-skip-tls-verify may not be used, because whoever is in between would get the token; use " +
+			"certificate-authority-data")
+	case authority != "":
+		return errors.New("certificate-authority may not be used: the broker reads no files for a tenant; use certificate-authority-data")
+	case err != nil || at.Host == "" || at.Scheme != "https":
+		return fmt.Errorf("server: %q is no URL that begins with https://, and without TLS the token can be read on the way", cutName(server))
+	case at.User != nil || at.RawQuery != "" || at.Fragment != "":
+		return errors.New("server: it may not have a user, a query or a fragment; write https://host:port")
+	}
+	return nil
 }

@@ -58,10 +58,24 @@ func (e *takenError) Error() string {
 		e.holder, e.lease)
 }
 
+// leaseAttempts is how often a renewal is tried at once when somebody else writes the Lease. An API
+// server can say so forever.
+const leaseAttempts = 3
+
 // renew renews the Lease, or takes it if nobody has it.
-func (l *lease) renew(ctx context.Context) error {
+func (l *lease) renew(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
+	for range leaseAttempts {
+		if err = l.attempt(ctx); !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+		l.last = nil
+	}
+	return err
+}
+
+func (l *lease) attempt(ctx context.Context) error {
 	if l.last == nil {
 		var got coordinationv1.Lease
 		err := l.client.Get(ctx, l.key, &got)
@@ -86,12 +100,7 @@ func (l *lease) renew(ctx context.Context) error {
 	}
 	next.Spec.HolderIdentity, next.Spec.RenewTime = &l.identity, now()
 	next.Spec.LeaseDurationSeconds = new(int32(max(l.duration, time.Second).Seconds()))
-	err := l.client.Update(ctx, next)
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		l.last = nil
-		return l.renew(ctx)
-	}
-	if err != nil {
+	if err := l.client.Update(ctx, next); err != nil {
 		return fmt.Errorf("renew Lease %s: %w", l.key, err)
 	}
 	l.last, l.others = next, time.Time{}

@@ -215,6 +215,7 @@ func (m *Members) state(tenant string) memberState {
 
 // note records what is known of a cluster.
 func (m *Members) note(tenant string, known *member, state memberState) {
+	state.message = cut(state.message)
 	m.mu.Lock()
 	news := known.state != state
 	known.state = state
@@ -241,12 +242,12 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 		return
 	}
 	config = rest.AddUserAgent(config, "xpu-broker")
-	config.DisableCompression = true // of a watch it takes 40 kB, as long as it lasts
-	config.QPS = -1                  // how many requests there are at once is bounded, and the API server has its own limits
 	if m.wrap != nil {
 		m.wrap(config)
 	}
-	lease, err := newLease(config, cmp.Or(namespace, m.MemberNamespace), m.Options)
+	traffic := newTraffic(tenant, m.Limits)
+	kept := newShelf(traffic)
+	lease, err := newLease(traffic.client(ctx, config), cmp.Or(namespace, m.MemberNamespace), m.Options)
 	if err != nil {
 		m.note(tenant, known, memberState{
 			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used: %s", how.origin, err),
@@ -259,9 +260,13 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 		err := lease.renew(ctx)
 		m.metrics.renewal.WithLabelValues(tenant).Observe(time.Since(began).Seconds())
 		if err == nil && leave == nil {
-			if leave, err = m.engage(ctx, tenant, known, config); err == nil {
+			kept = newShelf(traffic)
+			if leave, err = m.engage(ctx, known, config, kept); err == nil {
 				m.joined(tenant)
 			}
+		}
+		if err == nil {
+			err = kept.problem()
 		}
 		if _, taken := errors.AsType[*takenError](err); taken && leave != nil {
 			leave()
@@ -276,6 +281,7 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 		pause := m.RenewPeriod - rand.N(m.RenewPeriod/10+1) // so that not all are asked at once
 		select {
 		case <-ctx.Done():
+		case <-kept.news:
 		case <-time.After(pause):
 		}
 	}
@@ -284,7 +290,10 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 // stateOf is what an error of the cluster means.
 func stateOf(err error, host string) memberState {
 	taken, isTaken := errors.AsType[*takenError](err)
+	refused, isRefused := errors.AsType[*refusal](err)
 	switch {
+	case isRefused:
+		return memberState{reason: refused.reason, message: refused.message}
 	case err == nil:
 		return memberState{reason: v1alpha1.ReasonConnected, message: fmt.Sprintf("the cluster at %s answers", host)}
 	case isTaken:
@@ -301,9 +310,11 @@ func memberKinds() []client.Object {
 	return []client.Object{&v1alpha1.XPUPort{}, &v1alpha1.XPUNetwork{}, &v1alpha1.XPUNode{}, &v1alpha1.XPU{}}
 }
 
-// engage joins the cluster. It returns once all of its objects have been read and the reconcilers know of it; they go on until leave is
-// called.
-func (m *Members) engage(ctx context.Context, tenant string, known *member, config *rest.Config) (leave context.CancelFunc, err error) {
+// engage joins the cluster. It returns once all of its objects have been read and the reconcilers
+// know of it; they go on until leave is called.
+func (m *Members) engage(
+	ctx context.Context, known *member, config *rest.Config, kept *shelf,
+) (leave context.CancelFunc, err error) {
 	ctx, leave = context.WithCancel(ctx)
 	defer func() {
 		if err != nil {
@@ -311,10 +322,10 @@ func (m *Members) engage(ctx context.Context, tenant string, known *member, conf
 			leave = nil
 		}
 	}()
-	cl, err := cluster.New(config, func(o *cluster.Options) {
-		o.Scheme, o.Logger = m.scheme, m.log.WithValues("tenant", tenant)
+	cl, err := cluster.New(kept.client(ctx, config), func(o *cluster.Options) {
+		o.Scheme, o.Logger = m.scheme, m.log.WithValues("tenant", kept.tenant)
 		o.MapperProvider = restMapper
-		o.Cache = cache.Options{DefaultTransform: trimOriginal, ReaderFailOnMissingInformer: true}
+		o.Cache = cache.Options{NewInformer: kept.newInformer, ReaderFailOnMissingInformer: true}
 	})
 	if err != nil {
 		return leave, err
@@ -326,14 +337,11 @@ func (m *Members) engage(ctx context.Context, tenant string, known *member, conf
 	}
 	known.running.Go(func() {
 		if err := cl.Start(ctx); err != nil {
-			m.log.Error(err, "The caches of a tenant's cluster ended", "tenant", tenant)
+			m.log.Error(brief(err), "The caches of a tenant's cluster ended", "tenant", kept.tenant)
 		}
 	})
-	waiting, done := context.WithTimeout(ctx, m.JoinTimeout)
-	defer done()
-	if !cl.GetCache().WaitForCacheSync(waiting) {
-		return leave, fmt.Errorf("its objects could not be read within %s; see whether it has the CustomResourceDefinitions and lets the broker "+
-			"list them", m.JoinTimeout)
+	if err := m.read(ctx, cl.GetCache(), kept); err != nil {
+		return leave, err
 	}
 	m.mu.Lock()
 	indexes := m.indexes
@@ -343,22 +351,34 @@ func (m *Members) engage(ctx context.Context, tenant string, known *member, conf
 			return leave, err
 		}
 	}
-	name := multicluster.ClusterName(tenant)
+	name := multicluster.ClusterName(kept.tenant)
 	if err := errors.Join(m.Engage(ctx, name, cl), m.aware.Engage(ctx, name, cl)); err != nil {
 		return leave, err
 	}
 	return leave, nil
 }
 
-// trimOriginal leaves out what is not carried over.
-func trimOriginal(o any) (any, error) {
-	if node, ok := o.(*v1alpha1.XPUNode); ok {
-		node.Status.Pools = nil
+// read waits until all objects of a cluster have been read, or one kind was refused.
+func (m *Members) read(ctx context.Context, from cache.Cache, kept *shelf) error {
+	ctx, done := context.WithTimeout(ctx, m.JoinTimeout)
+	defer done()
+	synced := make(chan bool, 1)
+	go func() { synced <- from.WaitForCacheSync(ctx) }()
+
+	for {
+		select {
+		case <-kept.news:
+			if err := kept.problem(); err != nil {
+				return err
+			}
+		case all := <-synced:
+			if err := kept.problem(); err != nil || all {
+				return err
+			}
+			return fmt.Errorf("its objects could not be read within %s; see whether it has the CustomResourceDefinitions and lets "+
+				"the broker list them", m.JoinTimeout)
+		}
 	}
-	if object, ok := o.(client.Object); ok {
-		object.SetOwnerReferences(nil)
-	}
-	return cache.TransformStripManagedFields()(o)
 }
 
 // restMapper has the kinds that are read and written in a tenant's cluster, so that it is not asked which there are.

@@ -33,6 +33,7 @@ func (r *networks) setup(mgr mcmanager.Manager) error {
 		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUTenant{},
 			handler.TypedFuncs[*v1alpha1.XPUTenant, mcreconcile.Request]{UpdateFunc: segmentsGiven})).
 		WatchesRawSource(r.wakeups.Source()).
+		WatchesRawSource(r.turns.Source()).
 		Complete(r.at(r.look))
 }
 
@@ -97,7 +98,7 @@ func (r *networks) orphan(ctx context.Context, s *site, req mcreconcile.Request,
 		return ctrl.Result{}, err
 	}
 	if exists {
-		return ctrl.Result{RequeueAfter: firstRetry}, nil // the cache is behind
+		return behind, nil
 	}
 	_, err = r.retire(ctx, s, req.Name, copied, has)
 	return ctrl.Result{}, err

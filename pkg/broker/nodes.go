@@ -20,6 +20,7 @@ func (r *nodes) setup(mgr mcmanager.Manager) error {
 		For(&v1alpha1.XPUNode{}).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNode{}, originals)).
 		WatchesRawSource(r.wakeups.Source()).
+		WatchesRawSource(r.turns.Source()).
 		Complete(r.at(r.look))
 }
 
@@ -46,7 +47,7 @@ func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 		return ctrl.Result{}, nil
 	}
 	if exists, err = found(ctx, s.live, req.NamespacedName, &node); err != nil || exists {
-		return ctrl.Result{RequeueAfter: firstRetry}, err // the cache is behind
+		return behind, err
 	}
 	return ctrl.Result{}, remove(ctx, r.infra, &copied)
 }

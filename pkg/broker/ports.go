@@ -17,20 +17,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 	mcmanager "sigs.k8s.io/multicluster-runtime/pkg/manager"
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
-	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
 // ports carries XPUPorts to the infra cluster and their status back. A tenant's XPUPort keeps its finalizer until the infra cluster has
 // none that stands for it, which is when its xPU has let go of the port.
 type ports struct {
 	base
-	turns *queue.Turns[mcreconcile.Request] // by tenant: one that makes many does not hold up others
 	quota *quota
 }
 
@@ -82,22 +79,11 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.inTurn(r.at(r.look)))
+		Complete(r.at(r.look))
 }
 
 func (r *ports) wake(ctx context.Context, tenant string) {
 	r.wakeAll(ctx, tenant, &v1alpha1.XPUPortList{})
-}
-
-// inTurn bounds how many requests of one tenant there are at once.
-func (r *ports) inTurn(next reconcile.TypedReconciler[mcreconcile.Request]) reconcile.TypedReconciler[mcreconcile.Request] {
-	return reconcile.TypedFunc[mcreconcile.Request](func(ctx context.Context, req mcreconcile.Request) (reconcile.Result, error) {
-		if !r.turns.Take(req.ClusterName.String(), req) {
-			return reconcile.Result{}, nil
-		}
-		defer r.turns.Done(req)
-		return next.Reconcile(ctx, req)
-	})
 }
 
 // look is for an XPUPort of a tenant's cluster, by its name there.
@@ -133,7 +119,7 @@ func (r *ports) orphan(ctx context.Context, s *site, req mcreconcile.Request, co
 		return ctrl.Result{}, err
 	}
 	if exists && isCopyOf(copied, &port) {
-		return ctrl.Result{RequeueAfter: firstRetry}, nil // the cache is behind
+		return behind, nil
 	}
 	ctrl.LoggerFrom(ctx).Info("deleting an XPUPort whose tenant has none", "port", client.ObjectKeyFromObject(copied))
 	return ctrl.Result{}, remove(ctx, r.infra, copied)

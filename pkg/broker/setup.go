@@ -55,8 +55,11 @@ type Options struct {
 
 	// Concurrency is how many objects of each kind are carried over at once. Default 128.
 	Concurrency int
-	// ConcurrencyPerTenant is how many XPUPorts of one tenant are. Default 16.
+	// ConcurrencyPerTenant is how many of one tenant are, of each kind. Default 16.
 	ConcurrencyPerTenant int
+
+	// Limits are those of each tenant.
+	Limits Limits
 }
 
 func (o *Options) setDefaults() {
@@ -66,6 +69,7 @@ func (o *Options) setDefaults() {
 	o.RequestTimeout = cmp.Or(o.RequestTimeout, 10*time.Second)
 	o.Concurrency = cmp.Or(o.Concurrency, 128)
 	o.ConcurrencyPerTenant = cmp.Or(o.ConcurrencyPerTenant, 16)
+	o.Limits.setDefaults()
 }
 
 // CacheOptions keep the cache of the infra cluster to what the broker reads: Secrets with kubeconfigs in the namespace, and what stands
@@ -118,9 +122,12 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 	}
 	infra := mgr.GetLocalManager()
 	newBase := func() base {
-		return base{Options: o, manager: mgr, infra: infra.GetClient(), live: infra.GetAPIReader(), members: tenants}
+		return base{
+			Options: o, manager: mgr, infra: infra.GetClient(), live: infra.GetAPIReader(), members: tenants,
+			turns: queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant), again: newRetries(),
+		}
 	}
-	ports := &ports{base: newBase(), turns: queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant), quota: newQuota()}
+	ports := &ports{base: newBase(), quota: newQuota()}
 	networks := &networks{base: newBase()}
 	nodes := &nodes{base: newBase()}
 	xpus := &xpus{base: newBase()}
@@ -171,12 +178,16 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
+func newRetries() workqueue.TypedRateLimiter[mcreconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[mcreconcile.Request](firstRetry, lastRetry)
+}
+
 // newController begins to build a controller of objects of the tenants' clusters.
 func newController(mgr mcmanager.Manager, name string, concurrency int) *mcbuilder.Builder {
 	return mcbuilder.ControllerManagedBy(mgr).Named(name).WithOptions(controller.TypedOptions[mcreconcile.Request]{
 		MaxConcurrentReconciles: concurrency,
 		SkipNameValidation:      mgr.GetControllerOptions().SkipNameValidation, // which it does not take over by itself
-		RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[mcreconcile.Request](firstRetry, lastRetry),
+		RateLimiter:             newRetries(),
 	})
 }
 

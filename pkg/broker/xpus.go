@@ -34,6 +34,7 @@ func (r *xpus) setup(mgr mcmanager.Manager) error {
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPU{}, ofXPU)).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
+		WatchesRawSource(r.turns.Source()).
 		Complete(r.at(r.look))
 }
 
