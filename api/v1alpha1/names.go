@@ -23,6 +23,9 @@ const (
 	// ConditionSynced says of an XPUTenant whether the broker carries over what its cluster has.
 	ConditionSynced = "Synced"
 
+	// ConditionWithinLimits says of an XPUTenant whether its cluster has no more than it may have.
+	ConditionWithinLimits = "WithinLimits"
+
 	// ConditionAdmitted says of an XPUPort without a claim in a tenant cluster whether the network lets its pod join.
 	ConditionAdmitted = "Admitted"
 
@@ -135,6 +138,7 @@ const (
 	ReasonUnauthorized   = "Unauthorized"   // the tenant's cluster refuses the credentials
 	ReasonInvalidAnswer  = "InvalidAnswer"  // the tenant's cluster does not answer as an API server does
 	ReasonLimitExceeded  = "LimitExceeded"  // the tenant has more, or larger objects, than it may have
+	ReasonWithinLimits   = "WithinLimits"   // nothing of the tenant waits because of a limit
 	ReasonSynced         = "Synced"         // all that the tenant's cluster had was carried over
 	ReasonSyncing        = "Syncing"        // it is being carried over for the first time
 	ReasonFrozen         = "Frozen"         // all stays as it is until the tenant's cluster answers

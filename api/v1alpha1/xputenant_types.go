@@ -102,10 +102,17 @@ type XPUTenantSpec struct {
 	// +optional
 	VNIs *VNIRange `json:"vnis,omitempty"`
 
-	// MaxPorts is how many XPUPorts the tenant may have at a time; absent, there is no limit.
+	// MaxPorts is how many XPUPorts the tenant may have at a time; absent, as many as the broker's
+	// --tenant-ports says.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	MaxPorts *int32 `json:"maxPorts,omitempty"`
+
+	// MaxNodes is how many XPUNodes the tenant may have here at a time; absent, as many as the
+	// broker's --tenant-nodes says. Cards of other nodes are not found.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MaxNodes *int32 `json:"maxNodes,omitempty"`
 
 	// DeletionPolicy is what becomes of what the tenant has here when the XPUTenant is deleted: Delete or Retain.
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy"`
@@ -138,8 +145,8 @@ type XPUTenantStatus struct {
 	// +listMapKey=name
 	Networks []TenantNetwork `json:"networks,omitempty"`
 
-	// Conditions has Connected: True while the tenant's cluster answers the broker; and Synced: True once all that it had was carried
-	// over.
+	// Conditions has Connected: True while the tenant's cluster answers the broker; Synced: True once all that it had was carried
+	// over; and WithinLimits: True while nothing of it waits because the tenant may not have more.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

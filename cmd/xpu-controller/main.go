@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -48,6 +49,7 @@ type options struct {
 	logs            logging.Options
 	manager         ctrl.Options
 	controller      controller.Options
+	limits          broker.Limits // of each tenant
 }
 
 // A leader that was killed is followed by another within leaseDuration and 2.2 times retryPeriod, which client-go stretches. A leader
@@ -115,8 +117,30 @@ carries them from one to the other.`,
 		"time that an OPI agent has for one port or network before it is asked again")
 	f.DurationVar(&o.controller.ResyncPeriod, "resync-period", 3*time.Minute,
 		"how often all that an OPI agent has is compared with what is wanted, up to a quarter longer")
+	o.addTenantFlags(f)
 	o.logs.AddFlags(f)
 	return c
+}
+
+// addTenantFlags adds what bounds each tenant of role broker.
+func (o *options) addTenantFlags(f *pflag.FlagSet) {
+	l, those := &o.limits, broker.DefaultLimits()
+	f.IntVar(&l.Ports, "tenant-ports", those.Ports,
+		"role broker: how many XPUPorts a tenant may have whose XPUTenant has no maxPorts")
+	f.IntVar(&l.Nodes, "tenant-nodes", those.Nodes,
+		"role broker: how many XPUNodes a tenant may have whose XPUTenant has no maxNodes")
+	f.IntVar(&l.ObjectBytes, "tenant-object-bytes", those.ObjectBytes,
+		"role broker: how many bytes of JSON an object of a tenant may have that is carried over")
+	f.IntVar(&l.Objects, "tenant-objects", those.Objects,
+		"role broker: how many objects of a kind are read of a tenant's cluster")
+	f.IntVar(&l.CacheBytes, "tenant-cache-bytes", those.CacheBytes,
+		"role broker: how many bytes of JSON all objects have together that are kept of a tenant's cluster")
+	f.IntVar(&l.AnswerBytes, "tenant-answer-bytes", those.AnswerBytes,
+		"role broker: how many bytes an answer of a tenant's API server may have: an object, 50 of a list, or a change")
+	f.IntVar(&l.BytesPerSecond, "tenant-bytes-per-second", those.BytesPerSecond,
+		"role broker: how many bytes are read of a tenant's API server in a second")
+	f.IntVar(&l.RequestsPerSecond, "tenant-requests-per-second", those.RequestsPerSecond,
+		"role broker: how often a tenant's API server is asked in a second, and how many changes are taken from it")
 }
 
 // roleBroker is that of package broker; the others are of package controller.
@@ -132,6 +156,9 @@ func (o *options) validate() error {
 	}
 	if o.controller.ProvisionTimeout <= 0 || o.controller.AgentTimeout <= 0 || o.controller.ResyncPeriod <= 0 {
 		return errors.New("--provision-timeout, --agent-timeout and --resync-period must be more than 0")
+	}
+	if err := o.limits.Validate(); err != nil {
+		return err
 	}
 	if address := o.manager.PprofBindAddress; address != "" && address != "0" {
 		if err := monitoring.CheckProfilesAddress(address); err != nil {
@@ -198,7 +225,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	if o.role == roleBroker {
-		options := broker.Options{Namespace: o.controller.Namespace, Identity: string(installation), Registerer: metrics.Registry}
+		options := broker.Options{Namespace: o.controller.Namespace, Identity: string(installation), Registerer: metrics.Registry, Limits: o.limits}
 		if o.profiles != "" {
 			if options.ProfileAccess, err = access.NewFromFile(o.profiles); err != nil {
 				return fmt.Errorf("--clusterprofile-provider-file: %w", err)

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/opiproject/xpu-device-plugin/pkg/broker"
 	"github.com/opiproject/xpu-device-plugin/pkg/controller"
 )
 
@@ -112,7 +113,7 @@ func TestRun(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	good := options{role: "all", controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second, ResyncPeriod: time.Minute}}
+	good := options{role: "all", limits: broker.DefaultLimits(), controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second, ResyncPeriod: time.Minute}}
 	for _, profiles := range []string{"", "0", "127.0.0.1:6060", "localhost:6060", "[::1]:0"} {
 		good.manager.PprofBindAddress = profiles
 		if err := good.validate(); err != nil {

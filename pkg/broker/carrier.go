@@ -33,6 +33,7 @@ type base struct {
 	wakeups queue.Wakeups[mcreconcile.Request]
 	turns   *queue.Turns[mcreconcile.Request] // by tenant: one that has much to do holds up no other
 	again   workqueue.TypedRateLimiter[mcreconcile.Request]
+	reached *reached
 }
 
 // site is where a request is worked at.
@@ -41,6 +42,8 @@ type site struct {
 	client              client.Client
 	live                client.Reader
 	member              cluster.Cluster
+
+	waitsFor limit // what keeps the request's object from being carried over
 }
 
 // site returns the tenant of a request and its cluster. An error that is [multicluster.ErrClusterNotFound] means that there is none, or
@@ -67,7 +70,7 @@ type look func(context.Context, *site, mcreconcile.Request) (reconcile.Result, e
 // at is a reconciler that has look see to a request within RequestTimeout, when it is the tenant's
 // turn. After a write conflict, which mostly means that a cache was old, it tries again soon, and
 // later each time: an API server can say so forever.
-func (b *base) at(look look) reconcile.TypedReconciler[mcreconcile.Request] {
+func (b *base) at(kind string, look look) reconcile.TypedReconciler[mcreconcile.Request] {
 	return reconcile.TypedFunc[mcreconcile.Request](func(ctx context.Context, req mcreconcile.Request) (reconcile.Result, error) {
 		if !b.turns.Take(req.ClusterName.String(), req) {
 			return reconcile.Result{}, nil
@@ -85,6 +88,9 @@ func (b *base) at(look look) reconcile.TypedReconciler[mcreconcile.Request] {
 			return reconcile.Result{RequeueAfter: b.again.When(req)}, nil
 		}
 		b.again.Forget(req)
+		if err == nil {
+			b.reached.set(s.Name, objectOfKind{kind, req}, s.waitsFor)
+		}
 		return result, brief(err)
 	})
 }
@@ -190,6 +196,15 @@ func (b *base) there(ctx context.Context, tenant string, list client.ObjectList,
 		return nil
 	})
 	return requests
+}
+
+// taken is a *problem if the infra cluster's API server refuses what was made of a tenant's object,
+// because a field of it is not as it must be.
+func taken(err error) error {
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err) {
+		return problemf(v1alpha1.ReasonInvalidConfig, "the infra cluster does not take it; make another one: %s", brief(err))
+	}
+	return err
 }
 
 // remove deletes an object, unless it is another one by now.

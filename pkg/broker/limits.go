@@ -37,15 +37,41 @@ type Limits struct {
 	Nodes int
 }
 
+// DefaultLimits are those of the zero value.
+func DefaultLimits() Limits {
+	return Limits{
+		AnswerBytes: 4 << 20, BytesPerSecond: 8 << 20, RequestsPerSecond: 1000,
+		Objects: 16384, CacheBytes: 32 << 20, ObjectBytes: 64 << 10,
+		Ports: 10000, Nodes: 1000,
+	}
+}
+
 func (l *Limits) setDefaults() {
-	l.AnswerBytes = cmp.Or(l.AnswerBytes, 4<<20)
-	l.BytesPerSecond = cmp.Or(l.BytesPerSecond, 8<<20)
-	l.RequestsPerSecond = cmp.Or(l.RequestsPerSecond, 1000)
-	l.Objects = cmp.Or(l.Objects, 16384)
-	l.CacheBytes = cmp.Or(l.CacheBytes, 32<<20)
-	l.ObjectBytes = cmp.Or(l.ObjectBytes, 64<<10)
-	l.Ports = cmp.Or(l.Ports, 10000)
-	l.Nodes = cmp.Or(l.Nodes, 1000)
+	those := DefaultLimits()
+	l.AnswerBytes = cmp.Or(l.AnswerBytes, those.AnswerBytes)
+	l.BytesPerSecond = cmp.Or(l.BytesPerSecond, those.BytesPerSecond)
+	l.RequestsPerSecond = cmp.Or(l.RequestsPerSecond, those.RequestsPerSecond)
+	l.Objects = cmp.Or(l.Objects, those.Objects)
+	l.CacheBytes = cmp.Or(l.CacheBytes, those.CacheBytes)
+	l.ObjectBytes = cmp.Or(l.ObjectBytes, those.ObjectBytes)
+	l.Ports = cmp.Or(l.Ports, those.Ports)
+	l.Nodes = cmp.Or(l.Nodes, those.Nodes)
+}
+
+// Validate says which limit nothing could keep.
+func (l *Limits) Validate() error {
+	for _, of := range []struct {
+		flag  string
+		value int
+	}{
+		{"answer-bytes", l.AnswerBytes}, {"bytes-per-second", l.BytesPerSecond}, {"requests-per-second", l.RequestsPerSecond},
+		{"objects", l.Objects}, {"cache-bytes", l.CacheBytes}, {"object-bytes", l.ObjectBytes}, {"ports", l.Ports}, {"nodes", l.Nodes},
+	} {
+		if of.value <= 0 {
+			return fmt.Errorf("--tenant-%s: it is %d, and must be more than 0", of.flag, of.value)
+		}
+	}
+	return nil
 }
 
 // refusal says that a tenant's API server does what none may, or sends more than it may.

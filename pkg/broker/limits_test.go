@@ -4,11 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -73,8 +76,9 @@ func TestMaxPorts(t *testing.T) {
 	})
 }
 
-// gate lets requests about tenant a's XPUPorts of the infra cluster wait, and counts them. Safe for concurrent use.
+// gate lets requests with a text in their URL wait, and counts them. Safe for concurrent use.
 type gate struct {
+	text string
 	open chan struct{} // closed when all may pass
 
 	mu            sync.Mutex
@@ -87,7 +91,7 @@ type gated struct {
 }
 
 func (g gated) RoundTrip(request *http.Request) (*http.Response, error) {
-	if strings.Contains(request.URL.Path, "/xpuports/a.") {
+	if strings.Contains(request.URL.String(), g.text) && request.Method == http.MethodPatch {
 		g.count(1)
 		defer g.count(-1)
 		select {
@@ -110,7 +114,7 @@ func (g *gate) count(n int) {
 func TestFlood(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
-	g := &gate{open: make(chan struct{})}
+	g := &gate{text: "/xpuports/a.", open: make(chan struct{})}
 	w.infra.startBrokerWith(Options{Identity: "infra-1", Concurrency: 8, ConcurrencyPerTenant: 4}, func(next http.RoundTripper) http.RoundTripper {
 		return gated{g, next}
 	})
@@ -122,14 +126,7 @@ func TestFlood(t *testing.T) {
 		ports = append(ports, w.a.agentPort("node1", vf(n), "card-a", "blue"))
 		names = append(names, fmt.Sprintf("c1pf0vf%d", n))
 	}
-	w.a.eventually("its XPUPorts are being carried over", func() error {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.waiting < 4 {
-			return fmt.Errorf("%d are", g.waiting)
-		}
-		return nil
-	})
+	g.waits(w.a, 4)
 	w.b.portIs(w.b.agentPort("node1", vf(0), "card-b", "blue"), v1alpha1.ReasonUp)
 	w.serves(quiet, "c1pf0vf0")
 	w.serves(flooded)
@@ -142,6 +139,212 @@ func TestFlood(t *testing.T) {
 	if g.most > 4 {
 		t.Errorf("%d XPUPorts of one tenant were carried over at once, want 4 at most", g.most)
 	}
+}
+
+// waits until so many requests wait.
+func (g *gate) waits(s *testCluster, want int) {
+	s.Helper()
+	s.eventually("what its tenant has is being carried over", func() error {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.waiting < want {
+			return fmt.Errorf("%d are", g.waiting)
+		}
+		return nil
+	})
+}
+
+// TestFloodOfEachKind covers the same for the other kinds: XPUNetworks and XPUNodes that the infra cluster hangs on, and
+// XPUs that the tenant's cluster does.
+func TestFloodOfEachKind(t *testing.T) {
+	const many = 12
+	for name, test := range map[string]struct {
+		text  func(*world) string
+		flood func(w *world, n int)
+		other func(w *world)
+	}{
+		"XPUNetworks": {
+			func(*world) string { return "/xpunetworks/a." },
+			func(w *world, n int) { w.a.network(fmt.Sprint("flood-", n), 0) },
+			func(w *world) { w.b.networkIs(w.b.network("quiet", 0), v1alpha1.ReasonUp) },
+		},
+		"XPUNodes": {
+			func(*world) string { return "/xpunodes/a.flood" },
+			func(w *world, n int) { w.a.node(fmt.Sprint("flood-", n), fmt.Sprint("MT-flood-", n)) },
+			func(w *world) {
+				w.b.node("quiet", "MT-quiet")
+				made := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "b.quiet"}}
+				w.infra.eventually("it is carried over", func() error { return w.infra.get(made) })
+			},
+		},
+		"XPUs": {
+			func(w *world) string {
+				return strings.Trim(strings.TrimPrefix(w.a.Config.Host, "https:"), "/") + "/apis/xpu.opiproject.org/v1alpha1/xpus/flood-"
+			},
+			func(w *world, n int) {
+				w.a.node(fmt.Sprint("flood-", n), fmt.Sprint("MT-flood-", n))
+				w.xpu(fmt.Sprint("flood-", n), "a", fmt.Sprint("MT-flood-", n))
+			},
+			func(w *world) {
+				w.b.node("quiet", "MT-quiet")
+				w.xpu("quiet", "b", "MT-quiet")
+				w.b.xpuIs("quiet", v1alpha1.ReasonConnected)
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.stopBroker()
+			g := &gate{text: test.text(w), open: make(chan struct{})}
+			open := sync.OnceFunc(func() { close(g.open) })
+			t.Cleanup(open)
+			w.infra.startBrokerWith(Options{Identity: "infra-1", Concurrency: 8, ConcurrencyPerTenant: 4}, func(next http.RoundTripper) http.RoundTripper {
+				return gated{g, next}
+			})
+			wide := func(spec *v1alpha1.XPUTenantSpec) {
+				spec.VLANs.Last, spec.VNIs.Last = spec.VLANs.First+99, spec.VNIs.First+99
+			}
+			w.scene(w.a, wide)
+			w.scene(w.b, wide)
+			for n := range many {
+				test.flood(w, n)
+			}
+			g.waits(w.a, 4)
+			test.other(w)
+			open()
+			if g.mu.Lock(); g.most > 4 {
+				t.Errorf("%d %s of one tenant were carried over at once, want 4 at most", g.most, name)
+			}
+			g.mu.Unlock()
+		})
+	}
+}
+
+// refusing has an API server say Conflict to each write of a path, and counts them. Safe for concurrent use.
+type refusing struct {
+	path  string
+	count *atomic.Int64
+	next  http.RoundTripper
+}
+
+func (r refusing) RoundTrip(request *http.Request) (*http.Response, error) {
+	if request.Method == http.MethodGet || !strings.HasSuffix(request.URL.Path, r.path) {
+		return r.next.RoundTrip(request)
+	}
+	r.count.Add(1)
+	body := `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409,"message":"again"}`
+	return &http.Response{
+		StatusCode: http.StatusConflict, Header: http.Header{"Content-Type": {"application/json"}},
+		Body: io.NopCloser(strings.NewReader(body)), Request: request,
+	}, nil
+}
+
+// TestConflictsWithoutEnd: a tenant's API server that says Conflict to each write is asked less and less often.
+func TestConflictsWithoutEnd(t *testing.T) {
+	w := newWorld(t)
+	w.stopBroker()
+	var asked atomic.Int64
+	w.infra.startBroker("infra-1", func(next http.RoundTripper) http.RoundTripper {
+		return refusing{"/xpunetworks/blue/status", &asked, next}
+	})
+	w.scene(w.a, nil)
+	for asked.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	before := asked.Load()
+	time.Sleep(3 * time.Second) // how often it is asked in this time: 50 ms after, 100 ms and so on
+	if n := asked.Load() - before; n > 12 {
+		t.Errorf("it was asked %d times in 3 s, want 12 at most", n)
+	}
+}
+
+// TestMaxNodes: of a tenant with many nodes the infra cluster has as many as its XPUTenant says, which says so, and others
+// come when there is room.
+func TestMaxNodes(t *testing.T) {
+	w := newWorld(t)
+	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.MaxNodes = ptr.To[int32](3) })
+	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
+	nodes := map[string]*v1alpha1.XPUNode{}
+	for n := range 4 {
+		node := w.a.node(fmt.Sprint("more-", n), fmt.Sprint("MT-more-", n))
+		nodes["a."+node.Name] = node
+	}
+	has := func(want int) (names []string) {
+		t.Helper()
+		w.infra.eventually(fmt.Sprintf("it has %d XPUNodes", want), func() error {
+			var all v1alpha1.XPUNodeList
+			if err := w.infra.List(t.Context(), &all); err != nil || len(all.Items) != want {
+				return fmt.Errorf("it has %d: %w", len(all.Items), err)
+			}
+			names = nil
+			for _, node := range all.Items {
+				names = append(names, node.Name)
+			}
+			return nil
+		})
+		return names
+	}
+	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
+	names := has(3)
+	first := slices.IndexFunc(names, func(name string) bool { return nodes[name] != nil })
+	gone := names[first]
+	w.a.delete(nodes[gone])
+	w.infra.eventually("another comes in its place", func() error {
+		if now := has(3); slices.Contains(now, gone) {
+			return fmt.Errorf("there are %v", now)
+		}
+		return nil
+	})
+	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
+
+	w.infra.eventually("it may have more", func() error {
+		if err := w.infra.get(tenant); err != nil {
+			return err
+		}
+		tenant.Spec.MaxNodes = nil
+		return w.infra.Update(t.Context(), tenant)
+	})
+	has(4)
+	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
+}
+
+// TestLargeObjects: an object that is larger than the infra cluster takes is not carried over, and others are.
+func TestLargeObjects(t *testing.T) {
+	w := newWorld(t)
+	w.stopBroker()
+	w.infra.startBrokerWith(Options{Identity: "infra-1", Limits: Limits{ObjectBytes: 4 << 10, Ports: 1}}, nil)
+	tenant, _ := w.scene(w.a, nil)
+	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "large"}}
+	for n := range 64 {
+		node.Status.PFs = append(node.Status.PFs, v1alpha1.XPUNodePF{Address: fmt.Sprintf("0000:%02x:00.0", n), Serial: strings.Repeat("s", 200)})
+	}
+	w.a.create(node)
+	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
+	if err := w.infra.get(&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a.large"}}); !apierrors.IsNotFound(err) {
+		t.Errorf("the infra cluster has the XPUNode: error %v", err)
+	}
+	w.a.delete(node)
+	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
+
+	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "large"}}
+	network.Spec.AllowedNamespaces = v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromSelector, Selector: &metav1.LabelSelector{
+		MatchLabels: map[string]string{},
+	}}
+	for n := range 100 {
+		network.Spec.AllowedNamespaces.Selector.MatchLabels[fmt.Sprint("l", n)] = strings.Repeat("v", 60)
+	}
+	w.a.create(network)
+	w.a.networkIs(network, v1alpha1.ReasonQuotaExceeded)
+	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
+	w.a.delete(network)
+	w.a.gone(network)
+	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
+
+	t.Run("XPUPorts without maxPorts", func(t *testing.T) {
+		w.a.portIs(w.a.agentPort("node1", vf(0), "card-a", "blue"), v1alpha1.ReasonUp)
+		w.a.portIs(w.a.agentPort("node1", vf(1), "card-a", "blue"), v1alpha1.ReasonQuotaExceeded)
+		w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
+	})
 }
 
 // TestForeignXPU: a tenant has no XPU that is not its own, whatever its objects say.

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,7 +35,7 @@ func (r *networks) setup(mgr mcmanager.Manager) error {
 			handler.TypedFuncs[*v1alpha1.XPUTenant, mcreconcile.Request]{UpdateFunc: segmentsGiven})).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.at(r.look))
+		Complete(r.at("XPUNetworks", r.look))
 }
 
 // segmentsGiven has networks looked at that were given a segment: one may have gone while the cache did not know of its segment yet.
@@ -82,6 +83,9 @@ func (r *networks) look(ctx context.Context, s *site, req mcreconcile.Request) (
 	}
 	err = r.carry(ctx, s, &network, &copied, has)
 	if p, ok := errors.AsType[*problem](err); ok {
+		if p.reason == v1alpha1.ReasonQuotaExceeded && s.waitsFor == limitNone {
+			s.waitsFor = limitSegments
+		}
 		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, &network, p)
 	}
 	return ctrl.Result{}, err
@@ -141,6 +145,13 @@ func (r *networks) release(ctx context.Context, s *site, network, copied *v1alph
 
 // carry gives the network a segment, has what stands for it be as it is wanted, and says what became of that.
 func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool) error {
+	if err := s.tooLarge(network, r.Limits.ObjectBytes); err != nil {
+		return err
+	}
+	if len(network.Name) > validation.LabelValueMaxLength {
+		return problemf(v1alpha1.ReasonInvalidConfig, "its name has %d characters, and the infra cluster takes %d; make another one",
+			len(network.Name), validation.LabelValueMaxLength)
+	}
 	if err := changeFinalizer(ctx, s.client, network, controllerutil.AddFinalizer, v1alpha1.FinalizerNetwork); err != nil {
 		return err
 	}
@@ -160,7 +171,7 @@ func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1
 	}
 	same := has && equality.Semantic.DeepEqual(copied.Spec, want.Spec) && isCopyOf(copied, network)
 	if !same {
-		if err := apply(ctx, r.infra, want, "status"); err != nil {
+		if err := taken(apply(ctx, r.infra, want, "status")); err != nil {
 			return err
 		}
 	}

@@ -75,11 +75,11 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 			DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPU]) bool { return false },
 		})).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUPort{}, originals)).
-		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUPort{}, r.quota.handler())).
+		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUPort{}, counted[*v1alpha1.XPUPort](r.quota))).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.at(r.look))
+		Complete(r.at("XPUPorts", r.look))
 }
 
 func (r *ports) wake(ctx context.Context, tenant string) {
@@ -99,6 +99,7 @@ func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	case err != nil:
 		return ctrl.Result{}, err
 	case !exists && !has:
+		r.quota.leave(s.Name, req)
 		r.wakeups.Add(0, r.quota.give(s.Name, key.Name)...) // it may have been counted and not been made
 		return ctrl.Result{}, nil
 	case !exists, has && !isCopyOf(&copied, &port):
@@ -177,7 +178,11 @@ func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key 
 		copied.Spec.Addresses = port.Status.Addresses // those that the tenant's cluster gave it
 	}
 	copied.Finalizers = []string{v1alpha1.FinalizerPort}
-	if err := apply(ctx, r.infra, copied, "status"); err != nil {
+	err = taken(apply(ctx, r.infra, copied, "status"))
+	if p, ok := errors.AsType[*problem](err); ok {
+		return ctrl.Result{RequeueAfter: lastRetry}, r.refuse(ctx, s, port, p)
+	}
+	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if port.Status.BridgePort == "" && v1alpha1.ReadyOf(port.Status.Conditions).Reason != "" { // of a time when it could not be carried over
@@ -188,6 +193,9 @@ func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key 
 
 // allow returns a *problem if the tenant may not have the XPUPort, and otherwise counts it.
 func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name string) error {
+	if err := s.tooLarge(port, r.Limits.ObjectBytes); err != nil {
+		return err
+	}
 	var xpu v1alpha1.XPU
 	exists, err := found(ctx, r.infra, client.ObjectKey{Name: port.Spec.XPU}, &xpu)
 	if err != nil {
@@ -209,9 +217,11 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 	if err := r.checkNetwork(ctx, s, port.Spec.Network); err != nil {
 		return err
 	}
-	if total, ok := r.quota.take(s.Name, name, s.Spec.MaxPorts, request(s.Name, port.Namespace, port.Name)); !ok {
+	most := maxPorts(s.XPUTenant, r.Limits)
+	if !r.quota.take(s.Name, name, most, request(s.Name, port.Namespace, port.Name)) {
+		s.waitsFor = limitPorts
 		return problemf(v1alpha1.ReasonQuotaExceeded, "this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
-			"administrator of the infra cluster for more", total)
+			"administrator of the infra cluster for more", most)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ type problem struct {
 func (p *problem) Error() string { return p.reason + ": " + p.message }
 
 func problemf(reason, format string, args ...any) *problem {
-	return &problem{reason: reason, message: fmt.Sprintf(format, args...)}
+	return &problem{reason: reason, message: cut(fmt.Sprintf(format, args...))}
 }
 
 func leavingProblem() *problem {

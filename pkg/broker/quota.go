@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	mcreconcile "sigs.k8s.io/multicluster-runtime/pkg/reconcile"
@@ -13,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// quota counts the XPUPorts of the infra cluster that stand for one of a tenant. It is a handler of their events, and knows of those
-// that were made before the event of that comes. Safe for concurrent use.
+// quota counts the objects of a kind in the infra cluster that stand for one of a tenant. It knows
+// of those that were made before the event of that comes. Safe for concurrent use.
 type quota struct {
 	mu      sync.Mutex
 	names   map[string]sets.Set[string]              // by tenant
@@ -25,52 +26,64 @@ func newQuota() *quota {
 	return &quota{names: map[string]sets.Set[string]{}, waiting: map[string]sets.Set[mcreconcile.Request]{}}
 }
 
-// wokenForQuota is how many XPUPorts that wait hear that a tenant may have one more: some may be about to go.
+// wokenForQuota is how many requests that wait hear that a tenant may have one object more: some may
+// be about to go.
 const wokenForQuota = 4
 
-// take counts an XPUPort that is about to be made, once, unless the tenant has as many as it may have, which is total then: the request
-// waits for one to go. There is no limit if most is nil.
-func (q *quota) take(tenant, name string, most *int32, req mcreconcile.Request) (total int, ok bool) {
+// take counts an object that is about to be made, once, unless the tenant has as many as it may
+// have: the request waits for one to go then.
+func (q *quota) take(tenant, name string, most int, req mcreconcile.Request) (ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	names := q.names[tenant]
-	if most != nil && names.Len() >= int(*most) && !names.Has(name) {
+	if names := q.names[tenant]; names.Len() >= most && !names.Has(name) {
 		insert(q.waiting, tenant, req)
-		return names.Len(), false
+		return false
 	}
 	insert(q.names, tenant, name)
-	return names.Len(), true
+	q.stopWaiting(tenant, req)
+	return true
 }
 
-// give ends the count of an XPUPort that is gone, and returns requests that waited for that.
+// give ends the count of an object that is gone, and returns requests that waited for that. They
+// wait on until they take one.
 func (q *quota) give(tenant, name string) (woken []mcreconcile.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.names[tenant].Delete(name); q.names[tenant].Len() == 0 {
 		delete(q.names, tenant)
 	}
-	for range wokenForQuota {
-		if next, ok := q.waiting[tenant].PopAny(); ok {
-			woken = append(woken, next)
+	for req := range q.waiting[tenant] { // in any order, so that each is woken at some time
+		if woken = append(woken, req); len(woken) == wokenForQuota {
+			break
 		}
-	}
-	if q.waiting[tenant].Len() == 0 {
-		delete(q.waiting, tenant)
 	}
 	return woken
 }
 
-// handler counts what is in the infra cluster.
-func (q *quota) handler() handler.TypedEventHandler[*v1alpha1.XPUPort, mcreconcile.Request] {
+// leave has a request wait no more, since its object is gone.
+func (q *quota) leave(tenant string, req mcreconcile.Request) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.stopWaiting(tenant, req)
+}
+
+func (q *quota) stopWaiting(tenant string, req mcreconcile.Request) {
+	if q.waiting[tenant].Delete(req); q.waiting[tenant].Len() == 0 {
+		delete(q.waiting, tenant)
+	}
+}
+
+// counted is a handler that has the quota count what is in the infra cluster.
+func counted[O client.Object](q *quota) handler.TypedEventHandler[O, mcreconcile.Request] {
 	type requests = workqueue.TypedRateLimitingInterface[mcreconcile.Request]
-	return handler.TypedFuncs[*v1alpha1.XPUPort, mcreconcile.Request]{
-		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*v1alpha1.XPUPort], _ requests) {
+	return handler.TypedFuncs[O, mcreconcile.Request]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[O], _ requests) {
 			q.mu.Lock()
 			defer q.mu.Unlock()
-			insert(q.names, e.Object.Labels[v1alpha1.LabelTenant], e.Object.Name)
+			insert(q.names, e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName())
 		},
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*v1alpha1.XPUPort], queue requests) {
-			for _, req := range q.give(e.Object.Labels[v1alpha1.LabelTenant], e.Object.Name) {
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[O], queue requests) {
+			for _, req := range q.give(e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName()) {
 				queue.Add(req)
 			}
 		},

@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
@@ -12,30 +11,64 @@ import (
 
 func TestQuota(t *testing.T) {
 	q := newQuota()
-	take := func(tenant, name string, most *int32, want bool) {
+	take := func(tenant, name string, most int, want bool) {
 		t.Helper()
-		if _, ok := q.take(tenant, name, most, request(tenant, "default", name)); ok != want {
+		if ok := q.take(tenant, name, most, request(tenant, "default", name)); ok != want {
 			t.Errorf("take %s of %s: %t, want %t", name, tenant, ok, want)
 		}
 	}
-	two := ptr.To[int32](2)
 	there := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Name: "there", Labels: map[string]string{v1alpha1.LabelTenant: "a"}}}
-	q.handler().Create(t.Context(), event.TypedCreateEvent[*v1alpha1.XPUPort]{Object: there}, nil)
-	take("a", "x", two, true)
-	take("a", "x", two, true) // a second time
-	take("a", "there", two, true)
-	take("a", "y", two, false)
-	take("b", "y", two, true)
-	take("a", "many", nil, true)
+	counted[*v1alpha1.XPUPort](q).Create(t.Context(), event.TypedCreateEvent[*v1alpha1.XPUPort]{Object: there}, nil)
+	take("a", "x", 2, true)
+	take("a", "x", 2, true) // a second time
+	take("a", "there", 2, true)
+	take("a", "y", 2, false)
+	take("a", "gone", 2, false)
+	q.leave("a", request("a", "default", "gone"))
+	take("b", "y", 2, true)
+	take("a", "many", 3, true)
 	if woken := q.give("a", "x"); len(woken) != 1 || woken[0] != request("a", "default", "y") {
 		t.Errorf("woken %v, want y", woken)
 	}
-	take("a", "y", two, false) // as there was no limit a while
-	for _, name := range []string{"many", "there", "y", "never"} {
+	take("a", "y", 2, false) // as the limit was higher a while
+	if woken := q.give("a", "many"); len(woken) != 1 || woken[0] != request("a", "default", "y") {
+		t.Errorf("woken %v, want y again", woken)
+	}
+	take("a", "y", 2, true)
+	for _, name := range []string{"there", "y", "never"} {
 		q.give("a", name)
 	}
 	q.give("b", "y")
 	if len(q.names) != 0 || len(q.waiting) != 0 {
 		t.Errorf("it remembers %v and %v", q.names, q.waiting)
+	}
+}
+
+// TestReached: an XPUTenant hears of a limit once, and once when nothing waits for it any more.
+func TestReached(t *testing.T) {
+	r, heard := newReached(), 0
+	r.changed = func(string) { heard++ }
+	tenant := &v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: v1alpha1.XPUTenantSpec{MaxPorts: new(int32(2))}}
+	port := func(name string) objectOfKind { return objectOfKind{"XPUPorts", request("a", "default", name)} }
+	for _, step := range []struct {
+		object  objectOfKind
+		by      limit
+		heard   int
+		message string
+	}{
+		{port("x"), limitNone, 0, ""},
+		{port("x"), limitPorts, 1, "it has 2 XPUPorts, as many as it may have, and others wait; raise spec.maxPorts"},
+		{port("y"), limitPorts, 1, "it has 2 XPUPorts, as many as it may have, and others wait; raise spec.maxPorts"},
+		{port("x"), limitNone, 1, "it has 2 XPUPorts, as many as it may have, and others wait; raise spec.maxPorts"},
+		{port("y"), limitSize, 2, "some of its XPUPorts have more than 9 bytes and are not carried over; delete them there"},
+		{port("y"), limitNone, 3, ""},
+	} {
+		r.set("a", step.object, step.by)
+		if got := r.message(tenant, Limits{ObjectBytes: 9}); got != step.message || heard != step.heard {
+			t.Errorf("%v %q: %q, heard %d times; want %q, %d", step.object, step.by, got, heard, step.message, step.heard)
+		}
+	}
+	if len(r.by) > 0 {
+		t.Errorf("it remembers %v", r.by)
 	}
 }

@@ -121,15 +121,17 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 		return err
 	}
 	infra := mgr.GetLocalManager()
+	reached := newReached()
 	newBase := func() base {
 		return base{
 			Options: o, manager: mgr, infra: infra.GetClient(), live: infra.GetAPIReader(), members: tenants,
 			turns: queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant), again: newRetries(),
+			reached: reached,
 		}
 	}
 	ports := &ports{base: newBase(), quota: newQuota()}
 	networks := &networks{base: newBase()}
-	nodes := &nodes{base: newBase()}
+	nodes := &nodes{base: newBase(), quota: newQuota()}
 	xpus := &xpus{base: newBase()}
 	leaving := &xpuTenants{base: newBase()}
 	tenants.joined = func(tenant string) {
@@ -137,7 +139,7 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 			carrier.wake(ctx, tenant)
 		}
 	}
-	tenants.changed = leaving.wake
+	tenants.changed, reached.changed = leaving.wake, leaving.wake
 	err := errors.Join(
 		tenants.setup(mgr, o),
 		ports.setup(ctx, mgr),

@@ -73,8 +73,13 @@ func (r *xpuTenants) wake(tenant string) {
 
 func (r *xpuTenants) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var tenant v1alpha1.XPUTenant
-	if exists, err := found(ctx, r.infra, req.NamespacedName, &tenant); err != nil || !exists {
+	exists, err := found(ctx, r.infra, req.NamespacedName, &tenant)
+	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if !exists {
+		r.reached.forget(req.Name)
+		return ctrl.Result{}, nil
 	}
 	if tenant.DeletionTimestamp.IsZero() {
 		if err := changeFinalizer(ctx, r.infra, &tenant, controllerutil.AddFinalizer, v1alpha1.FinalizerTenant); err != nil {
@@ -125,6 +130,14 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 		})
 	}
 	connected := state.reason == v1alpha1.ReasonConnected
+	switch limits := r.reached.message(tenant, r.Limits); {
+	case state.reason == v1alpha1.ReasonLimitExceeded:
+		set(v1alpha1.ConditionWithinLimits, state.reason, state.message, false)
+	case limits != "":
+		set(v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded, limits, false)
+	default:
+		set(v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits, "nothing of it waits because of a limit", true)
+	}
 	set(v1alpha1.ConditionConnected, state.reason, state.message, connected)
 	err := r.checkRanges(ctx, tenant)
 	p, isProblem := errors.AsType[*problem](err)

@@ -35,7 +35,7 @@ func (r *xpus) setup(mgr mcmanager.Manager) error {
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
-		Complete(r.at(r.look))
+		Complete(r.at("XPUs", r.look))
 }
 
 // wake has the XPUs looked at that are to be told of. Those that are in the tenant's cluster come by themselves.

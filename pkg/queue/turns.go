@@ -17,11 +17,14 @@ type Turns[R comparable] struct {
 	holds  map[R]string   // the key for which the request has a turn: it runs, or is in the queue again
 	taken  map[string]int // turns by key
 	parked map[string][]R // by key
+	at     map[R]string   // the key for which the request was parked last
 }
 
 // NewTurns returns turns of which each key has as many as the limit says.
 func NewTurns[R comparable](limit int) *Turns[R] {
-	return &Turns[R]{limit: limit, holds: map[R]string{}, taken: map[string]int{}, parked: map[string][]R{}}
+	return &Turns[R]{
+		limit: limit, holds: map[R]string{}, taken: map[string]int{}, parked: map[string][]R{}, at: map[R]string{},
+	}
 }
 
 // Source is for the controller.
@@ -36,12 +39,21 @@ func (t *Turns[R]) Take(key string, request R) bool {
 	}
 	t.release(request) // its turn for another key
 	if t.taken[key] >= t.limit {
-		t.parked[key] = append(t.parked[key], request)
+		t.park(key, request)
 		return false
 	}
 	t.taken[key]++
 	t.holds[request] = key
 	return true
+}
+
+// park has the request wait, once however often it comes.
+func (t *Turns[R]) park(key string, request R) {
+	if at, ok := t.at[request]; ok && at == key {
+		return
+	}
+	t.at[request] = key
+	t.parked[key] = append(t.parked[key], request)
 }
 
 // Done passes the request's turn on, if it has one.
@@ -60,7 +72,10 @@ func (t *Turns[R]) release(request R) {
 	for len(t.parked[key]) > 0 {
 		next := t.parked[key][0]
 		t.parked[key] = t.parked[key][1:]
-		if _, parkedTwice := t.holds[next]; !parkedTwice {
+		if t.at[next] == key {
+			delete(t.at, next)
+		}
+		if _, isAtWork := t.holds[next]; !isAtWork {
 			t.holds[next] = key
 			t.wakeups.Add(0, next)
 			return

@@ -63,8 +63,20 @@ func TestTurns(t *testing.T) {
 	}
 	turns.Done(request("c"))
 	turns.Done(request("unknown"))
-	if queue.Len() > 0 || len(turns.taken)+len(turns.parked)+len(turns.holds) > 0 {
+	if queue.Len() > 0 || len(turns.taken)+len(turns.parked)+len(turns.holds)+len(turns.at) > 0 {
 		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), turns.taken, turns.parked, turns.holds)
+	}
+}
+
+// TestTurnsParkOnce: a request that comes again and again while it waits takes no more room.
+func TestTurnsParkOnce(t *testing.T) {
+	turns := NewTurns[string](1)
+	turns.Take("slow", "runs")
+	for range 1000 {
+		turns.Take("slow", "waits")
+	}
+	if n := len(turns.parked["slow"]); n != 1 {
+		t.Errorf("it waits %d times", n)
 	}
 }
 
@@ -133,7 +145,7 @@ func TestTurnsLosesNothing(t *testing.T) {
 				t.Errorf("seed %d: %s was woken and does not run", seed, request)
 			}
 		}
-		if len(turns.taken)+len(turns.holds) > 0 {
+		if len(turns.taken)+len(turns.holds)+len(turns.at) > 0 {
 			t.Fatalf("seed %d: turns that nobody has: %v, %v", seed, turns.taken, turns.holds)
 		}
 	}
