@@ -53,7 +53,8 @@ func (m *Members) credentials(ctx context.Context, tenant *v1alpha1.XPUTenant) (
 	}, "", nil
 }
 
-// ofProfile returns those of a ClusterProfile, which a program gives that the broker's command line names (KEP-5339).
+// ofProfile returns those of a ClusterProfile, which a program gives that the broker's command line
+// names (KEP-5339).
 func (m *Members) ofProfile(ctx context.Context, key client.ObjectKey) (_ credentials, problem string, err error) {
 	if m.ProfileAccess == nil {
 		return credentials{}, "the broker was started without --clusterprofile-provider-file, so that it can use no ClusterProfiles", nil
@@ -85,7 +86,8 @@ func profileConfig(programs *access.Config, profile *inventory.ClusterProfile) (
 			return nil, fmt.Errorf("access provider %q: %w", cutName(provider.Name), err)
 		}
 	}
-	// It adds what a profile says to the arguments that it was given, which all profiles have in common.
+	// It adds what a profile says to the arguments that it was given, which all profiles have in
+	// common.
 	own := access.New(slices.Clone(programs.Providers))
 	for i := range own.Providers {
 		own.Providers[i].ExecConfig = own.Providers[i].ExecConfig.DeepCopy()

@@ -109,8 +109,8 @@ func TestServerOfClusterProfile(t *testing.T) {
 	}
 }
 
-// FuzzClientConfig looks for a kubeconfig that has the broker run a program, read a file, be somebody
-// else, or talk to somebody who is not proved to be the server.
+// FuzzClientConfig looks for a kubeconfig that has the broker run a program, read a file, be
+// somebody else, or talk to somebody who is not proved to be the server.
 func FuzzClientConfig(f *testing.F) {
 	f.Add(kubeconfigWith(goodServer, goodUser))
 	f.Add(kubeconfigWith(`"server":"http://10.0.0.1"`, goodUser))

@@ -210,7 +210,8 @@ func TestOrdinaryServer(t *testing.T) {
 	}
 }
 
-// TestRedirectedMember: no answer of a tenant's API server sends the broker, and its token, anywhere.
+// TestRedirectedMember: no answer of a tenant's API server sends the broker, and its token,
+// anywhere.
 func TestRedirectedMember(t *testing.T) {
 	var reached atomic.Int64
 	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }))

@@ -7,8 +7,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Limits bound what the cluster of one tenant costs, whose API server may send anything. Zero values
-// mean the defaults.
+// Limits bound what the cluster of one tenant costs, whose API server may send anything. Zero
+// values mean the defaults.
 type Limits struct {
 	// AnswerBytes bounds one answer of the API server: an object, a page of a list, or an event of
 	// a watch. Default 4 MiB: a page has 50 objects, and one of etcd has 1.5 MiB at most.
@@ -17,9 +17,9 @@ type Limits struct {
 	// Default 8 MiB: to decode as much takes a fifth of a CPU, and the 16 384 XPUPorts that a
 	// tenant may have are read within 10 s.
 	BytesPerSecond int
-	// RequestsPerSecond bounds how often the API server is asked, and how many changes of objects are
-	// taken from it; as many may come at once.
-	// Default 1000, for three requests for each of 300 XPUPorts in a second.
+	// RequestsPerSecond bounds how often the API server is asked, and how many changes of objects
+	// are taken from it; as many may come at once. Default 1000, for three requests for each of 300
+	// XPUPorts in a second.
 	RequestsPerSecond int
 	// Objects bounds how many objects of a kind are read. Default 16384.
 	Objects int

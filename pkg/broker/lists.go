@@ -101,7 +101,8 @@ type listed struct{ *toolscache.ListWatch }
 
 func (*listed) IsWatchListSemanticsUnSupported() bool { return true }
 
-// rememberedFor is how long a watch counts that was refused: the list that follows may well be taken.
+// rememberedFor is how long a watch counts that was refused: the list that follows may well be
+// taken.
 const rememberedFor = time.Minute
 
 // problem is why some kind cannot be read, nil if all can.

@@ -26,8 +26,8 @@ func newQuota() *quota {
 	return &quota{names: map[string]sets.Set[string]{}, waiting: map[string]sets.Set[mcreconcile.Request]{}}
 }
 
-// wokenForQuota is how many requests that wait hear that a tenant may have one object more: some may
-// be about to go.
+// wokenForQuota is how many requests that wait hear that a tenant may have one object more: some
+// may be about to go.
 const wokenForQuota = 4
 
 // take counts an object that is about to be made, once, unless the tenant has as many as it may

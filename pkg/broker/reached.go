@@ -127,6 +127,7 @@ func (s *site) tooLarge(o client.Object, most int) error {
 		return nil
 	}
 	s.waitsFor = limitSize
-	return problemf(v1alpha1.ReasonQuotaExceeded, "it has %d bytes, more than the %d that the infra cluster takes; make a smaller one",
+	return problemf(v1alpha1.ReasonQuotaExceeded,
+		"it has %d bytes, more than the %d that the infra cluster takes; make a smaller one",
 		size, most)
 }

@@ -21,9 +21,9 @@ import (
 const (
 	// maxErrorBytes bounds the answer to a request that failed.
 	maxErrorBytes = 64 << 10
-	// maxAnswerItems bounds the items of a list, and maxAnswerObjects all JSON objects of an answer,
-	// since an object of three bytes takes hundreds of bytes once it is decoded. A page has pageSize
-	// items, each with some hundred objects of which most are managed fields.
+	// maxAnswerItems bounds the items of a list, and maxAnswerObjects all JSON objects of an
+	// answer, since an object of three bytes takes hundreds of bytes once it is decoded. A page has
+	// pageSize items, each with some hundred objects of which most are managed fields.
 	maxAnswerItems   = 4 * pageSize
 	maxAnswerObjects = 100_000
 	// maxRetryAfter is how long a tenant's API server may have a request wait.
@@ -49,8 +49,8 @@ func newTraffic(tenant string, l Limits) *traffic {
 	}
 }
 
-// client is the configuration of a client that asks the tenant's API server. All of its requests end
-// with ctx.
+// client is the configuration of a client that asks the tenant's API server. All of its requests
+// end with ctx.
 func (t *traffic) client(ctx context.Context, config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.DisableCompression = true // of a watch it takes 40 kB, as long as it lasts
@@ -140,8 +140,8 @@ func clampRetryAfter(header http.Header) {
 	header.Set(key, strconv.Itoa(min(max(seconds, 1), int(maxRetryAfter.Seconds()))))
 }
 
-// cutFailure has the answer to a request that failed be short. Its texts go into errors, and so into
-// conditions and logs.
+// cutFailure has the answer to a request that failed be short. Its texts go into errors, and so
+// into conditions and logs.
 func cutFailure(response *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxErrorBytes))
 	if err != nil {
@@ -250,8 +250,8 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// meter counts what JSON takes before it is decoded. Of a watch, which is one event after another, it
-// counts those of the event that it reads.
+// meter counts what JSON takes before it is decoded. Of a watch, which is one event after another,
+// it counts those of the event that it reads.
 type meter struct {
 	whole bool // is one answer
 
