@@ -23,7 +23,7 @@ func largest() metav1.ObjectMeta {
 		Namespace: "default", Name: "large", UID: "uid", ResourceVersion: "7", Generation: 3,
 		Annotations:   map[string]string{"example.com/a": strings.Repeat("a", 255<<10)},
 		Labels:        map[string]string{},
-		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 64<<10)}}},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 64<<10))}},
 	}
 	yes := true
 	m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "pod-uid", Controller: &yes}}
