@@ -295,7 +295,7 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 	})
 	a.portNames.learn(made.GetName(), p.ID)
 	switch {
-	case status.Code(err) == codes.NotFound && !namesObject(err):
+	case lacksNetdev(err):
 		return &opi.Error{Kind: opi.ErrFailed, Detail: noNetdev(err), Err: err}
 	case status.Code(err) == codes.NotFound:
 		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: opi.Short(status.Convert(err).Message()), Err: err}
