@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// FuzzAddressRules has a network with any texts give addresses, which somebody asks for or not. Whatever is given is inside a subnet,
-// neither reserved nor a gateway's, and nobody else's.
+// FuzzAddressRules has a network with any texts give addresses, which somebody asks for or not.
+// Whatever is given is inside a subnet, neither reserved nor a gateway's, and nobody else's.
 func FuzzAddressRules(f *testing.F) {
 	f.Add("10.1.0.0/24", "10.1.0.1", "10.1.0.0/29 10.1.0.250-10.1.0.254", "")
 	f.Add("10.1.0.0/30 fd00::/126", "", "", "10.1.0.2/30 fd00::2/126")
@@ -47,7 +47,8 @@ func FuzzAddressRules(f *testing.F) {
 	})
 }
 
-// checkGiven does not use the rules' own methods. A network without subnets leaves addresses to whoever asks.
+// checkGiven does not use the rules' own methods. A network without subnets leaves addresses to
+// whoever asks.
 func checkGiven(t *testing.T, rules *addressRules, address netip.Prefix) {
 	t.Helper()
 	inside := func(subnet netip.Prefix) bool {

@@ -61,9 +61,9 @@ func (r *admission) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why st
 	return &problem{} // its deletion comes as an event
 }
 
-// admitAhead returns a *problem if a Port may not be made ahead, such as because of another one of its Function. Its pool must name
-// the network: whether a pod may join is asked when it comes. Its MAC address must be that of the Function, so that nobody takes
-// another's.
+// admitAhead returns a *problem if a Port may not be made ahead, such as because of another one of
+// its Function. Its pool must name the network: whether a pod may join is asked when it comes. Its
+// MAC address must be that of the Function, so that nobody takes another's.
 func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPort) error {
 	if other != nil {
 		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(other).String()+" takes its place")
@@ -88,9 +88,9 @@ func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPor
 	return p
 }
 
-// addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it is to have some, and is refused
-// if it has another Port's MAC address, or waits for that Port to go if both are of one virtual machine. A claim's Port was made with
-// its addresses.
+// addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it
+// is to have some, and is refused if it has another Port's MAC address, or waits for that Port to
+// go if both are of one virtual machine. A claim's Port was made with its addresses.
 func (r *admission) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
 	switch {
 	case port.Spec.Claim.Name != "":
@@ -113,7 +113,8 @@ func (r *admission) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, net
 // addressRetry is the pause before a Port looks again for addresses that others have.
 const addressRetry = 2 * time.Second
 
-// namespaceOf is the namespace of the pod that the Port is for, "" if no pod is known yet: at Allocate.
+// namespaceOf is the namespace of the pod that the Port is for, "" if no pod is known yet: at
+// Allocate.
 func namespaceOf(port *v1alpha1.XPUPort) string {
 	if port.Spec.Claim.Name != "" {
 		return port.Namespace

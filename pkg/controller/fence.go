@@ -12,33 +12,41 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// fenceAge is how long an answer of the API server counts. A leader that was elected meanwhile reads all objects first, which
-// takes longer.
+// fenceAge is how long an answer of the API server counts. A leader that was elected meanwhile
+// reads all objects first, which takes longer.
 const fenceAge = 500 * time.Millisecond
 
 // fenceTimeout is for an API server that does not answer.
 const fenceTimeout = 5 * time.Second
 
-// Fence keeps a leader from acting after another one was elected: it may have been stopped for longer than its Lease lasts, or
-// somebody may have changed the Lease, and it learns that only when it renews it. Safe for concurrent use. A nil Fence, of a
-// controller without leader election, keeps nobody.
+// Fence keeps a leader from acting after another one was elected: it may have been stopped for
+// longer than its Lease lasts, or somebody may have changed the Lease, and it learns that only when
+// it renews it. Safe for concurrent use. A nil Fence, of a controller without leader election,
+// keeps nobody.
 type Fence struct {
 	reader client.Reader // of the API server, not of a cache
 	lease  client.ObjectKey
 	prefix string // that the names of this process have as a leader
 
 	mu      sync.Mutex
-	elected *coordinationv1.LeaseSpec // nil before the first check
-	checked time.Time                 // by the wall clock and the monotonic one
+	elected term      // the zero value before the first check
+	checked time.Time // by the wall clock and the monotonic one
 }
 
-// NewFence is for the Lease of a leader election whose holders are named after the host that they run on, "host_uid".
+// term is the time from one election to the next.
+type term struct {
+	holder      string
+	transitions int32 // how often the Lease went from one holder to another
+}
+
+// NewFence is for the Lease of a leader election whose holders are named after the host that they
+// run on, "host_uid".
 func NewFence(reader client.Reader, lease client.ObjectKey, host string) *Fence {
 	return &Fence{reader: reader, lease: lease, prefix: host + "_"}
 }
 
-// Check returns an error if this process is not the leader any more, or if that is unknown. It is for a process that was
-// elected, and calls the API server at most twice in a second.
+// Check returns an error if this process is not the leader any more, or if that is unknown. It is
+// for a process that was elected, and calls the API server at most twice in a second.
 func (f *Fence) Check(ctx context.Context) error {
 	if f == nil {
 		return nil
@@ -52,24 +60,24 @@ func (f *Fence) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, fenceTimeout)
 	defer cancel()
 	var lease coordinationv1.Lease
-	now := time.Now()
+	asked := time.Now()
 	if err := f.reader.Get(ctx, f.lease, &lease); err != nil {
 		return fmt.Errorf("whether this is still the leader: Lease %s: %w", f.lease, err)
 	}
-	holder, transitions := ptr.Deref(lease.Spec.HolderIdentity, ""), ptr.Deref(lease.Spec.LeaseTransitions, 0)
-	if f.elected == nil && strings.HasPrefix(holder, f.prefix) {
-		f.elected = lease.Spec.DeepCopy()
+	now := term{ptr.Deref(lease.Spec.HolderIdentity, ""), ptr.Deref(lease.Spec.LeaseTransitions, 0)}
+	if f.elected == (term{}) && strings.HasPrefix(now.holder, f.prefix) {
+		f.elected = now
 	}
-	if f.elected == nil || holder != *f.elected.HolderIdentity || transitions != ptr.Deref(f.elected.LeaseTransitions, 0) {
-		return fmt.Errorf("this is not the leader any more: Lease %s is held by %q; nothing is done until it is elected again",
-			f.lease, holder)
+	if now.holder == "" || now != f.elected {
+		return fmt.Errorf("this is not the leader any more: Lease %s is held by %q; nothing is done "+
+			"until it is elected again", f.lease, now.holder)
 	}
-	f.checked = now
+	f.checked = asked
 	return nil
 }
 
-// recent says whether both clocks say so: the monotonic clock stands still while a machine is suspended, and the other one may
-// be set.
+// recent says whether both clocks say so: the monotonic clock stands still while a machine is
+// suspended, and the other one may be set.
 func recent(then time.Time) bool {
 	wall := time.Now().Round(0).Sub(then.Round(0))
 	return !then.IsZero() && time.Since(then) < fenceAge && 0 <= wall && wall < fenceAge

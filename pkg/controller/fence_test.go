@@ -37,7 +37,8 @@ func heldBy(holder string, transitions int32) coordinationv1.LeaseSpec {
 	return coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseTransitions: &transitions}
 }
 
-// TestFence: a process that was elected acts until the Lease is another one's, or was in between, or cannot be read.
+// TestFence: a process that was elected acts until the Lease is another one's, or was in between,
+// or cannot be read.
 func TestFence(t *testing.T) {
 	reader := &leaseReader{spec: heldBy("pod-1_uid", 3)}
 	key := client.ObjectKey{Namespace: "xpu-system", Name: "xpu-controller"}
@@ -72,7 +73,8 @@ func TestFence(t *testing.T) {
 	must.Succeed(t, (*Fence)(nil).Check(t.Context()))
 }
 
-// TestNoLeaderAnyMore: a controller whose Lease another one has makes no Port, and asks no OPI agent for one.
+// TestNoLeaderAnyMore: a controller whose Lease another one has makes no Port, and asks no OPI
+// agent for one.
 func TestNoLeaderAnyMore(t *testing.T) {
 	reader := &leaseReader{spec: heldBy("pod-2_uid", 1)}
 	c := newCluster(t, func(o *Options) { o.Fence = NewFence(reader, client.ObjectKey{Name: "lease"}, "pod-1") })
@@ -99,7 +101,8 @@ func TestNoLeaderAnyMore(t *testing.T) {
 	}
 }
 
-// TestAddressGivenTwice: two leaders gave an address to two claims. Both Ports stay, and one says so until the other has gone.
+// TestAddressGivenTwice: two leaders gave an address to two claims. Both Ports stay, and one says
+// so until the other has gone.
 func TestAddressGivenTwice(t *testing.T) {
 	c, _ := withCard(t)
 	c.network("blue", 100, "10.1.0.0/24")

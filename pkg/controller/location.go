@@ -105,9 +105,9 @@ func untold(xpu *v1alpha1.XPU) location {
 		"opi-bridge does where devlink shows ports of flavour pcipf, or by --host-pf")
 }
 
-// keeperOf is the node that had the card of an XPU so far and still tells of it, "" if there is none.
-// A node that tells of the same card later does not take it away, because what nodes tell may be
-// wrong, or a lie.
+// keeperOf is the node that had the card of an XPU so far and still tells of it, "" if there is
+// none. A node that tells of the same card later does not take it away, because what nodes tell may
+// be wrong, or a lie.
 func keeperOf(xpu *v1alpha1.XPU, byNode map[string][]v1alpha1.XPUPF) string {
 	if len(xpu.Status.PFs) > 0 && byNode[xpu.Status.NodeName] != nil {
 		return xpu.Status.NodeName
@@ -158,8 +158,8 @@ func join(told []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XPUPF)
 	return slices.CompactFunc(joined, func(a, b v1alpha1.XPUPF) bool { return a.Address == b.Address })
 }
 
-// isSamePF goes by the MAC address, which a PF alone has, where both sides know it. The PFs of one card are otherwise told apart by
-// their number, which is that of the PCI function.
+// isSamePF goes by the MAC address, which a PF alone has, where both sides know it. The PFs of one
+// card are otherwise told apart by their number, which is that of the PCI function.
 func isSamePF(told opi.HostPF, has v1alpha1.XPUNodePF) bool {
 	if told.MAC != "" && has.MAC != "" {
 		return string(told.MAC) == has.MAC
@@ -181,8 +181,8 @@ func describe(told []opi.HostPF) string {
 	return "a PF that is " + strings.Join(texts, " or ")
 }
 
-// portID is the id of a Port at the OPI agent of its XPU, which may be nil: the one that it has, or else the name of the Function's
-// eswitch port where the XPU's status tells that of its PF.
+// portID is the id of a Port at the OPI agent of its XPU, which may be nil: the one that it has, or
+// else the name of the Function's eswitch port where the XPU's status tells that of its PF.
 func portID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
 	if port.Status.BridgePort != "" {
 		return port.Status.BridgePort, nil
@@ -196,8 +196,8 @@ func portID(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) (string, error) {
 	return opi.PortID(f)
 }
 
-// hasFunction says whether a Function is one of these PFs, one of their VFs, or an SF of one of them,
-// whatever its number.
+// hasFunction says whether a Function is one of these PFs, one of their VFs, or an SF of one of
+// them, whatever its number.
 func hasFunction(pfs []v1alpha1.XPUPF, f function.ID) bool {
 	pf, _ := pfOf(pfs, f)
 	return pf != nil
@@ -216,8 +216,8 @@ func eswitchPort(pfs []v1alpha1.XPUPF, f function.ID) string {
 	return id
 }
 
-// pfOf is the PF that a Function belongs to, nil if it is none of these, and which part of the PF it
-// is: "vf1", "sf88", or "" for the PF itself.
+// pfOf is the PF that a Function belongs to, nil if it is none of these, and which part of the PF
+// it is: "vf1", "sf88", or "" for the PF itself.
 func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string) {
 	for i := range pfs {
 		if pfs[i].Address == string(f.Address) {
@@ -228,7 +228,8 @@ func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string)
 		return nil, "" // only PFs have SFs
 	}
 
-	// The VFs of several PFs may interleave: a VF belongs to the PF whose first VF is the nearest below.
+	// The VFs of several PFs may interleave: a VF belongs to the PF whose first VF is the nearest
+	// below.
 	nearest := math.MaxInt
 	for i := range pfs {
 		pf := &pfs[i]

@@ -11,8 +11,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// siblings are the other Ports of a Port's Function. A Function has two Ports only while the Port of a claim takes the place of one
-// that was made ahead, if a claim and a node's agent made theirs at the same time, or if a person made one.
+// siblings are the other Ports of a Port's Function. A Function has two Ports only while the Port
+// of a claim takes the place of one that was made ahead, if a claim and a node's agent made theirs
+// at the same time, or if a person made one.
 func (r *base) siblings(ctx context.Context, o client.Object) []reconcile.Request {
 	all := r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))})
 	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
@@ -34,15 +35,17 @@ func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU
 }
 
 // counts says whether a Port may be one that an agent or this controller made. Agents make Ports
-// without a claim, each for its own node, in the namespace that they share with the controller, as an
-// admission policy ensures. Whoever makes a Port in another namespace could name there any pod that
-// may join. What is up stays, and the Ports of an infra cluster were admitted in another cluster.
+// without a claim, each for its own node, in the namespace that they share with the controller, as
+// an admission policy ensures. Whoever makes a Port in another namespace could name there any pod
+// that may join. What is up stays, and the Ports of an infra cluster were admitted in another
+// cluster.
 func (r *base) counts(port *v1alpha1.XPUPort) bool {
 	return port.Spec.Claim.Name != "" || port.Namespace == r.Namespace || port.Status.BridgePort != "" ||
 		r.Role == RoleInfra
 }
 
-// comesBefore prefers the Port that was not made ahead, then the one that was up, then the older one.
+// comesBefore prefers the Port that was not made ahead, then the one that was up, then the older
+// one.
 func comesBefore(a, b *v1alpha1.XPUPort) bool {
 	if a.Spec.Ahead != b.Spec.Ahead {
 		return b.Spec.Ahead

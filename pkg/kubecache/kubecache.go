@@ -1,10 +1,12 @@
-// Package kubecache bounds what the caches of watched objects keep. Users write most objects that agent, controller and broker
-// watch, and the API server lets them put 256 KiB of annotations, and still more labels and owners, into each.
+// Package kubecache bounds what the caches of watched objects keep. Users write most objects that
+// agent, controller and broker watch, and the API server lets them put 256 KiB of annotations, and
+// still more labels and owners, into each.
 package kubecache
 
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -14,8 +16,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Trim is the transform of all caches. It leaves out managed fields and the annotations of others. Whoever writes an object back
-// that was read from such a cache does so by a patch, or by an update of its status, so that the API server keeps what was left out.
+// Trim is the transform of all caches. It leaves out managed fields and the annotations of others.
+// Whoever writes an object back that was read from such a cache does so by a patch, or by an update
+// of its status, so that the API server keeps what was left out.
 func Trim(o any) (any, error) {
 	object, err := meta.Accessor(o)
 	if err != nil {
@@ -24,7 +27,9 @@ func Trim(o any) (any, error) {
 	object.SetManagedFields(nil)
 
 	own := maps.Clone(object.GetAnnotations())
-	maps.DeleteFunc(own, func(key, _ string) bool { return !strings.HasPrefix(key, v1alpha1.GroupName+"/") })
+	maps.DeleteFunc(own, func(key, _ string) bool {
+		return !strings.HasPrefix(key, v1alpha1.GroupName+"/")
+	})
 	if len(own) == 0 {
 		own = nil
 	}
@@ -32,9 +37,9 @@ func Trim(o any) (any, error) {
 	return o, nil
 }
 
-// TrimClaim is [Trim] for ResourceClaims. Of a claim with devices of this driver it leaves out what was asked for, labels and
-// annotations: the allocation has all that matters. Of all other claims it leaves no more than which claim it is, and whether
-// it is in use or about to end.
+// TrimClaim is [Trim] for ResourceClaims. Of a claim with devices of this driver it leaves out what
+// was asked for, labels and annotations: the allocation has all that matters. Of all other claims
+// it leaves no more than which claim it is, and whether it is in use or about to end.
 func TrimClaim(o any) (any, error) {
 	c, ok := o.(*resourceapi.ResourceClaim)
 	if !ok {
@@ -62,7 +67,8 @@ func hasOwnDevices(c *resourceapi.ResourceClaim) bool {
 	return false
 }
 
-// controllerOnly is the owner that controls the object. The other owners matter to the garbage collector only.
+// controllerOnly is the owner that controls the object. The other owners matter to the garbage
+// collector only.
 func controllerOnly(o metav1.Object) []metav1.OwnerReference {
 	if owner := metav1.GetControllerOf(o); owner != nil {
 		return []metav1.OwnerReference{*owner}
@@ -79,9 +85,6 @@ func withoutContents(a *resourceapi.AllocationResult) *resourceapi.AllocationRes
 }
 
 // first still says that a claim is reserved. A copy lets go of the rest.
-func first(consumers []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
-	if len(consumers) == 0 {
-		return nil
-	}
-	return []resourceapi.ResourceClaimConsumerReference{consumers[0]}
+func first(all []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+	return slices.Clone(all[:min(1, len(all))])
 }

@@ -68,7 +68,8 @@ func sizeOf(t *testing.T, o any) int {
 	return len(fmt.Sprint(text))
 }
 
-// TestOthersClaims: of the largest claim of another driver 1 KiB is kept at most, and what the controller asks of it.
+// TestOthersClaims: of the largest claim of another driver 1 KiB is kept at most, and what the
+// controller asks of it.
 func TestOthersClaims(t *testing.T) {
 	for what, c := range map[string]*resourceapi.ResourceClaim{
 		"allocated": largeClaim("gpu.example.com"),

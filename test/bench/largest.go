@@ -19,8 +19,8 @@ const largestAnnotations = 255 << 10
 // peakSize is the most memory that the process ever had in RAM (proc_pid_status(5)).
 var peakSize = regexp.MustCompile(`VmHWM:\s+([0-9]+) kB`)
 
-// measureLargest is what the controller needs where somebody fills a namespace with the largest claims that the API server
-// takes, for a driver of his own.
+// measureLargest is what the controller needs where somebody fills a namespace with the largest
+// claims that the API server takes, for a driver of his own.
 func measureLargest(ctx context.Context, b *bench) (out []Measurement, err error) {
 	count := 1200
 	if b.quick {
@@ -31,18 +31,18 @@ func measureLargest(ctx context.Context, b *bench) (out []Measurement, err error
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.end(ctx)) }()
-	err = s.each(ctx, count, func(ctx context.Context, i int) error { return s.client.Create(ctx, largestClaim(i)) })
-	if err != nil {
+	create := func(ctx context.Context, i int) error { return s.client.Create(ctx, largestClaim(i)) }
+	if err := s.each(ctx, count, create); err != nil {
 		return nil, err
 	}
 	defer func() {
-		err = errors.Join(err, s.each(context.WithoutCancel(ctx), count, func(ctx context.Context, i int) error {
-			return s.client.Delete(ctx, largestClaim(i))
-		}))
+		remove := func(ctx context.Context, i int) error { return s.client.Delete(ctx, largestClaim(i)) }
+		err = errors.Join(err, s.each(context.WithoutCancel(ctx), count, remove))
 	}()
 
 	memory := Measurement{
-		What: fmt.Sprintf("controller, memory (peak), %d claims of others with 255 kB each", count), Unit: Bytes, Goal: atMost(200e6),
+		What: fmt.Sprintf("controller, memory (peak), %d claims of others with 255 kB each", count),
+		Unit: Bytes, Goal: atMost(200e6),
 	}
 	for range b.runs(3) {
 		peak, err := b.peakOnce(ctx, s)

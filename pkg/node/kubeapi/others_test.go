@@ -54,8 +54,9 @@ func administratorOf(t *testing.T, cluster *kubeapitest.Cluster, namespace, user
 	return c
 }
 
-// TestAllocationsAreTheSchedulers: who may write the status of the claims of a namespace does not give himself what only a class may.
-// Claims of other drivers are left to their own rules, and so is the rest of the status.
+// TestAllocationsAreTheSchedulers: who may write the status of the claims of a namespace does not
+// give himself what only a class may. Claims of other drivers are left to their own rules, and so
+// is the rest of the status.
 func TestAllocationsAreTheSchedulers(t *testing.T) {
 	cluster := bare(t)
 	admin, tenant := newClient(t, cluster.Admin()), administratorOf(t, cluster, "default", "allocator")
@@ -90,8 +91,8 @@ func TestAllocationsAreTheSchedulers(t *testing.T) {
 	}
 }
 
-// TestPoliciesSpareOthers: no policy refuses, delays or changes what is not the project's, without its CRDs as well as with them, also
-// while an API server starts.
+// TestPoliciesSpareOthers: no policy refuses, delays or changes what is not the project's, without
+// its CRDs as well as with them, also while an API server starts.
 func TestPoliciesSpareOthers(t *testing.T) {
 	cluster := bare(t)
 	tenant := administratorOf(t, cluster, "default", "tenant")
@@ -119,7 +120,8 @@ func TestPoliciesSpareOthers(t *testing.T) {
 	write("at-start", as(t, cluster, "tenant"))
 }
 
-// TestPoliciesCostNothing: no policy reads other objects, whose number or absence would count for every request.
+// TestPoliciesCostNothing: no policy reads other objects, whose number or absence would count for
+// every request.
 func TestPoliciesCostNothing(t *testing.T) {
 	var files []string
 	must.Succeed(t, filepath.WalkDir(deploy, func(path string, entry os.DirEntry, err error) error {
