@@ -29,9 +29,10 @@ func bundleCommand() *cobra.Command {
 		Long: `Collects in an archive: the objects of xpu-device-plugin; claims, ResourceSlices, events and the pods that have to do with them;
 what each agent knows of its node; and the logs of xpu-agent and xpu-controller.
 
-It reads no Secrets and no ConfigMaps, and leaves out values of environment variables, arguments of other programs' containers,
-annotations that have nothing to do with networks, and parameters for other drivers. Names of pods, namespaces and nodes, and
-addresses are in it: look through it before you give it to others. What could not be read is in its file errors.txt.`,
+It reads no Secrets and no ConfigMaps, and takes of each kind of objects only the fields that docs/reference/bundle.md lists.
+Arguments, images and logs are those of the project's own containers, which it knows by namespace, labels, ServiceAccount and owner.
+Names of pods, namespaces and nodes, addresses, and logs are in it: look through it before you give it to others. What could not be
+read is in its file errors.txt.`,
 		Example: `  xpuctl bundle
   xpuctl bundle -f /tmp/for-ticket-4711.tar.gz --log-lines 100000`,
 		Args: cobra.NoArgs,

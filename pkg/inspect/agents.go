@@ -3,7 +3,6 @@ package inspect
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -57,11 +56,11 @@ func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error
 	if err != nil {
 		return nil, err
 	}
-	var state nodestate.State
-	if err := json.Unmarshal(out, &state); err != nil {
-		return nil, fmt.Errorf("agent of node %s: %w", node, err)
+	state, err := nodestate.Decode(out)
+	if err != nil {
+		return nil, fmt.Errorf("agent of node %s: its answer %w", node, err)
 	}
-	return &state, nil
+	return state, nil
 }
 
 // Release has the agent of a node give up a hook or end a quarantine, and returns in one line what came of it.
@@ -123,14 +122,32 @@ func (a Agents) exec(ctx context.Context, pod string, command []string) ([]byte,
 	if err != nil {
 		return nil, err
 	}
-	var stdout, stderr bytes.Buffer
+	stdout, stderr := limited{left: nodestate.MaxMessage}, limited{left: maxComplaint}
 	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
-		if said := strings.TrimSpace(stderr.String()); said != "" {
+		if said := strings.TrimSpace(stderr.all.String()); said != "" {
 			return nil, errors.New(strings.TrimPrefix(said, agentName+": "))
 		}
 		return nil, err
 	}
-	return stdout.Bytes(), nil
+	return stdout.all.Bytes(), nil
+}
+
+// maxComplaint bounds what an agent's program may say of a failure, in bytes.
+const maxComplaint = 64 << 10
+
+// limited keeps what is written to it. More than what is left is an error, which ends the exec,
+// because an agent may never stop.
+type limited struct {
+	all  bytes.Buffer
+	left int
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if len(p) > l.left {
+		return 0, errors.New("the answer is too long")
+	}
+	l.left -= len(p)
+	return l.all.Write(p)
 }
 
 // newExecutor uses WebSockets, and SPDY with API servers and proxies that do not know them, as kubectl does.

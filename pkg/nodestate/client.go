@@ -37,11 +37,27 @@ func (c Client) State(ctx context.Context) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	var state State
-	if err := json.Unmarshal(answer, &state); err != nil {
+	state, err := Decode(answer)
+	if err != nil {
 		return nil, fmt.Errorf("answer of xpu-agent: %w", err)
 	}
-	return &state, nil
+	return state, nil
+}
+
+// Decode reads a State, as an agent of any version writes it: fields that this version does not
+// know are skipped. Longer than [MaxMessage] is an error.
+func Decode(answer []byte) (*State, error) {
+	if len(answer) > MaxMessage {
+		return nil, fmt.Errorf("is longer than %d bytes", MaxMessage)
+	}
+	var state *State
+	if err := json.Unmarshal(answer, &state); err != nil {
+		return nil, fmt.Errorf("is no state of a node: %w", err)
+	}
+	if state == nil {
+		return nil, errors.New("is no state of a node: it is null")
+	}
+	return state, nil
 }
 
 // Ready returns an error that says why the agent is not ready.

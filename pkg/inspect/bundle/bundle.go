@@ -1,4 +1,5 @@
-// Package bundle collects what a bug report needs in an archive, and leaves out what may be secret.
+// Package bundle collects what a bug report needs in an archive: of each kind of objects the
+// fields that the project needs to help, listed in kinds.go, and no others.
 package bundle
 
 import (
@@ -151,8 +152,7 @@ func (s Sources) objects(ctx context.Context, a *archive) {
 			if k.only != nil && !k.only(o) {
 				continue
 			}
-			redact(o)
-			text, err := yaml.Marshal(o.Object)
+			text, err := yaml.Marshal(redact(k.Kind, o, s.Namespace))
 			if err != nil {
 				a.problem(name, err)
 				continue
@@ -177,7 +177,7 @@ func (s Sources) nodes(ctx context.Context, a *archive) {
 			a.problem(name, err)
 			continue
 		}
-		text, err := json.MarshalIndent(state, "", "  ")
+		text, err := json.MarshalIndent(redactState(state), "", "  ")
 		if err != nil {
 			a.problem(name, err)
 			continue
@@ -187,16 +187,23 @@ func (s Sources) nodes(ctx context.Context, a *archive) {
 	}
 }
 
-// logs are those of the product's pods, of the containers that run and of those that ran before.
+// logs are those of the project's containers that run and of those that ran before. Other
+// containers in the same pods are not read.
 func (s Sources) logs(ctx context.Context, a *archive) {
 	api := s.Clientset.CoreV1().Pods(s.Namespace)
-	pods, err := api.List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=xpu-device-plugin"})
+	pods, err := api.List(ctx, metav1.ListOptions{LabelSelector: partOf + "=xpu-device-plugin"})
 	if err != nil {
 		a.problem("logs", err)
 		return
 	}
 	for _, pod := range pods.Items {
+		if !isOurPod(&pod, pod.Spec.ServiceAccountName, s.Namespace) {
+			continue
+		}
 		for _, status := range pod.Status.ContainerStatuses {
+			if !isOurContainer(status.Name) {
+				continue
+			}
 			s.log(ctx, a, pod.Name, status.Name, false)
 			if status.RestartCount > 0 {
 				s.log(ctx, a, pod.Name, status.Name, true)
@@ -218,5 +225,5 @@ func (s Sources) log(ctx context.Context, a *archive, pod, container string, pre
 		a.problem(name, err)
 		return
 	}
-	a.add(name, text)
+	a.add(name, redactLog(text))
 }

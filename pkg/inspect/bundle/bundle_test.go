@@ -31,7 +31,7 @@ const secret = "hunter2"
 
 func pod(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{
-		lastApplied: secret, "example.com/token": secret, "k8s.v1.cni.cncf.io/networks": "blue",
+		corev1.LastAppliedConfigAnnotation: secret, "example.com/token": secret, "k8s.v1.cni.cncf.io/networks": "blue",
 	}}}
 	p.Spec.Containers = []corev1.Container{{
 		Name: "main", Command: []string{"serve", secret}, Args: []string{"--password=" + secret}, Env: []corev1.EnvVar{{Name: "PASSWORD", Value: secret}},
@@ -60,11 +60,12 @@ func archived(t *testing.T, objects ...client.Object) map[string]string {
 		scheme.AddKnownTypeWithName(gvk.GroupVersion().WithKind(gvk.Kind+"List"), &unstructured.UnstructuredList{})
 	}
 	agent := pod("xpu-system", "xpu-agent-1", func(p *corev1.Pod) {
-		p.Labels = map[string]string{"app.kubernetes.io/part-of": "xpu-device-plugin"}
-		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "xpu-agent", RestartCount: 1}}
+		own(p, "xpu-agent")
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{
+			{Name: "xpu-agent", RestartCount: 1}, {Name: "istio-proxy"},
+		}
 	})
-	var out bytes.Buffer
-	err := Write(t.Context(), &out, Sources{
+	return written(t, Sources{
 		Reader: fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(), Clientset: fake.NewClientset(agent),
 		Namespace: "xpu-system",
 		Nodes:     func(context.Context) ([]string, error) { return []string{"node1", "node2"}, nil },
@@ -75,8 +76,14 @@ func archived(t *testing.T, objects ...client.Object) map[string]string {
 			return &nodestate.State{Node: node}, nil
 		},
 		LogLines: 10,
-	}, time.Unix(0, 0))
-	if err != nil {
+	})
+}
+
+// written writes an archive of the sources and returns its files.
+func written(t *testing.T, s Sources) map[string]string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Write(t.Context(), &out, s, time.Unix(0, 0)); err != nil {
 		t.Fatal(err)
 	}
 	compressed, err := gzip.NewReader(&out)
@@ -109,7 +116,7 @@ func TestBundle(t *testing.T) {
 	for _, driver := range []string{v1alpha1.GroupName, "gpu.example.com"} {
 		claim.Spec.Devices.Config = append(claim.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{
 			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-				Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(`{"of": "` + driver + `", "key": "` + map[bool]string{true: "blue", false: secret}[driver == v1alpha1.GroupName] + `"}`)},
+				Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(`{"of": "` + driver + `", "network": "` + map[bool]string{true: "blue", false: secret}[driver == v1alpha1.GroupName] + `"}`)},
 			}},
 		})
 	}
@@ -130,7 +137,7 @@ func TestBundle(t *testing.T) {
 	}
 	for name, want := range map[string]string{
 		"version.txt": "xpuctl ", "objects/xpu.yaml": "10.0.0.1:50151", "objects/pod.yaml": "k8s.v1.cni.cncf.io/networks: blue",
-		"objects/resourceclaim.yaml": "key: blue", "objects/resourceslice.yaml": "driver: xpu.opiproject.org",
+		"objects/resourceclaim.yaml": "network: blue", "objects/resourceslice.yaml": "driver: xpu.opiproject.org",
 		"nodes/node1.json": `"node": "node1"`, "errors.txt": "nodes/node2.json: no pod of xpu-agent runs there",
 		"logs/xpu-agent-1-xpu-agent.log": "fake logs", "logs/xpu-agent-1-xpu-agent-previous.log": "fake logs",
 	} {
@@ -143,23 +150,17 @@ func TestBundle(t *testing.T) {
 			t.Errorf("%s has %s", name, not)
 		}
 	}
+	if _, has := files["logs/xpu-agent-1-istio-proxy.log"]; has {
+		t.Error("the log of a container of others is in the archive")
+	}
 	if !strings.Contains(files["errors.txt"], "networkattachmentdefinition") && files["objects/networkattachmentdefinition.yaml"] != "" {
 		t.Errorf("errors.txt is %q", files["errors.txt"])
 	}
 }
 
-// TestArguments: those of the product's own programs stay.
-func TestArguments(t *testing.T) {
-	o := &unstructured.Unstructured{Object: map[string]any{"containers": []any{
-		map[string]any{"name": "xpu-agent", "args": []any{"--sys-root=/host/sys"}},
-		map[string]any{"name": "sidecar", "args": []any{secret}},
-	}}}
-	redact(o)
-	containers := o.Object["containers"].([]any)
-	if got := containers[0].(map[string]any)["args"].([]any)[0]; got != "--sys-root=/host/sys" {
-		t.Errorf("argument of xpu-agent is %v", got)
-	}
-	if got := containers[1].(map[string]any)["args"].([]any)[0]; got != leftOut {
-		t.Errorf("argument of the sidecar is %v", got)
-	}
+// own makes a pod one of the project's.
+func own(p *corev1.Pod, part string) {
+	p.Labels = map[string]string{"app.kubernetes.io/part-of": "xpu-device-plugin", "app.kubernetes.io/name": part}
+	p.Spec.ServiceAccountName = part
+	p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: part, Controller: new(true)}}
 }

@@ -1,92 +1,346 @@
 package bundle
 
 import (
+	"encoding/json"
+	"regexp"
 	"slices"
+	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
+	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// leftOut stands for what may be secret.
+// leftOut stands for a text that is left out, where it helps to know that there was one.
 const leftOut = "<left out>"
 
-// lastApplied has a copy of the object as somebody wrote it, secrets included.
-const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
-
-// redact takes from an object what may be secret: values of environment variables and of probes' headers, commands and arguments of containers that are not the
-// product's, annotations but those that have to do with networks, and opaque parameters of other drivers.
-func redact(o *unstructured.Unstructured) {
-	unstructured.RemoveNestedField(o.Object, "metadata", "managedFields")
-	annotations := o.GetAnnotations()
-	for name := range annotations {
-		if name == lastApplied {
-			delete(annotations, name)
-		} else if !slices.Contains(shownAnnotations, name) {
-			annotations[name] = leftOut
-		}
+// redact returns what the archive has of an object of a kind: the fields that the project needs to
+// help, and no others. Namespace is where the project's pods are.
+func redact(kind string, o *unstructured.Unstructured, namespace string) map[string]any {
+	allowed := shownFields(kind, o, namespace)
+	if allowed == nil {
+		return nil
 	}
-	o.SetAnnotations(annotations)
-	walk(o.Object)
+	shown, _ := allowed.shown(o.Object).(map[string]any)
+	return shown
 }
 
-// shownAnnotations are what Multus, the broker and the controller read or write.
-var shownAnnotations = []string{
-	"k8s.v1.cni.cncf.io/networks", "k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/resourceName",
-	v1alpha1.AnnotationOrigin, v1alpha1.AnnotationOriginUID, v1alpha1.AnnotationTLSSecret, v1alpha1.AnnotationServerName,
-	"resource.kubernetes.io/pod-claim-name", "deprecated.daemonset.template.generation", "deployment.kubernetes.io/revision",
+func views() map[string]view {
+	return map[string]view{
+		"labels":      chosen(shownLabels()),
+		"annotations": annotations,
+		"opaque":      opaque,
+		"device":      deviceStatus,
+		"network":     networkConfig,
+		"container":   parse(containerFields, nil).shown,
+		"status":      parse(statusFields, nil).shown,
+	}
 }
 
-// walk goes through a value of JSON.
-func walk(value any) {
-	switch v := value.(type) {
-	case []any:
-		for _, item := range v {
-			walk(item)
+// ourViews are those of the project's own pods. Other containers in them, such as those that a
+// service mesh adds, are shown as everywhere.
+func ourViews() map[string]view {
+	all := views()
+	others := all["container"]
+	ours := parse(ourContainerFields, map[string]view{"arguments": arguments})
+	all["container"] = func(value any) any {
+		container, _ := value.(map[string]any)
+		if name, _ := container["name"].(string); isOurContainer(name) {
+			return ours.shown(value)
 		}
-	case map[string]any:
-		for key, item := range v {
-			switch {
-			case key == "env" || key == "args" || key == "command" || key == "httpHeaders":
-				hide(v, key)
-			case key == "opaque":
-				hideParameters(item)
-			default:
-				walk(item)
+		return others(value)
+	}
+	return all
+}
+
+// chosen shows the texts of a map that have one of the keys.
+func chosen(keys []string) view {
+	return func(value any) any {
+		all, _ := value.(map[string]any)
+		shown := map[string]any{}
+		for _, key := range keys {
+			if text, isText := all[key].(string); isText {
+				shown[key] = text
 			}
 		}
+		if len(shown) == 0 {
+			return nil
+		}
+		return shown
 	}
 }
 
-// hide keeps the names of environment variables, and the arguments that are flags of the product's programs in its own images.
-func hide(parent map[string]any, key string) {
-	items, isList := parent[key].([]any)
-	if !isList {
-		return
-	}
-	for i, item := range items {
-		switch entry := item.(type) {
-		case map[string]any:
-			if _, has := entry["value"]; has {
-				entry["value"] = leftOut
+const (
+	networksAnnotation = "k8s.v1.cni.cncf.io/networks"
+	statusAnnotation   = "k8s.v1.cni.cncf.io/network-status"
+)
+
+func annotations(value any) any {
+	all, _ := value.(map[string]any)
+	shown, _ := chosen(shownAnnotations())(value).(map[string]any)
+	for key, show := range map[string]func(string) string{
+		networksAnnotation: networks, statusAnnotation: networkStatus,
+	} {
+		if text, isText := all[key].(string); isText {
+			if shown == nil {
+				shown = map[string]any{}
 			}
-		case string:
-			if !ours(parent) {
-				items[i] = leftOut
-			}
+			shown[key] = show(text)
 		}
 	}
-}
-
-// ours says whether a container is one of the product's, none of whose flags is secret.
-func ours(container map[string]any) bool {
-	name, _ := container["name"].(string)
-	return slices.Contains([]string{"xpu-agent", "xpu-controller", "opi-bridge", "install-cni"}, name)
-}
-
-func hideParameters(opaque any) {
-	o, isMap := opaque.(map[string]any)
-	if isMap && o["driver"] != v1alpha1.GroupName {
-		o["parameters"] = leftOut
+	if shown == nil {
+		return nil
 	}
+	return shown
+}
+
+// networkNames is the short form of a pod's networks, "namespace/name@interface,...", from the
+// multi-network specification (k8snetworkplumbingwg), section 4.1.1.
+var networkNames = regexp.MustCompile(`^[a-z0-9.-]+(/[a-z0-9.-]+)?(@[a-zA-Z0-9._-]+)?$`)
+
+// networks shows which networks a pod asks Multus for, without the cni-args of their plugins.
+func networks(text string) string {
+	if strings.HasPrefix(strings.TrimSpace(text), "[") {
+		return ofJSON(text, parse("[]: name namespace interface ips[] mac", nil))
+	}
+	for name := range strings.SplitSeq(text, ",") {
+		if !networkNames.MatchString(strings.TrimSpace(name)) {
+			return leftOut
+		}
+	}
+	return text
+}
+
+// networkStatus shows which interfaces Multus says that a pod has.
+func networkStatus(text string) string {
+	return ofJSON(text, parse(`
+		[]: name interface ips[] mac mtu default gateway[]
+		[].device-info: type version
+		[].device-info.pci: pci-address pf-pci-address representor-device rdma-device vdpa-device
+	`, nil))
+}
+
+// networkConfig shows a network configuration of CNI: the types of the plugins, and the fields that
+// xpu-cni reads itself. IPAM plugins have passwords in theirs.
+func networkConfig(value any) any {
+	text, _ := value.(string)
+	if text == "" {
+		return nil
+	}
+	plugin := func(value any) any {
+		list := "type name ipam.type"
+		if conf, _ := value.(map[string]any); conf["type"] == "xpu-cni" {
+			list += ` deviceID network mtu mac vlan vlanQoS vlanProto min_tx_rate max_tx_rate
+				spoofchk trust link_state timeout capabilities.*`
+		}
+		return parse(oneLine(list)+" cniVersion", nil).shown(value)
+	}
+	list := parse("cniVersion name disableCheck plugins[]=plugin", map[string]view{"plugin": plugin})
+	return ofJSON(text, &fields{view: func(value any) any {
+		if conf, _ := value.(map[string]any); conf["plugins"] == nil {
+			return plugin(value)
+		}
+		return list.shown(value)
+	}})
+}
+
+// ofJSON returns the fields of a JSON text as JSON, or that it was left out.
+func ofJSON(text string, f *fields) string {
+	var value any
+	if err := json.Unmarshal([]byte(text), &value); err != nil {
+		return leftOut
+	}
+	shown, err := json.Marshal(f.shown(value))
+	if err != nil || string(shown) == "null" {
+		return leftOut
+	}
+	return string(shown)
+}
+
+func oneLine(list string) string { return strings.Join(strings.Fields(list), " ") }
+
+// opaque shows for which driver a configuration is, and what is asked of this one.
+func opaque(value any) any {
+	list := "driver"
+	if config, _ := value.(map[string]any); config["driver"] == v1alpha1.GroupName {
+		list = `driver
+			parameters: apiVersion kind network interfaceName mtu mac addresses[] allMulticast driver
+			parameters.routes[]: to via metric
+			parameters.vf: vlan qos vlanProtocol trust spoofCheck minTxRate maxTxRate linkState
+		`
+	}
+	return parse(list, nil).shown(value)
+}
+
+// deviceStatus shows what the driver of a claim's device says of it, and in full what this one says.
+func deviceStatus(value any) any {
+	list := `
+		driver pool device shareID
+		conditions[]: type status reason observedGeneration lastTransitionTime
+	`
+	if device, _ := value.(map[string]any); device["driver"] == v1alpha1.GroupName {
+		list += `
+			conditions[]: message
+			networkData: interfaceName ips[] hardwareAddress
+		`
+	}
+	return parse(list, nil).shown(value)
+}
+
+// eventMessage returns the message of an event if the project or the scheduler writes it, and of
+// others' messages what the CNI plugin or the DRA driver of the project said.
+func eventMessage(o *unstructured.Unstructured) any {
+	event := o.Object
+	text, _ := event["message"].(string)
+	reason, _ := event["reason"].(string)
+	from, _ := event["reportingComponent"].(string)
+	if from == "" {
+		from, _, _ = unstructured.NestedString(event, "source", "component")
+	}
+
+	switch {
+	case text == "":
+		return nil
+	case reason == "PostDeleteHookFailed": // it has what the hook printed
+		return leftOut
+	case slices.Contains(ourParts(), from), from == "default-scheduler":
+		return text
+	case from == "kubelet":
+		return ourPart(text)
+	}
+	return leftOut
+}
+
+// ourPart cuts from a kubelet's message what the project's CNI plugin or DRA driver said.
+func ourPart(text string) string {
+	for _, mark := range []string{`plugin type="xpu-cni"`, `plugin type=\"xpu-cni\"`} {
+		if _, said, found := strings.Cut(text, mark); found {
+			said, _, _ = strings.Cut(said, "plugin type=")
+			return mark + said
+		}
+	}
+	return leftOut
+}
+
+// ourParts are the names of the project's parts: of their containers, DaemonSets, Deployments and
+// reporters of events.
+func ourParts() []string { return []string{"xpu-agent", "xpu-controller", "xpu-broker", "opi-bridge"} }
+
+func isOurContainer(name string) bool {
+	return name == "install-cni" || slices.Contains(ourParts(), name)
+}
+
+// partOf is the label that the project's pods and their owners have.
+const partOf = "app.kubernetes.io/part-of"
+
+// isOurPod says whether a pod is one of the project's: by its namespace, in which only who runs the
+// project may make pods, its labels, its ServiceAccount, and the owner that makes it.
+func isOurPod(o metav1.Object, account, namespace string) bool {
+	part := o.GetLabels()["app.kubernetes.io/name"]
+	if o.GetNamespace() != namespace || o.GetLabels()[partOf] != "xpu-device-plugin" ||
+		!slices.Contains(ourParts(), part) || !isAccountOf(part, account) {
+		return false
+	}
+	for _, owner := range o.GetOwnerReferences() {
+		if owner.Controller == nil || !*owner.Controller {
+			continue
+		}
+		ofDaemonSet := owner.Kind == "DaemonSet" && owner.Name == part
+		ofDeployment := owner.Kind == "ReplicaSet" && strings.HasPrefix(owner.Name, part+"-")
+		return ofDaemonSet || ofDeployment
+	}
+	return false
+}
+
+// isOurWorkload says whether a DaemonSet or Deployment is one of the project's.
+func isOurWorkload(o metav1.Object, account, namespace string) bool {
+	return o.GetNamespace() == namespace && o.GetLabels()[partOf] == "xpu-device-plugin" &&
+		slices.Contains(ourParts(), o.GetName()) && isAccountOf(o.GetName(), account)
+}
+
+// isAccountOf says whether a part runs as the ServiceAccount. In direct mode the agent has none of
+// its own, and opi-bridge never has.
+func isAccountOf(part, account string) bool {
+	own := account == "" || account == "default"
+	return account == part || own && (part == "xpu-agent" || part == "opi-bridge")
+}
+
+// arguments shows the flags of the project's programs, and the values of those that are names,
+// numbers, paths and addresses.
+func arguments(value any) any {
+	all, _ := value.([]any)
+	shown := []any{}
+	for _, item := range all {
+		text, _ := item.(string)
+		flag, _, hasValue := strings.Cut(text, "=")
+		switch {
+		case slices.Contains(shownFlags(), flag):
+			shown = append(shown, text)
+		case hasValue && flagName.MatchString(flag):
+			shown = append(shown, flag+"="+leftOut)
+		default:
+			shown = append(shown, leftOut)
+		}
+	}
+	return shown
+}
+
+var flagName = regexp.MustCompile(`^--[a-z-]{1,40}$`)
+
+// shownFlags are flags of the project's programs whose values are no secrets. --tracing-endpoint is
+// a URL, which may have a password.
+func shownFlags() []string {
+	return strings.Fields(`
+		--agent-timeout --authorization --cdi-dir --clusterprofile-provider-file --cni-allow-keys
+		--cni-socket --config-file --data-plane --dev-root --devinfo-dir --direct-config --from
+		--health-probe-bind-address --hook-attempts --hook-timeout --hooks-dir --host-pf
+		--host-pf-file --insecure --kube-api-burst --kube-api-qps --kubeconfig --kubelet-dir
+		--leader-elect --listen --log-format --log-level --metrics-bind-address --metrics-cert-dir
+		--metrics-listen --metrics-secure --metrics-tls --namespace --new-state --node-name
+		--nri-socket --pod-name --pod-uid --pprof-bind-address --pprof-listen --proc-root
+		--provision-timeout --provisioner --ready-socket --representor --resource-prefix
+		--resync-period --role --socket --source-filter --spool-dir --state --state-dir --sys-root
+		--sysctl --tls-cert --tls-client-ca --tls-key --to --underlay --uplink --use-cdi
+	`)
+}
+
+// redactState leaves out what post-delete hooks of the administrator printed. All other texts are
+// the agent's own.
+func redactState(state *nodestate.State) *nodestate.State {
+	shown := *state
+	shown.Functions = slices.Clone(state.Functions)
+	for i := range shown.Functions {
+		a := shown.Functions[i].Attachment
+		if a == nil || a.Hook == nil || a.Hook.Name == nodestate.PortHook || a.Hook.Error == "" {
+			continue
+		}
+		attachment, hook := *a, *a.Hook
+		hook.Error = leftOut
+		attachment.Hook = &hook
+		shown.Functions[i].Attachment = &attachment
+	}
+	shown.DeadLetters = slices.Clone(state.DeadLetters)
+	for i := range shown.DeadLetters {
+		if l := &shown.DeadLetters[i]; l.Hook != nodestate.PortHook && l.Error != "" {
+			l.Error = leftOut
+		}
+	}
+	return &shown
+}
+
+// redactLog leaves out of a log of the project what post-delete hooks printed.
+func redactLog(log []byte) []byte {
+	var out strings.Builder
+	for line := range strings.Lines(string(log)) {
+		before, _, isOfHook := strings.Cut(line, "Post-delete hook ")
+		if !isOfHook {
+			out.WriteString(line)
+			continue
+		}
+		at, _, _ := strings.Cut(before, " ")
+		out.WriteString(at + " Post-delete hook " + leftOut + "\n")
+	}
+	return []byte(out.String())
 }

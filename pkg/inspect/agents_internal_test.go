@@ -1,0 +1,22 @@
+package inspect
+
+import (
+	"io"
+	"strings"
+	"testing"
+)
+
+// TestEndlessAnswer: an agent's program that does not stop to write is cut off, and not taken for
+// one that has answered.
+func TestEndlessAnswer(t *testing.T) {
+	out := limited{left: 100}
+	if _, err := out.Write(make([]byte, 100)); err != nil {
+		t.Errorf("100 bytes: %v", err)
+	}
+	if _, err := io.Copy(&out, strings.NewReader("x")); err == nil || !strings.Contains(err.Error(), "too long") {
+		t.Errorf("another byte: %v", err)
+	}
+	if out.all.Len() != 100 {
+		t.Errorf("%d bytes are kept", out.all.Len())
+	}
+}
