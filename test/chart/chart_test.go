@@ -209,6 +209,10 @@ func TestParts(t *testing.T) {
 		"what was declared goes before CRDs": {
 			[]string{"crds.keep=false"}, []string{"helm.sh/hook: pre-delete", "ghcr.io/opiproject/xpuctl:", "--namespace=" + namespace}, nil,
 		},
+		"the uninstall Job by digest": {
+			[]string{"crds.keep=false", "controller.digest=" + digest, "uninstall.digest=" + digest},
+			[]string{"ghcr.io/opiproject/xpuctl@" + digest}, []string{"ghcr.io/opiproject/xpuctl:"},
+		},
 		"nothing declared by CRDs": {[]string{"crds.keep=false", "mode=direct"}, nil, []string{"helm.sh/hook"}},
 		"images": {
 			[]string{"image.registry=registry.example/xpu", "image.tag=v9", "agent.digest=" + digest, "image.pullSecrets={mine}"},
@@ -274,16 +278,18 @@ func TestParts(t *testing.T) {
 // TestRefuses: the error names the value.
 func TestRefuses(t *testing.T) {
 	for set, want := range map[string]string{
-		"agent.enabld=true":                              "'enabld' not allowed",
-		"mode=all":                                       "/mode': value must be one of 'cluster', 'tenant', 'infra', 'direct'",
-		"agent.digest=latest":                            "/agent/digest",
-		"agent.hostPaths.cniBin=opt/":                    "/agent/hostPaths/cniBin",
-		"controller.extraArgs={verbose}":                 "/controller/extraArgs/0",
-		"controller.goMemLimit=210M":                     "/controller/goMemLimit",
-		"networkPolicies.opiPorts={0}":                   "/networkPolicies/opiPorts/0",
-		"broker.namespace=xpu-system":                    "broker.namespace: must not be the release's namespace",
-		"mode=direct,monitoring.secure=true":             "monitoring.secure: agents of mode direct have no API server",
-		"monitoring.secure=true,monitoring.enabled=true": "monitoring.tokenSecretName: must name a Secret",
+		"agent.enabld=true":              "'enabld' not allowed",
+		"mode=all":                       "/mode': value must be one of 'cluster', 'tenant', 'infra', 'direct'",
+		"agent.digest=latest":            "/agent/digest",
+		"agent.hostPaths.cniBin=opt/":    "/agent/hostPaths/cniBin",
+		"controller.extraArgs={verbose}": "/controller/extraArgs/0",
+		"controller.goMemLimit=210M":     "/controller/goMemLimit",
+		"uninstall.digest=latest":        "/uninstall/digest",
+		"crds.keep=false,controller.digest=sha256:" + strings.Repeat("0a", 32): "uninstall.digest: must be the digest of the image xpuctl",
+		"networkPolicies.opiPorts={0}":                                         "/networkPolicies/opiPorts/0",
+		"broker.namespace=xpu-system":                                          "broker.namespace: must not be the release's namespace",
+		"mode=direct,monitoring.secure=true":                                   "monitoring.secure: agents of mode direct have no API server",
+		"monitoring.secure=true,monitoring.enabled=true":                       "monitoring.tokenSecretName: must name a Secret",
 	} {
 		_, err := render(t, namespace, "mode=infra", set)
 		if strings.HasPrefix(set, "mode=") {
