@@ -66,7 +66,7 @@ func (s *secrets) fill(v reflect.Value, path string) {
 		s.raw(at, path)
 		return
 	case *metav1.FieldsV1:
-		at.Raw = fmt.Appendf(nil, `{"f:%s": {}}`, s.next(path))
+		at.SetRawString(fmt.Sprintf(`{"f:%s": {}}`, s.next(path)))
 		return
 	}
 
