@@ -14,7 +14,8 @@ const (
 	// ConditionCard says of an XPU whose OPI agent tells which PFs it serves whether its node has them.
 	ConditionCard = "Card"
 
-	// ConditionFunctions is on an XPU of which some Functions are given up (spec.abandonedFunctions): False (Abandoned).
+	// ConditionFunctions is on an XPU of which some Functions are given up
+	// (spec.abandonedFunctions): False (Abandoned).
 	ConditionFunctions = "Functions"
 
 	// ConditionConnected says of an XPUTenant whether its cluster answers the broker.
@@ -23,7 +24,8 @@ const (
 	// ConditionSynced says of an XPUTenant whether the broker carries over what its cluster has.
 	ConditionSynced = "Synced"
 
-	// ConditionWithinLimits says of an XPUTenant whether its cluster has no more than it may have.
+	// ConditionWithinLimits, of an XPUTenant, is False while its cluster has more objects than the
+	// limits allow.
 	ConditionWithinLimits = "WithinLimits"
 
 	// ConditionAdmitted says of an XPUPort without a claim in a tenant cluster whether the network lets its pod join.
@@ -72,8 +74,8 @@ const (
 	// might reach the next one. The device is tried again now and then, and "xpuctl release" frees it (effect NoSchedule).
 	TaintQuarantined = GroupName + "/quarantined"
 
-	// TaintXPUAway is on devices whose xPU's OPI agent cannot be reached, and on those that are given up because it cannot delete
-	// their ports (effect NoSchedule).
+	// TaintXPUAway is on devices whose xPU's OPI agent cannot be reached, and on those that are
+	// given up because it cannot delete their ports (effect NoSchedule).
 	TaintXPUAway = GroupName + "/xpu-away"
 
 	// TaintInUse is on a device that a pod still has by another way of publishing: the device plugin before its pool

@@ -85,10 +85,11 @@ type XPUSpec struct {
 	// +optional
 	Abandon bool `json:"abandon,omitempty"`
 
-	// AbandonedFunctions gives single Functions up, whose ports the OPI agent cannot delete, such as when it has lost a
-	// representor: "0000:3b:02.1", or "0000:3b:00.0/sf88" for an SF. Their XPUPorts go although the agent does not say that the
-	// port is gone. The Functions stay tainted, and get no Port, until they are taken from the list, which says that their
-	// ports are gone.
+	// AbandonedFunctions gives single Functions up, whose ports the OPI agent cannot delete, such
+	// as when it has lost a representor: "0000:3b:02.1", or "0000:3b:00.0/sf88" for an SF. Their
+	// XPUPorts go although the agent does not say that the port is gone. The Functions stay
+	// tainted, and get no Port, until they are taken from the list, which says that their ports are
+	// gone.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=256
@@ -114,7 +115,8 @@ type XPUForeign struct {
 	// +optional
 	Unknown int32 `json:"unknown,omitempty"`
 
-	// Examples are some of all these, at most 5: "port vf-0000-3b-02-1", "network net-blue (VLAN 10)".
+	// Examples are some of all these, at most 5: "port vf-0000-3b-02-1", "network net-blue (VLAN
+	// 10)".
 	// +optional
 	// +listType=atomic
 	Examples []string `json:"examples,omitempty"`
@@ -154,8 +156,9 @@ type XPUStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
 
-	// Endpoint is spec.endpoint once the OPI agent there has answered; names are in lower case. While the spec says the same, no
-	// other XPU gets this agent. It is absent while another XPU has the agent.
+	// Endpoint is spec.endpoint once the OPI agent there has answered; names are in lower case.
+	// While the spec says the same, no other XPU gets this agent. It is absent while another XPU
+	// has the agent.
 	// +optional
 	// +kubebuilder:validation:MaxLength=320
 	Endpoint string `json:"endpoint,omitempty"`

@@ -145,8 +145,9 @@ type XPUTenantStatus struct {
 	// +listMapKey=name
 	Networks []TenantNetwork `json:"networks,omitempty"`
 
-	// Conditions has Connected: True while the tenant's cluster answers the broker; Synced: True once all that it had was carried
-	// over; and WithinLimits: True while nothing of it waits because the tenant may not have more.
+	// Conditions has Connected: True while the tenant's cluster answers the broker; Synced: True
+	// once all that it had was carried over; and WithinLimits: True while nothing of it waits
+	// because the tenant may not have more.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

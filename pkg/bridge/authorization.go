@@ -27,8 +27,8 @@ type Authorization struct {
 	Rules []Rule `json:"rules"`
 }
 
-// Rule is what a client may see and change: networks with these ids, and ports with these ids all of
-// whose networks are among them.
+// Rule is what a client may see and change: networks with these ids, and ports with these ids all
+// of whose networks are among them.
 type Rule struct {
 	// Subject is that of the client's certificate as RFC 2253 writes it: "CN=xpu-controller,O=infra".
 	Subject  string   `json:"subject"`
@@ -36,9 +36,9 @@ type Rule struct {
 	Ports    []string `json:"ports"`              // patterns of path.Match
 	ReadOnly bool     `json:"readOnly,omitempty"` // nothing may be changed
 
-	// VLANs and VNIs are what the client may give its networks: ids of one segment, or ranges. None
-	// is none; a rule by which networks may be changed has to say so, because two clients whose
-	// networks have different ids could otherwise take each other's segments.
+	// VLANs and VNIs are the segments that the client may give its networks: numbers or ranges. An
+	// empty list allows no segment. A rule that lets networks be changed must have both lists, because
+	// clients whose networks have different ids could otherwise take each other's segments.
 	VLANs []Segments `json:"vlans,omitempty"`
 	VNIs  []Segments `json:"vnis,omitempty"`
 
@@ -91,7 +91,8 @@ func has(all []Segments, segment, most uint32) bool {
 	})
 }
 
-// ParseAuthorization reads YAML. The errors name the rule and the field, and say what would be right.
+// ParseAuthorization reads YAML. The errors name the rule and the field, and say what would be
+// right.
 func ParseAuthorization(text []byte) (*Authorization, error) {
 	a := &Authorization{}
 	if err := yaml.UnmarshalStrict(text, a); err != nil {
@@ -184,7 +185,8 @@ func identify(ctx context.Context, authorization *Authorization) context.Context
 	return context.WithValue(ctx, clientKey{}, authorization.client(certificates))
 }
 
-// client returns who has these certificates, its own first. authorization is nil if there is none.
+// client returns the client that presented this chain of certificates, which begins with the
+// client's own. A nil authorization restricts no client.
 func (authorization *Authorization) client(certificates []*x509.Certificate) client {
 	c := client{restricted: authorization != nil}
 	if len(certificates) > 0 {
@@ -309,7 +311,8 @@ type reference struct {
 
 func (r reference) Error() string { return r.text }
 
-// tell returns the text of an error for a client: it names no object that the client may not know of.
+// tell returns the text of an error for a client: it names no object that the client may not know
+// of.
 func (a *Agent) tell(who client, err error) string {
 	text := err.Error()
 	for _, r := range references(err) {
@@ -347,7 +350,8 @@ func (a *Agent) mayKnow(who client, of task) bool {
 	return who.sees(of.id, networksOf(spec))
 }
 
-// name is how a client is told of a network or port: without its id if the client may not know of it.
+// name describes a network or port to a client. It leaves the id out if the client may not know of
+// the object.
 func (a *Agent) name(who client, of task) string {
 	word := portKind.word
 	if of.kind == taskNetwork {

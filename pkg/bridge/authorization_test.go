@@ -279,8 +279,8 @@ func TestMetricsOfOthers(t *testing.T) {
 	}
 }
 
-// FuzzParseAuthorization: a rule that is taken gives its client no segment beside those that it has,
-// and does not end the agent.
+// FuzzParseAuthorization: a rule that is taken gives its client no segment beside those that it
+// has, and does not end the agent.
 func FuzzParseAuthorization(f *testing.F) {
 	f.Add("rules: [{subject: CN=a, networks: ['net-*'], ports: [], vlans: [7, 100-199], vnis: [1-16777215], mostPorts: 3}]", uint32(150))
 	f.Add("rules: [{subject: CN=a, networks: ['net-*'], vlans: [], vnis: []}]", uint32(0))

@@ -76,8 +76,8 @@ func (b *bridgePlane) ensureNetwork(n segment) (mtu int, err error) {
 	return mtu, cmp.Or(blocked, err)
 }
 
-// realiseNetwork takes the network's VLAN id, and brings up its bridge, and the VXLAN port if it has
-// a VNI. blocked is why nothing passes the network's uplink.
+// realiseNetwork takes the network's VLAN id, and brings up its bridge, and the VXLAN port if it
+// has a VNI. blocked is why nothing passes the network's uplink.
 func (b *bridgePlane) realiseNetwork(n segment) (mtu int, blocked, err error) {
 	if err := b.available(n); err != nil {
 		return 0, nil, err

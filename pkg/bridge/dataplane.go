@@ -114,7 +114,8 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 	return plane, nil
 }
 
-// checkPatterns finds patterns for names of representors that match nothing, or more than people mean.
+// checkPatterns finds patterns for names of representors that match nothing, or more than people
+// mean.
 func checkPatterns(patterns []string) error {
 	var failed []error
 	for _, pattern := range patterns {

@@ -83,13 +83,13 @@ func (p eswitchPort) String() string {
 // external reports whether the Function is another machine's: the kernel names its controller then.
 func (n portName) external() bool { return strings.HasPrefix(n.pf, "c") }
 
-// portResolver finds the eswitch port of the Function whose PCI address is in a port's id, or which
-// the id itself names. It resolves only Functions that are for clients: those of another machine,
-// which the eswitch calls external, and those of PFs that the configuration names. Clients choose
-// ids, and this machine's own Functions must not end in their networks.
+// portResolver finds the eswitch port for the id of a port, which is the PCI address of a Function or
+// the eswitch's name for it. It resolves only Functions that clients may have: external ones, which
+// belong to another machine, and those of PFs that the configuration names. The others are refused,
+// because clients choose ids, and this machine's own Functions must not end in their networks.
 type portResolver struct {
-	sysfs   sysfs.Root // asked about those of hostPFs that are this machine's own
-	hostPFs []HostPF   // that were told
+	sysfs   sysfs.Root // describes the hostPFs that are this machine's own
+	hostPFs []HostPF   // from the configuration
 	// representors are patterns of path.Match: names of netdevs that may be ports although no
 	// eswitch says that they represent a Function for clients.
 	representors []string
@@ -107,8 +107,8 @@ func (r portResolver) resolve(port string) (eswitchPort, error) {
 	return r.byAddress(f)
 }
 
-// ofEswitch resolves a Function as the eswitch numbers it. A name without a controller is that of
-// a Function of this machine, unless a --host-pf says that the kernel does not name controllers.
+// ofEswitch resolves the eswitch's name for a Function. A name without a controller belongs to a
+// Function of this machine, unless a --host-pf says that the kernel does not name controllers.
 func (r portResolver) ofEswitch(name portName) (eswitchPort, error) {
 	at := eswitchPort{name: name}
 	if r.serves(at) {

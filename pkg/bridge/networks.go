@@ -119,7 +119,8 @@ func (a *Agent) checkNetwork(who client, id string, spec *evpn.LogicalBridgeSpec
 	refuse := func(code codes.Code, format string, args ...any) (*evpn.LogicalBridgeSpec, error) {
 		return nil, status.Errorf(code, "logical bridge %s: %s", id, fmt.Sprintf(format, args...))
 	}
-	// An object was valid when it was made. It may be asked for again although another data plane would refuse it.
+	// An object was valid when it was made. It may be asked for again although another data plane
+	// would refuse it.
 	var before *evpn.LogicalBridgeSpec
 	if have := a.networks.objects[id]; have != nil {
 		if before = have.spec; !have.deleting && proto.Equal(before, spec) {

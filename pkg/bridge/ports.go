@@ -138,7 +138,8 @@ func validPort(spec *evpn.BridgePortSpec) error {
 	return nil
 }
 
-// checkPort returns a spec that has the names of its networks in the form that the agent gives them, sorted.
+// checkPort returns a spec that has the names of its networks in the form that the agent gives
+// them, sorted.
 func (a *Agent) checkPort(who client, id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
 	refuse := func(code codes.Code, format string, args ...any) (*evpn.BridgePortSpec, error) {
 		return nil, status.Errorf(code, "bridge port %s: %s", id, fmt.Sprintf(format, args...))

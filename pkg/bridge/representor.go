@@ -85,8 +85,8 @@ func isOnTop(link netlink.Link) bool {
 		slices.Contains([]string{"vlan", "macvlan", "macvtap", "ipvlan"}, link.Type())
 }
 
-// locate finds the port's netdev by its name or alternative name, or else by what the port's id says
-// of its Function. The error is an errNoRepresentor if there is none.
+// locate finds the port's netdev by its name or alternative name, or else by what the port's id
+// says of its Function. The error is an errNoRepresentor if there is none.
 func (b *bridgePlane) locate(port string) (netlink.Link, error) {
 	named, err := b.find(port)
 	if err != nil {

@@ -43,9 +43,9 @@ func writeState(t testing.TB, path string, records []record) {
 	must.Succeed(t, file.Close())
 }
 
-// FuzzState: a state file whose records are whole, and yet not the agent's, is refused as corrupt, or
-// every object in it can be served. The file's own form is what boltfile checks, which has a fuzz
-// target too.
+// FuzzState: a state file whose records are whole, and yet not the agent's, is refused as corrupt,
+// or every object in it can be served. The file's own form is what boltfile checks, which has a
+// fuzz target too.
 func FuzzState(f *testing.F) {
 	marshal := func(m proto.Message) []byte {
 		data, err := proto.Marshal(m)

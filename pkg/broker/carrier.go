@@ -95,7 +95,8 @@ func (b *base) at(kind string, look look) reconcile.TypedReconciler[mcreconcile.
 	})
 }
 
-// behind is what look returns where the API server says other than the cache of it, which is behind.
+// behind is what look returns where the API server says other than the cache of it, which is
+// behind.
 var behind = reconcile.Result{RequeueAfter: firstRetry}
 
 // tenants are all that there are. They must not be changed.

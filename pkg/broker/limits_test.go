@@ -154,8 +154,8 @@ func (g *gate) waits(s *testCluster, want int) {
 	})
 }
 
-// TestFloodOfEachKind covers the same for the other kinds: XPUNetworks and XPUNodes that the infra cluster hangs on, and
-// XPUs that the tenant's cluster does.
+// TestFloodOfEachKind covers the same for the other kinds: XPUNetworks and XPUNodes that the infra
+// cluster hangs on, and XPUs that the tenant's cluster does.
 func TestFloodOfEachKind(t *testing.T) {
 	const many = 12
 	for name, test := range map[string]struct {
@@ -220,7 +220,8 @@ func TestFloodOfEachKind(t *testing.T) {
 	}
 }
 
-// refusing has an API server say Conflict to each write of a path, and counts them. Safe for concurrent use.
+// refusing has an API server say Conflict to each write of a path, and counts them. Safe for
+// concurrent use.
 type refusing struct {
 	path  string
 	count *atomic.Int64
@@ -239,7 +240,8 @@ func (r refusing) RoundTrip(request *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// TestConflictsWithoutEnd: a tenant's API server that says Conflict to each write is asked less and less often.
+// TestConflictsWithoutEnd: a tenant's API server that says Conflict to each write is asked less and
+// less often.
 func TestConflictsWithoutEnd(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -258,8 +260,8 @@ func TestConflictsWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestMaxNodes: of a tenant with many nodes the infra cluster has as many as its XPUTenant says, which says so, and others
-// come when there is room.
+// TestMaxNodes: of a tenant with many nodes the infra cluster has as many as its XPUTenant says,
+// which says so, and others come when there is room.
 func TestMaxNodes(t *testing.T) {
 	w := newWorld(t)
 	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.MaxNodes = ptr.To[int32](3) })
@@ -308,7 +310,8 @@ func TestMaxNodes(t *testing.T) {
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
 }
 
-// TestLargeObjects: an object that is larger than the infra cluster takes is not carried over, and others are.
+// TestLargeObjects: an object that is larger than the infra cluster takes is not carried over, and
+// others are.
 func TestLargeObjects(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -386,7 +389,8 @@ func TestForeignXPU(t *testing.T) {
 	})
 }
 
-// TestAbandonedFunctions: the nodes of a tenant learn which Functions the infra cluster's administrator has given up.
+// TestAbandonedFunctions: the nodes of a tenant learn which Functions the infra cluster's
+// administrator has given up.
 func TestAbandonedFunctions(t *testing.T) {
 	w := newWorld(t)
 	w.scene(w.a, nil)

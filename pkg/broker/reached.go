@@ -46,6 +46,10 @@ func newReached() *reached {
 // set records by which limit an object waits, limitNone for none.
 func (r *reached) set(tenant string, object objectOfKind, by limit) {
 	r.mu.Lock()
+	if r.by[tenant][object] == by { // as nearly always
+		r.mu.Unlock()
+		return
+	}
 	before := r.limits(tenant)
 	if by == limitNone {
 		delete(r.by[tenant], object)

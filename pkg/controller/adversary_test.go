@@ -136,8 +136,8 @@ func TestForeignPort(t *testing.T) {
 	c.portReason(c.port(late, vf(1)), v1alpha1.ReasonConflict, "VLAN 8")
 }
 
-// TestUnknownPort: an agent that was restarted has the port, and does not tell whose it is. The Function is kept from the next pod
-// until somebody has seen to that.
+// TestUnknownPort: an agent that was restarted has the port, and does not tell whose it is. The
+// Function is kept from the next pod until somebody has seen to that.
 func TestUnknownPort(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
@@ -160,7 +160,8 @@ func TestUnknownPort(t *testing.T) {
 	c.gone(port)
 }
 
-// TestUntoldPortsAreTold: ports of which the agent does not tell whose they are are neither others' nor deleted.
+// TestUntoldPortsAreTold: ports of which the agent does not tell whose they are are neither others'
+// nor deleted.
 func TestUntoldPortsAreTold(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
@@ -185,8 +186,8 @@ func TestUntoldPortsAreTold(t *testing.T) {
 	c.stays(agent, "vf-0000-3b-02-7")
 }
 
-// TestTakenEndpoint: an older XPU whose endpoint is changed does not take the agent of a younger one, also after the controller was
-// started anew.
+// TestTakenEndpoint: an older XPU whose endpoint is changed does not take the agent of a younger
+// one, also after the controller was started anew.
 func TestTakenEndpoint(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
@@ -205,8 +206,9 @@ func TestTakenEndpoint(t *testing.T) {
 	c.stays(agent, "vf-0000-3b-02-0")
 }
 
-// TestTwoNamesOfOneAgent: an XPU for an agent that another one has already is refused, however the endpoint is written. The Ports
-// of the first one stay, and the second one takes over once the first one is gone.
+// TestTwoNamesOfOneAgent: an XPU for an agent that another one has already is refused, however the
+// endpoint is written. The Ports of the first one stay, and the second one takes over once the
+// first one is gone.
 func TestTwoNamesOfOneAgent(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "LOCALHOST", "[::ffff:127.0.0.1]"} {
 		t.Run(host, func(t *testing.T) {
@@ -298,8 +300,9 @@ func TestXPUAbandoned(t *testing.T) {
 	})
 }
 
-// TestFunctionAbandoned: a Port that the agent cannot delete goes when the administrator gives its Function up. No pod gets the
-// Function until the administrator frees it. Other Functions, and Ports that are up, are not concerned.
+// TestFunctionAbandoned: a Port that the agent cannot delete goes when the administrator gives its
+// Function up. No pod gets the Function until the administrator frees it. Other Functions, and
+// Ports that are up, are not concerned.
 func TestFunctionAbandoned(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
@@ -328,7 +331,8 @@ func TestFunctionAbandoned(t *testing.T) {
 	c.functions(xpu, "")
 }
 
-// TestAbandonedThatCanBeDeleted: an agent that can let a port go after all is believed, and nothing is given up.
+// TestAbandonedThatCanBeDeleted: an agent that can let a port go after all is believed, and nothing
+// is given up.
 func TestAbandonedThatCanBeDeleted(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)

@@ -112,8 +112,9 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 	return book.assign(key, port, rules)
 }
 
-// checkOwn returns a *problem if another Port of the network has the MAC address or an address that the Port was made with, which two
-// controllers may have given away that both took themselves for the leader.
+// checkOwn returns a *problem if another Port of the network has the MAC address or an address that
+// the Port was made with, which two controllers may have given away that both took themselves for
+// the leader.
 func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

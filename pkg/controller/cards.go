@@ -173,8 +173,12 @@ func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (st
 	for i := range others.Items {
 		other := &others.Items[i]
 		for _, pf := range card.pfs {
-			has := other.PF(pf.Address) != nil || len(other.Spec.PFs) > 0 && other.Serves(pf.Address)
-			if other.Name != xpu.Name && has && (xpu.PF(pf.Address) == nil || other.CreationTimestamp.Before(&xpu.CreationTimestamp)) {
+			has := other.PF(pf.Address) != nil
+			named := len(other.Spec.PFs) > 0 && other.Serves(pf.Address)
+			if xpu.PF(pf.Address) != nil { // who has it loses it to nobody who only names it
+				has, named = has && older(other, xpu), false
+			}
+			if other.Name != xpu.Name && (has || named) {
 				return other.Name, nil
 			}
 		}

@@ -82,6 +82,14 @@ func TestCards(t *testing.T) {
 		c.card(thief, "", v1alpha1.ReasonConflict)
 		c.card(xpu, c.node, v1alpha1.ReasonFound)
 	})
+	t.Run("an XPU whose spec names another's PF later", func(t *testing.T) {
+		second := c.xpuOn(c.node, "second", opitest.Start(t).Config().Endpoint)
+		c.change(second, func() { second.Spec.PFs = []string{string(testPF)} })
+		c.change(xpu, func() { xpu.Status.Serial = "" }) // the controller looks again
+		c.card(xpu, c.node, v1alpha1.ReasonFound)
+		c.delete(second)
+		c.gone(second)
+	})
 	t.Run("a status that says something else", func(t *testing.T) {
 		c.eventually("change it", func() error {
 			if err := c.get(xpu); err != nil {
@@ -128,8 +136,9 @@ func TestCardMoves(t *testing.T) {
 	c.card(xpu, c.node+"-2", v1alpha1.ReasonFound)
 }
 
-// TestStolenCard covers a node that tells of another node's card: who had the card keeps it and all Ports, the contradiction is a
-// condition, and spec.nodeName ends it. So it is for who comes first, as nothing tells them apart.
+// TestStolenCard covers a node that tells of another node's card: who had the card keeps it and all
+// Ports, the contradiction is a condition, and spec.nodeName ends it. So it is for who comes first,
+// as nothing tells them apart.
 func TestStolenCard(t *testing.T) {
 	c := newCluster(t, nil)
 	c.network("blue", 100, "10.1.0.0/24")
@@ -153,7 +162,8 @@ func TestStolenCard(t *testing.T) {
 	c.card(xpu, c.node, v1alpha1.ReasonFound)
 }
 
-// TestAgentFallsSilent covers an agent that does not tell any more which PFs it serves: what it told holds until the spec is changed.
+// TestAgentFallsSilent covers an agent that does not tell any more which PFs it serves: what it
+// told holds until the spec is changed.
 func TestAgentFallsSilent(t *testing.T) {
 	c := newCluster(t, nil)
 	agent := c.dpu("MT1")
@@ -174,7 +184,8 @@ func TestAgentFallsSilent(t *testing.T) {
 	c.card(xpu, "", v1alpha1.ReasonNotTold)
 }
 
-// TestFunctionOfNoCard covers XPUPorts for Functions that the card does not have: the OPI agent is not asked for them.
+// TestFunctionOfNoCard covers XPUPorts for Functions that the card does not have: the OPI agent is
+// not asked for them.
 func TestFunctionOfNoCard(t *testing.T) {
 	c := newCluster(t, nil)
 	c.network("blue", 100)

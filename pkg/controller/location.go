@@ -67,16 +67,16 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 
 	switch {
 	case len(names) == 0 && at.node == "":
-		return at.unknown(v1alpha1.ReasonCardNotFound, "no node has told of %s yet; see whether xpu-agent runs on the "+
+		return at.because(v1alpha1.ReasonCardNotFound, "no node has told of %s yet; see whether xpu-agent runs on the "+
 			"node that has the card, or set spec.nodeName", describe(told))
 	case len(names) == 0:
-		return at.unknown(v1alpha1.ReasonCardNotFound, "node %s does not have %s; correct spec.nodeName, or wait for "+
+		return at.because(v1alpha1.ReasonCardNotFound, "node %s does not have %s; correct spec.nodeName, or wait for "+
 			"its xpu-agent", at.node, describe(told))
 	case at.node != "" && byNode[at.node] == nil:
-		return at.unknown(v1alpha1.ReasonContradiction, "spec.nodeName is %s, but %s has %s; correct it, or leave it out",
+		return at.because(v1alpha1.ReasonContradiction, "spec.nodeName is %s, but %s has %s; correct it, or leave it out",
 			at.node, strings.Join(names, ", "), describe(told))
 	case at.node == "" && len(names) > 1 && keeper == "":
-		return at.unknown(v1alpha1.ReasonContradiction, "nodes %s all have %s; set spec.nodeName",
+		return at.because(v1alpha1.ReasonContradiction, "nodes %s all have %s; set spec.nodeName",
 			strings.Join(names, ", "), describe(told))
 	}
 	at.node = cmp.Or(at.node, keeper, names[0])
@@ -101,7 +101,7 @@ func untold(xpu *v1alpha1.XPU) location {
 		return at.because(v1alpha1.ReasonNotTold, "the OPI agent does not tell any more which PFs it serves; node %s keeps the "+
 			"card, as the agent told before; set spec.nodeName if that is wrong", at.node)
 	}
-	return at.unknown(v1alpha1.ReasonNotTold, "the OPI agent does not tell which PFs it serves: set spec.nodeName, or have it tell; "+
+	return at.because(v1alpha1.ReasonNotTold, "the OPI agent does not tell which PFs it serves: set spec.nodeName, or have it tell; "+
 		"opi-bridge does where devlink shows ports of flavour pcipf, or by --host-pf")
 }
 
@@ -119,12 +119,6 @@ func keeperOf(xpu *v1alpha1.XPU, byNode map[string][]v1alpha1.XPUPF) string {
 func (l location) because(reason, format string, args ...any) location {
 	l.reason, l.message = reason, fmt.Sprintf(format, args...)
 	return l
-}
-
-// unknown is because for a card whose PFs are not known.
-func (l location) unknown(reason, format string, args ...any) location {
-	l.pfs = nil
-	return l.because(reason, format, args...)
 }
 
 // found compares a card that was found with the PFs of the spec.

@@ -60,7 +60,8 @@ func TestPortOfPod(t *testing.T) {
 	c.gone(network)
 }
 
-// A Port without a claim in another namespace than the agents' was made by nobody who may: it could name any pod.
+// A Port without a claim in another namespace than the agents' was made by nobody who may: it could
+// name any pod.
 func TestPortOfNoAgent(t *testing.T) {
 	c, agent := withCard(t)
 	c.network("blue", 100)
@@ -71,7 +72,8 @@ func TestPortOfNoAgent(t *testing.T) {
 	c.has(agent)
 }
 
-// TestNumberOfPorts: a node cannot have Ports without end, by SFs that it makes up. What it has stays.
+// TestNumberOfPorts: a node cannot have Ports without end, by SFs that it makes up. What it has
+// stays.
 func TestNumberOfPorts(t *testing.T) {
 	scheme, err := Scheme()
 	must.Succeed(t, err)
@@ -108,7 +110,8 @@ func TestNumberOfPorts(t *testing.T) {
 	}
 }
 
-// watchesLeases gives the controller the right to watch the broker's Lease, which it has in a tenant cluster.
+// watchesLeases gives the controller the right to watch the broker's Lease, which it has in a
+// tenant cluster.
 func (c *cluster) watchesLeases() {
 	c.Helper()
 	own := metav1.ObjectMeta{Namespace: c.namespace, Name: "leases"}
@@ -122,7 +125,8 @@ func (c *cluster) watchesLeases() {
 	})
 }
 
-// TestFinalizerOfStranger: nobody else's finalizer keeps a Function, whether our own is there still or an earlier controller removed it.
+// TestFinalizerOfStranger: nobody else's finalizer keeps a Function, whether our own is there still
+// or an earlier controller removed it.
 func TestFinalizerOfStranger(t *testing.T) {
 	for _, role := range []Role{RoleAll, RoleTenant} {
 		t.Run(string(role), func(t *testing.T) {

@@ -259,9 +259,9 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	return nil
 }
 
-// checkFunction returns a *problem if the card of the XPU does not have the Port's Function, as far as
-// its PFs are known: the OPI agent might take an id that no Function has for a port of something else.
-// A Port that is up stays up, because it has its id.
+// checkFunction returns a *problem if the card of the XPU does not have the Port's Function, as far
+// as its PFs are known: the OPI agent might take an id that no Function has for a port of something
+// else. A Port that is up stays up, because it has its id.
 func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	f := claim.FunctionOf(port.Spec.Function)
 	if port.Status.BridgePort != "" || len(xpu.Status.PFs) == 0 || hasFunction(xpu.Status.PFs, f) {
@@ -279,8 +279,8 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 // since, and at most mostPorts, because no list of an OPI agent is read further.
 const freePorts, mostPorts = 1024, 1 << 14
 
-// checkNumber returns a *problem if the XPU has many more Ports than its node has Functions. An SF may
-// have any number, so that a node could name Functions without end.
+// checkNumber returns a *problem if the XPU has many more Ports than its node has Functions. An SF
+// may have any number, so that a node could name Functions without end.
 func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if port.Status.BridgePort != "" {
 		return nil

@@ -77,8 +77,8 @@ func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder
 	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
 }
 
-// guarded has a reconciler do nothing once another leader was elected, and try again soon after a write conflict, which only means
-// that its cache was old.
+// guarded has a reconciler do nothing once another leader was elected, and try again soon after a
+// write conflict, which only means that its cache was old.
 func (r *base) guarded(inner reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
 		if err := r.Fence.Check(ctx); err != nil {
@@ -149,8 +149,9 @@ func (r *base) changeFinalizer(
 	return nil
 }
 
-// letGo removes all finalizers of a Port whose xPU does not serve it any more, but for those of the garbage collector. Nobody else
-// has a reason to keep a Port, which would keep its Function from everybody.
+// letGo removes all finalizers of a Port whose xPU does not serve it any more, but for those of the
+// garbage collector. Nobody else has a reason to keep a Port, which would keep its Function from
+// everybody.
 func (r *base) letGo(ctx context.Context, port *v1alpha1.XPUPort) error {
 	before := port.DeepCopy()
 	ofCollector := []string{metav1.FinalizerDeleteDependents, metav1.FinalizerOrphanDependents}

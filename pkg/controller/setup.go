@@ -124,8 +124,8 @@ func Installation(ctx context.Context, r client.Reader) (opi.Installation, error
 	return opi.NewInstallation(string(system.UID)), nil
 }
 
-// CacheOptions keep the cache small: only Secrets of the namespace, and nothing that the reconcilers do not read of the kinds of
-// which there are many. See [kubecache].
+// CacheOptions keep the cache small: only Secrets of the namespace, and nothing that the
+// reconcilers do not read of the kinds of which there are many. See [kubecache].
 func CacheOptions(namespace string) cache.Options {
 	agents := labels.NewSelector().Add(hasLabel(v1alpha1.LabelAgents))
 	return cache.Options{

@@ -61,7 +61,8 @@ func TestUplinkOfXPU(t *testing.T) {
 	c.networkReason(network, v1alpha1.ReasonUp, "")
 }
 
-// serveBridge runs opi-bridge in a network namespace, and serves on the test's own loopback address.
+// serveBridge runs opi-bridge in a network namespace, and serves on the test's own loopback
+// address.
 func serveBridge(t *testing.T, n *netns.Namespace) (endpoint string) {
 	t.Helper()
 	var agent *opiagent.Agent

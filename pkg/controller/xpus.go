@@ -90,8 +90,8 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 }
 
-// state has a session with the agent, and returns what to say of it; no reason while nothing is known. It also records in the
-// status whether the XPU has the agent.
+// state has a session with the agent, and returns what to say of it; no reason while nothing is
+// known. It also records in the status whether the XPU has the agent.
 func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message string, err error) {
 	err = r.checkSameEndpoint(ctx, xpu)
 	if err == nil {
@@ -147,8 +147,8 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 	return "", nil
 }
 
-// checkSameEndpoint returns a *problem if another XPU has the agent at the same endpoint. Two XPUs at one agent would undo each
-// other's work, as their nodes have Functions of the same addresses.
+// checkSameEndpoint returns a *problem if another XPU has the agent at the same endpoint. Two XPUs
+// at one agent would undo each other's work, as their nodes have Functions of the same addresses.
 func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
 		return nil
@@ -181,8 +181,8 @@ func (r *xpus) checkSamePeer(ctx context.Context, xpu *v1alpha1.XPU) error {
 	return nil
 }
 
-// checkAgentOf returns a *problem if the other XPU, which names the same agent, has it: the one that
-// had it so far, or else the older one.
+// checkAgentOf returns a *problem if the other XPU, which names the same agent, has it: the one
+// that had it so far, or else the older one.
 func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 	has := func(x *v1alpha1.XPU) bool {
 		return x.Status.Endpoint != "" && x.Status.Endpoint == opi.NormalEndpoint(x.Spec.Endpoint)

@@ -26,11 +26,12 @@ import (
 )
 
 const (
-	// maxInFlight bounds the RPCs that run on one agent at once: those that change something, and those that do not. The reference agent has one task queue and answers a
-	// larger burst with "busy" and delays of seconds.
+	// maxInFlight bounds the RPCs that run on one agent at once: those that change something, and
+	// those that do not. The reference agent has one task queue and answers a larger burst with
+	// "busy" and delays of seconds.
 	maxInFlight = 8
-	// rpcTimeout bounds one RPC that changes nothing; the methods of Client are bounded by their context. Agents answer such within
-	// milliseconds.
+	// rpcTimeout bounds one RPC that changes nothing; the methods of Client are bounded by their
+	// context. Agents answer such within milliseconds.
 	rpcTimeout = 5 * time.Second
 
 	maxMessage = 1 << 20  // bytes of an answer; a page of ports has some 100 KiB

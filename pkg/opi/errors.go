@@ -28,8 +28,9 @@ var (
 	ErrInUse = errors.New("in use")
 	// ErrNotFound: there is no such object on the agent.
 	ErrNotFound = errors.New("not found")
-	// ErrUnknown: the agent has an object of this id, or may have one, and does not tell enough of it to say whose it is and
-	// whether it is the right one. Nothing was changed, and nobody may take the object for gone, for somebody else's or for right.
+	// ErrUnknown: the agent has an object of this id, or may have one, and does not tell enough of
+	// it to say whose it is and whether it is the right one. Nothing was changed, and nobody may
+	// take the object for gone, for somebody else's or for right.
 	ErrUnknown = errors.New("not known, as the agent does not tell enough")
 	// ErrFailed: the agent reports that it could not do it; [Error.Detail] is what it says.
 	ErrFailed = errors.New("failed on the xPU")

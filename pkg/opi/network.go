@@ -69,9 +69,10 @@ func (n Network) same(wanted Network) bool {
 	return wanted.differs(n) == "" && n.MTU == wanted.MTU && n.SourceFilter == wanted.SourceFilter
 }
 
-// EnsureNetwork returns nil once the agent says that the network is up with exactly this VLAN and VNI. A network of
-// the same id with others is ErrConflict and stays as it is: ports may be using it. So is a network of another id with this VLAN
-// or VNI, as agents may take two such networks and join them. A network of which the agent does not tell enough is ErrUnknown.
+// EnsureNetwork returns nil once the agent says that the network is up with exactly this VLAN and
+// VNI. A network of the same id with others is ErrConflict and stays as it is: ports may be using
+// it. So is a network of another id with this VLAN or VNI, as agents may take two such networks and
+// join them. A network of which the agent does not tell enough is ErrUnknown.
 func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	const op = "ensure network"
 	if err := n.check(op, c.installation); err != nil {

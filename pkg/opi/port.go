@@ -50,7 +50,8 @@ const (
 	StateUp                    // in service
 	StateFailed                // the agent could not bring it into service
 	StateDeleting              // asked to go, not gone
-	// StateUnknown is that of an object that the agent lists without telling what it is. Its other fields are not to be believed.
+	// StateUnknown is that of an object that the agent lists without telling what it is. Its other
+	// fields are not to be believed.
 	StateUnknown
 )
 
@@ -102,11 +103,12 @@ const maxMade = 3
 
 // EnsurePort returns nil once the agent says that the port is up with exactly this MAC address, type and networks.
 //
-// A port of the same id that differs or is being deleted is deleted and created anew: a port that is changed in place
-// leaves agents with ports and networks that cannot be deleted any more. One that is not the installation's stays as it is,
-// which is ErrConflict. A port that is found failed is retried once; one that stays failed for [Config.FailedGrace] is ErrFailed.
-// The networks must exist (ErrNetworkMissing). A port of the same id that the agent does not tell enough of stays too, which is
-// ErrUnknown.
+// A port of the same id that differs or is being deleted is deleted and created anew: a port that
+// is changed in place leaves agents with ports and networks that cannot be deleted any more. One
+// that is not the installation's stays as it is, which is ErrConflict. A port that is found failed
+// is retried once; one that stays failed for [Config.FailedGrace] is ErrFailed. The networks must
+// exist (ErrNetworkMissing). A port of the same id that the agent does not tell enough of stays
+// too, which is ErrUnknown.
 func (c *Client) EnsurePort(ctx context.Context, p Port) error {
 	if err := p.check(ensurePort, c.installation); err != nil {
 		return err
@@ -208,7 +210,8 @@ func (e *ensuring) tell(ctx context.Context) (again bool, err error) {
 	})
 }
 
-// retry has the agent try again once to bring a port that was found failed into service. Its error says that the port stays failed.
+// retry has the agent try again once to bring a port that was found failed into service. Its error
+// says that the port stays failed.
 func (e *ensuring) retry(ctx context.Context, got PortStatus) error {
 	e.failed = cmp.Or(e.failed, time.Now())
 	if !e.mayRetry {
@@ -227,14 +230,16 @@ func (c *Client) failedFor(since time.Time, op, id string, got Status) error {
 	return &Error{Kind: ErrFailed, Op: op, ID: id, Detail: got.Detail}
 }
 
-// DeletePort returns nil once the agent says that there is no such port, or that the port is somebody else's. Until then its
-// Function must not be given to anyone else: the xPU may still forward for its last owner. [ErrUnknown]: the agent does not tell
-// whose the port is, which was left alone.
+// DeletePort returns nil once the agent says that there is no such port, or that the port is
+// somebody else's. Until then its Function must not be given to anyone else: the xPU may still
+// forward for its last owner. [ErrUnknown]: the agent does not tell whose the port is, which was
+// left alone.
 func (c *Client) DeletePort(ctx context.Context, id string) error {
 	return c.delete(ctx, c.ports, "delete port", id)
 }
 
-// GetPort tells what the agent has under this id, ErrNotFound if nothing, ErrUnknown if the agent does not tell enough.
+// GetPort tells what the agent has under this id, ErrNotFound if nothing, ErrUnknown if the agent
+// does not tell enough.
 func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	const op = "get port"
 	if err := checkID(op, id); err != nil {
@@ -252,8 +257,9 @@ func (c *Client) GetPort(ctx context.Context, id string) (PortStatus, error) {
 	return got, err
 }
 
-// ListPorts gives all ports of the agent, also those of other clients, in the agent's order. The result is not a
-// snapshot: a port made or deleted meanwhile may be in it or not. One of which the list does not tell enough is [StateUnknown].
+// ListPorts gives all ports of the agent, also those of other clients, in the agent's order. The
+// result is not a snapshot: a port made or deleted meanwhile may be in it or not. One of which the
+// list does not tell enough is [StateUnknown].
 func (c *Client) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	all, err := c.agent.Ports(ctx)
 	return all, c.failure(ctx, "list ports", "", err)

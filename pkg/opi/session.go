@@ -271,8 +271,8 @@ func (s *Session) network(ctx context.Context, network Network, ask bool) error 
 	})
 }
 
-// lasting does something at the agent, and again if there was a new connection meanwhile: the agent may have been restarted
-// since it said that it was done.
+// lasting does something at the agent, and again if there was a new connection meanwhile: the agent
+// may have been restarted since it said that it was done.
 func (s *Session) lasting(do func() error) error {
 	for {
 		before := s.client.connections.Load()

@@ -263,7 +263,8 @@ func once(happens *atomic.Pointer[func()], err error) {
 	}
 }
 
-// TestAnswerFromBeforeARestart: what an agent said before it forgot everything counts no more, and is made again.
+// TestAnswerFromBeforeARestart: what an agent said before it forgot everything counts no more, and
+// is made again.
 func TestAnswerFromBeforeARestart(t *testing.T) {
 	a := opitest.Start(t)
 	late := lateAnswers{network: new(atomic.Pointer[func()]), port: new(atomic.Pointer[func()])}

@@ -91,8 +91,9 @@ func (r *reloading) ClientHandshake(
 
 func (r *reloading) Clone() credentials.TransportCredentials { return r }
 
-// limited limits the calls that change something, and those that do not, to [maxInFlight] at once each: an agent that takes long
-// for the former is still asked how it is. A call that changes nothing is bounded by [rpcTimeout] once it runs.
+// limited limits the calls that change something, and those that do not, to [maxInFlight] at once
+// each: an agent that takes long for the former is still asked how it is. A call that changes
+// nothing is bounded by [rpcTimeout] once it runs.
 func limited() grpc.UnaryClientInterceptor {
 	changing, looking := semaphore.NewWeighted(maxInFlight), semaphore.NewWeighted(maxInFlight)
 	return func(
@@ -115,8 +116,8 @@ func limited() grpc.UnaryClientInterceptor {
 	}
 }
 
-// isChange says whether a method of gRPC, "/package.Service/CreateBridgePort", changes something. All of OPI are named alike
-// (https://google.aip.dev/130).
+// isChange says whether a method of gRPC, "/package.Service/CreateBridgePort", changes something.
+// All of OPI are named alike (https://google.aip.dev/130).
 func isChange(method string) bool {
 	name := path.Base(method)
 	return strings.HasPrefix(name, "Create") || strings.HasPrefix(name, "Update") || strings.HasPrefix(name, "Delete")

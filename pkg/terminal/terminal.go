@@ -71,9 +71,9 @@ func Columns(gap int, rows [][]string) []string {
 	return lines[:len(rows)]
 }
 
-// Writer escapes what is not printable, but for the line breaks and tabs that the program writes and,
-// on a terminal with colours, the colours of a [Painter]. A character must not be split between two
-// calls of Write, because its parts are escaped then.
+// Writer escapes what is not printable, but for the line breaks and tabs that the program writes
+// and, on a terminal with colours, the colours of a [Painter]. A character must not be split
+// between two calls of Write, because its parts are escaped then.
 type Writer struct {
 	to      io.Writer
 	colours bool

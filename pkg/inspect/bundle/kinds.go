@@ -193,7 +193,8 @@ const workloadFields = `
 	status.conditions[]: type status reason lastTransitionTime lastUpdateTime
 `
 
-// shownFields are the fields that the archive has of a kind's objects; nil for a kind of which nothing is shown.
+// shownFields are the fields that the archive has of a kind's objects; nil for a kind of which
+// nothing is shown.
 func shownFields(kind string, o *unstructured.Unstructured, namespace string) *fields {
 	account := func(path ...string) string {
 		name, _, _ := unstructured.NestedString(o.Object, append(path, "serviceAccountName")...)

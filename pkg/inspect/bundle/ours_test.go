@@ -118,7 +118,8 @@ func TestHooks(t *testing.T) {
 	}
 }
 
-// FuzzRedact puts a secret where no kind has a field that is shown, and what is shown is shown again.
+// FuzzRedact puts a secret where no kind has a field that is shown, and what is shown is shown
+// again.
 func FuzzRedact(f *testing.F) {
 	kinds := []string{
 		"DevicePool", "XPU", "XPUNetwork", "XPUNode", "XPUPort", "XPUTenant", "DeviceClass", "ResourceClaim",

@@ -174,7 +174,8 @@ func opaque(value any) any {
 	return parse(list, nil).shown(value)
 }
 
-// deviceStatus shows what the driver of a claim's device says of it, and in full what this one says.
+// deviceStatus shows what the driver of a claim's device says of it, and in full what this one
+// says.
 func deviceStatus(value any) any {
 	list := `
 		driver pool device shareID

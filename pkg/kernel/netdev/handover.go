@@ -6,10 +6,10 @@ import (
 )
 
 // handover keeps the connection to a pod's namespace that a Plan opened, for the Attach that
-// follows. The kernel frees the socket of a closed connection after a grace period of RCU. The move of a
-// netdev waits for several of these one after the other, and would begin by waiting for that one:
-// 2 to 3 ms of 18 ms on an idle machine with a timer of 250 Hz. The zero value is ready for use by
-// several goroutines.
+// follows. The kernel frees the socket of a closed connection after a grace period of RCU. The move
+// of a netdev waits for several of these one after the other, and would begin by waiting for that
+// one: 2 to 3 ms of 18 ms on an idle machine with a timer of 250 Hz. The zero value is ready for
+// use by several goroutines.
 type handover struct {
 	mutex sync.Mutex
 	conns map[Place]*conn

@@ -40,8 +40,8 @@ func TestHandover(t *testing.T) {
 	}
 }
 
-// TestHandoverOfAnotherNamespace: the path may mean another namespace since the Plan. The connection
-// keeps the old one from ending, which must not hide that it is gone for everybody else.
+// TestHandoverOfAnotherNamespace: the path may mean another namespace since the Plan. The
+// connection keeps the old one from ending, which must not hide that it is gone for everybody else.
 func TestHandoverOfAnotherNamespace(t *testing.T) {
 	host, pod, other := netns.New(t), netns.New(t), netns.New(t)
 	must.Succeed(t, host.Handle().LinkAdd(&netlink.Veth{

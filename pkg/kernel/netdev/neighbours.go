@@ -13,8 +13,8 @@ import (
 // one in a coarser unit (Documentation/networking/ip-sysctl.rst).
 var neighbourTwins = []string{"base_reachable_time", "retrans_time", "unres_qlen"}
 
-// neighboursTold lists the sysctls of net.ipv4.neigh and net.ipv6.neigh that NDTA_PARMS has (NDTPA_*
-// of linux/neighbour.h).
+// neighboursTold lists the sysctls of net.ipv4.neigh and net.ipv6.neigh that NDTA_PARMS has
+// (NDTPA_* of linux/neighbour.h).
 var neighboursTold = []toldSysctl{
 	{"base_reachable_time_ms", 4, signed}, {"retrans_time_ms", 5, signed},
 	{"gc_stale_time", 6, seconds}, {"delay_first_probe_time", 7, seconds},

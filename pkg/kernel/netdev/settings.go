@@ -66,8 +66,8 @@ func (e *Engine) settingGroups() []settingGroup {
 	)
 }
 
-// startReading begins to read groups of a netdev on the host, each source by a goroutine of its own.
-// wait returns the settings, and may be called again.
+// startReading begins to read groups of a netdev on the host, each source by a goroutine of its
+// own. wait returns the settings, and may be called again.
 func (e *Engine) startReading(l *link, groups []settingGroup) (wait func() Settings) {
 	bySource := map[source][]int{}
 	for i, g := range groups {

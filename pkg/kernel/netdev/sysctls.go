@@ -56,8 +56,8 @@ func (u unit) text(number uint64) string {
 	return strconv.Itoa(int(int32(number)))
 }
 
-// conf6Told lists the sysctls of net.ipv6.conf that IFLA_INET6_CONF has (DEVCONF_* of linux/ipv6.h).
-// It leaves out what is younger than Linux 6.1.
+// conf6Told lists the sysctls of net.ipv6.conf that IFLA_INET6_CONF has (DEVCONF_* of
+// linux/ipv6.h). It leaves out what is younger than Linux 6.1.
 var conf6Told = []toldSysctl{
 	{"router_solicitation_interval", 8, seconds}, {"router_solicitation_delay", 9, seconds},
 	{"temp_valid_lft", 11, signed}, {"temp_prefered_lft", 12, signed},
@@ -95,9 +95,9 @@ const stableSecret = "stable_secret"
 
 // sysctlGroup are the sysctls of a netdev in a directory of procfs, but for except. Their names are
 // those of "lo", which each network namespace has: they are listed once, because that takes as long
-// as to read them. What tell returns is not read from its file. The group is unknown while its files
-// cannot be listed or written, or while the protocol's module is not loaded. The kernel lets no
-// netdev have the names of the other directories there, "all" and "default".
+// as to read them. What tell returns is not read from its file. The group is unknown while its
+// files cannot be listed or written, or while the protocol's module is not loaded. The kernel lets
+// no netdev have the names of the other directories there, "all" and "default".
 func (e *Engine) sysctlGroup(
 	name, directory string, except []string, tell func(l *link) map[string]string,
 ) settingGroup {

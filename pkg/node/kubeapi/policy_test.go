@@ -151,7 +151,8 @@ func TestPortsAreTheControllers(t *testing.T) {
 	}
 }
 
-// TestAdministratorsGiveUp: neither an agent nor the administrator of a namespace can say that a Function is given up.
+// TestAdministratorsGiveUp: neither an agent nor the administrator of a namespace can say that a
+// Function is given up.
 func TestAdministratorsGiveUp(t *testing.T) {
 	cluster.Need(t)
 	created(t, xpu("policy-card", "policy-a"), &rbacv1.RoleBinding{
@@ -404,7 +405,8 @@ func claimFor(namespace, name string) *resourceapi.ResourceClaim {
 	}
 }
 
-// TestNamesakesOfOthers: programs of others whose ServiceAccounts have our names do what their roles allow.
+// TestNamesakesOfOthers: programs of others whose ServiceAccounts have our names do what their
+// roles allow.
 func TestNamesakesOfOthers(t *testing.T) {
 	cluster.Need(t)
 	const namespace, driver = "gpu-operator", "gpu.example.com"

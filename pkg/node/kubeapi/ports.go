@@ -175,8 +175,9 @@ func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) 
 	return claim.XPUOf(list.Items, pf), nil
 }
 
-// XPUAway says why xpu-controller cannot reach the OPI agent of the Function's xPU. It is "" if it can, if the Function has
-// no xPU, and as long as nothing is known. It also says so of a Function that an administrator has given up.
+// XPUAway says why xpu-controller cannot reach the OPI agent of the Function's xPU. It is "" if it
+// can, if the Function has no xPU, and as long as nothing is known. It also says so of a Function
+// that an administrator has given up.
 func (a *API) XPUAway(f function.Function) string {
 	select {
 	case <-a.synced:

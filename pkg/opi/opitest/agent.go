@@ -41,7 +41,8 @@ type Behaviour struct {
 	Held       bool          // nothing comes UP until this is false again
 	DeleteTail time.Duration // from Delete to gone
 	Latency    time.Duration // of each RPC
-	// Slow is how long an RPC takes, by name. The agent carries it out even if the client has given it up.
+	// Slow is how long an RPC takes, by name. The agent carries it out even if the client has given
+	// it up.
 	Slow map[string]time.Duration
 	// StuckDelete keeps what is deleted from now on as TO_BE_DELETED with an error, for ever: the reference agent with
 	// a representor of a real VF.
@@ -73,8 +74,9 @@ type Behaviour struct {
 	// Options: the agent takes options of networks and ports, as opi-bridge does, and MTU is the largest that it says networks carry.
 	Options bool
 	MTU     uint32
-	// V02 is opi-evpn-bridge v0.2.0, which OPI's own release has: see v02.go. Its Get of a port answers the MAC address alone. An error
-	// of Realise is a representor that is missing. After a restart it has all objects, and lists none of them.
+	// V02 is opi-evpn-bridge v0.2.0, which OPI's own release has: see v02.go. Its Get of a port
+	// answers the MAC address alone. An error of Realise is a representor that is missing. After a
+	// restart it has all objects, and lists none of them.
 	V02 bool
 	// Unimplemented are the RPCs that are not served, by name, such as "GetBridgePort".
 	Unimplemented []string
@@ -160,14 +162,16 @@ func (a *Agent) Calls(rpc string) int {
 	return a.calls[rpc]
 }
 
-// Overlaps is how often the agent was asked to change an object while another call to change it ran.
+// Overlaps is how often the agent was asked to change an object while another call to change it
+// ran.
 func (a *Agent) Overlaps() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.overlaps
 }
 
-// changes notes a call that changes an object until the returned function is called. It needs the lock, as that does.
+// changes notes a call that changes an object until the returned function is called. It needs the
+// lock, as that does.
 func (a *Agent) changes(req any) (end func()) {
 	id := ""
 	switch req := req.(type) {
@@ -283,7 +287,8 @@ func (a *Agent) Lose(id string) {
 	delete(a.ports, id)
 }
 
-// LoseNetwork forgets a network under its ports, as if another client had deleted it where that is not refused.
+// LoseNetwork forgets a network under its ports, as if another client had deleted it where that is
+// not refused.
 func (a *Agent) LoseNetwork(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -42,8 +42,8 @@ func Start(deploy string, flags ...[2]string) (*Cluster, error) {
 	}, flags)
 }
 
-// StartWithoutCRDs is [Start] for a cluster from which the project's CRDs were removed, or in which the API server does not
-// know them yet. The roles and policies are there.
+// StartWithoutCRDs is [Start] for a cluster from which the project's CRDs were removed, or in which
+// the API server does not know them yet. The roles and policies are there.
 func StartWithoutCRDs(deploy string, flags ...[2]string) (*Cluster, error) {
 	return start(deploy, &envtest.Environment{}, flags)
 }
@@ -68,8 +68,9 @@ func start(deploy string, environment *envtest.Environment, flags [][2]string) (
 	return c, nil
 }
 
-// Restart stops the API server and starts it again with the same data. It returns when the API server says that it is ready,
-// which is before it knows all policies and CRDs. It has new certificates: clients are to be made anew.
+// Restart stops the API server and starts it again with the same data. It returns when the API
+// server says that it is ready, which is before it knows all policies and CRDs. It has new
+// certificates: clients are to be made anew.
 func (c *Cluster) Restart() error {
 	server := c.environment.ControlPlane.APIServer
 	if err := server.Stop(); err != nil {
