@@ -260,6 +260,7 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	case o.portGone && o.hook == "":
 		return errors.New("--port-gone: needs --hook=port; \"xpuctl dead-letters\" shows which hook a Function waits for")
 	}
+
 	id, err := function.ParseID(args[1])
 	if err != nil {
 		return err
@@ -268,6 +269,7 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+
 	wanted := nodestate.Release{Function: id, Hook: o.hook, PortGone: o.portGone, AsItIs: o.asItIs}
 	outcome, err := agents.Release(c.Context(), args[0], wanted)
 	if err != nil {

@@ -207,6 +207,7 @@ func (a *Agent) perform(ctx context.Context, t task) {
 		return // Run ends
 	}
 	defer end()
+
 	switch t.kind {
 	case taskAll:
 		a.reconcileAll()

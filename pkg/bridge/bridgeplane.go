@@ -146,6 +146,7 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if err != nil {
 		return err
 	}
+
 	var vlans []uint16
 	for _, n := range to.networks {
 		if err := b.available(n); err != nil {
@@ -156,16 +157,19 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	if err := b.filterSource(rep, to); err != nil {
 		return err
 	}
+
 	bridge, err := b.joinBridge(rep, port, to.networks)
 	if err != nil {
 		return err
 	}
 	b.users.set(rep.Attrs().Index, task{taskPort, port})
+
 	if !b.vlanAware {
 		vlans = []uint16{0} // stands for all in a bridge that does not filter VLANs
 	} else if err := b.setVLANs(rep, vlans, to.trunk); err != nil {
 		return err
 	}
+
 	if err := b.up(rep); err != nil {
 		return err
 	}
@@ -181,6 +185,7 @@ func (b *bridgePlane) joinBridge(rep netlink.Link, port string, networks []segme
 		}
 		return bridge, b.join(rep, bridge)
 	}
+
 	for from := 0; ; {
 		number, moved, err := b.placement.gather(networks, port, from)
 		if err != nil {
@@ -192,6 +197,7 @@ func (b *bridgePlane) joinBridge(rep netlink.Link, port string, networks []segme
 				return nil, fmt.Errorf("logical bridge %s: %w", n.id, err)
 			}
 		}
+
 		if bridge, err = b.ensureBridge(sharedBridgeOf(number)); err != nil {
 			return nil, err
 		}
@@ -268,6 +274,7 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 	if err != nil { // rather than take one out that has to stay
 		return err
 	}
+
 	bridges := map[int]string{} // ids of the agent's bridges by ifindex
 	for _, link := range links {
 		if id, ours := markOf(link); ours && link.Type() == "bridge" {
@@ -277,10 +284,12 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 	if b.vlanAware {
 		b.learnPlacement(links, bridges, ports, representors)
 	}
+
 	belongs := map[int]string{} // ids of bridges by the ifindex of a representor
 	for port, link := range representors {
 		_, belongs[link.Attrs().Index] = b.bridgeOf(ports[port].networks[0].id)
 	}
+
 	var failed []error
 	// The representors first: one whose bridge is removed would stay up.
 	for _, link := range links {
@@ -289,6 +298,7 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 			failed = append(failed, b.release(link))
 		}
 	}
+
 	wanted := map[string][]string{"vxlan": networks, "bridge": networks} // ids by type
 	if b.vlanAware {
 		wanted["bridge"] = []string{sharedID}

@@ -168,6 +168,7 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 		return reply, err
 	}
 	defer end()
+
 	id, o, err := c.permitted(ctx, true, to.GetName())
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return c.add(ctx, id, to.GetSpec())
@@ -178,6 +179,7 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 	if o.deleting {
 		return reply, c.beingDeleted(id)
 	}
+
 	who := clientOf(ctx)
 	spec, err := masked(o.spec, to.GetSpec(), mask)
 	if err == nil {
@@ -189,6 +191,7 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 	if err != nil {
 		return reply, err
 	}
+
 	changed := !proto.Equal(spec, o.spec)
 	if changed {
 		if err := c.put(id, spec, 0); err != nil {
@@ -200,6 +203,7 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 		o.spec = spec
 		c.agent.mu.Unlock()
 	}
+
 	c.reconcile(id, changed)
 	return c.reply(who, id), nil
 }
@@ -211,6 +215,7 @@ func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing
 		return nil, err
 	}
 	defer end()
+
 	id, o, err := c.permitted(ctx, true, name)
 	if status.Code(err) == codes.NotFound && allowMissing {
 		return &emptypb.Empty{}, nil
@@ -222,6 +227,7 @@ func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing
 	if err := c.checkUnused(who, id); err != nil {
 		return nil, err
 	}
+
 	if !o.deleting {
 		if err := c.put(id, o.spec, stateDeleting); err != nil {
 			return nil, err
@@ -230,6 +236,7 @@ func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing
 		o.deleting = true
 		c.agent.mu.Unlock()
 	}
+
 	c.reconcile(id, false)
 	if o.failure != nil {
 		return nil, status.Errorf(codes.Internal, "%s %s is not deleted yet, the agent keeps trying: %s",

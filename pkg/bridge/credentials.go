@@ -98,11 +98,13 @@ func (c *Credentials) Follow(ctx context.Context, log logr.Logger) error {
 		dirs = append(dirs, filepath.Dir(p))
 	}
 	slices.Sort(dirs)
+
 	all, ctx := errgroup.WithContext(ctx)
 	changes := make(chan struct{}, 1)
 	for _, dir := range slices.Compact(dirs) {
 		all.Go(func() error { return follow(ctx, dir, changes) })
 	}
+
 	all.Go(func() error {
 		for failed := ""; loop.Wait(ctx, changes, 0); {
 			loop.Debounce(ctx, changes, credentialsQuiet, credentialsLatest)
@@ -119,6 +121,7 @@ func (c *Credentials) Follow(ctx context.Context, log logr.Logger) error {
 		}
 		return nil
 	})
+
 	return all.Wait()
 }
 
