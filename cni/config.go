@@ -18,18 +18,22 @@ import (
 const pluginName = "xpu-cni"
 
 const (
-	// addTimeout is how long ADD may take if the configuration does not say it: half of what the kubelet gives the runtime for a
-	// pod's sandbox with all of its networks. The rest is for undoing a network that failed.
+	// addTimeout is how long ADD may take if the configuration does not say it: half of what the
+	// kubelet gives the runtime for a pod's sandbox with all of its networks. The rest is for
+	// undoing a network that failed.
 	addTimeout = 2 * time.Minute
 	// maxTimeout is the longest that a configuration may say, more than any runtime waits.
 	maxTimeout = 10 * time.Minute
-	// maxDetails bounds an error about a network configuration, in bytes: it has what a tenant wrote, and becomes a pod's event.
+	// maxDetails bounds an error about a network configuration, in bytes: it has what a tenant
+	// wrote, and becomes a pod's event.
 	maxDetails = 4096
-	// askTimeout is how long the agent may take for any other command, and how long the IPAM plugin may.
+	// askTimeout is how long the agent may take for any other command, and how long the IPAM plugin
+	// may.
 	askTimeout = 30 * time.Second
 )
 
-// config has the fields of a network configuration that the shim itself needs. The agent gets the whole configuration.
+// config has the fields of a network configuration that the shim itself needs. The agent gets the
+// whole configuration.
 type config struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -38,22 +42,25 @@ type config struct {
 	IPAM          types.IPAM    `json:"ipam"`    // empty for an interface without addresses
 	Timeout       time.Duration `json:"timeout"` // of ADD
 	RuntimeConfig struct {
-		DeviceInfoFile string `json:"CNIDeviceInfoFile"` // the runtime wants the device's description there; may be empty
+		// the runtime wants the device's description there; may be empty
+		DeviceInfoFile string `json:"CNIDeviceInfoFile"`
 	} `json:"runtimeConfig"`
 }
 
-// site is what the node and the runtime say about a command, and what a network configuration must agree with.
+// site is what the node and the runtime say about a command, and what a network configuration must
+// agree with.
 type site struct {
 	Paths
 	deviceInfoDir string
 	containerID   string // "" for GC and STATUS
 }
 
-// interfaceFirst says that the interface must be in the pod before the IPAM plugin runs: DHCP works over it.
+// interfaceFirst says that the interface must be in the pod before the IPAM plugin runs: DHCP works
+// over it.
 func (c config) interfaceFirst() bool { return c.IPAM.Type == "dhcp" }
 
-// parseConfig reads a network configuration. The error is a [types.Error] that names everything that is wrong. Fields that
-// are missing or wrong get their defaults.
+// parseConfig reads a network configuration. The error is a [types.Error] that names everything
+// that is wrong. Fields that are missing or wrong get their defaults.
 func parseConfig(data []byte, here site) (config, error) {
 	c := config{Timeout: addTimeout}
 	fields := struct {
@@ -66,20 +73,23 @@ func parseConfig(data []byte, here site) (config, error) {
 	if fields.Timeout != nil {
 		text, _ := fields.Timeout.(string)
 		if c.Timeout, _ = time.ParseDuration(text); c.Timeout <= 0 || c.Timeout > maxTimeout {
-			errs = append(errs, fmt.Errorf(`timeout: %.64v is not a duration; write it like "90s", more than 0 and at most %s`,
-				fields.Timeout, maxTimeout))
+			errs = append(errs,
+				fmt.Errorf(`timeout: %.64v is not a duration; write it like "90s", more than 0 and at most %s`,
+					fields.Timeout, maxTimeout))
 			c.Timeout = addTimeout
 		}
 	}
 	c.Name = c.Name[:min(len(c.Name), maxNetwork)] // for errors and files
 	c.CNIVersion = cmp.Or(c.CNIVersion, "0.1.0")   // what no version means in the specification
-	errs = append(errs, here.same("socket", fields.Socket, here.Socket), here.same("spoolDir", fields.SpoolDir, here.SpoolDir))
+	errs = append(errs, here.same("socket", fields.Socket, here.Socket),
+		here.same("spoolDir", fields.SpoolDir, here.SpoolDir))
 	errs = append(errs, c.checkIPAM(), c.checkDeviceInfoFile(here))
 
 	if err := errors.Join(errs...); err != nil {
 		details := err.Error()
 		details = strings.ToValidUTF8(details[:min(len(details), maxDetails)], "")
-		return c, types.NewError(types.ErrInvalidNetworkConfig, strings.TrimSpace("network configuration "+c.Name), details)
+		return c, types.NewError(types.ErrInvalidNetworkConfig,
+			strings.TrimSpace("network configuration "+c.Name), details)
 	}
 	return c, nil
 }
@@ -89,11 +99,13 @@ func (site) same(field, path, nodes string) error {
 	if path == "" || path == nodes {
 		return nil
 	}
-	return fmt.Errorf("%s: %q is not this node's, which is %q; leave %s out: the node's administrator sets it for all networks, "+
+	return fmt.Errorf("%s: %q is not this node's, which is %q; leave %s out: the node's "+
+		"administrator sets it for all networks, "+
 		"in the file xpu-cni.json beside the plugin", field, path, nodes, field)
 }
 
-// checkIPAM refuses an IPAM plugin that is a path, and the shim itself, which would run itself without end. It removes both.
+// checkIPAM refuses an IPAM plugin that is a path, and the shim itself, which would run itself
+// without end. It removes both.
 func (c *config) checkIPAM() (err error) {
 	switch {
 	case c.IPAM.Type == wire.IPAM:
@@ -109,17 +121,20 @@ func (c *config) checkIPAM() (err error) {
 	return err
 }
 
-// checkDeviceInfoFile refuses, and removes, a file outside the directory for descriptions, and one that may belong to another
-// container. Multus names the file by network, container ID and interface.
+// checkDeviceInfoFile refuses, and removes, a file outside the directory for descriptions, and one
+// that may belong to another container. Multus names the file by network, container ID and
+// interface.
 func (c *config) checkDeviceInfoFile(here site) (err error) {
 	file := c.RuntimeConfig.DeviceInfoFile
 	switch {
 	case file == "":
 		return nil
 	case file != filepath.Join(here.deviceInfoDir, filepath.Base(file)):
-		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must be a file in %s", file, here.deviceInfoDir)
+		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must be a file in %s",
+			file, here.deviceInfoDir)
 	case !strings.Contains(filepath.Base(file), here.containerID):
-		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must have the container ID %s in its name, because another "+
+		err = fmt.Errorf("runtimeConfig.CNIDeviceInfoFile: %q must have the container ID %s in "+
+			"its name, because another "+
 			"container's file would be replaced", file, here.containerID)
 	default:
 		return nil

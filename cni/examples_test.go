@@ -87,7 +87,8 @@ func TestExamples(t *testing.T) {
 			if err := json.Unmarshal(data, &list); err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) || list.Name == "" {
+			if !slices.Contains(version.All.SupportedVersions(), list.CNIVersion) ||
+				list.Name == "" {
 				t.Errorf("cniVersion %q, name %q", list.CNIVersion, list.Name)
 			}
 			plugin := map[string]any{}
@@ -110,7 +111,8 @@ func TestExamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := parseConfig(config, site{DefaultPaths(), DefaultDeviceInfoDir, "c1"}); err != nil {
+			if _, err := parseConfig(config,
+				site{DefaultPaths(), DefaultDeviceInfoDir, "c1"}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -127,8 +129,8 @@ func TestReferenceHasEveryField(t *testing.T) {
 	}
 }
 
-// documentedFields are the names that begin rows of the reference's tables; of "runtimeConfig.mac" that is the part
-// before the dot, too.
+// documentedFields are the names that begin rows of the reference's tables; of "runtimeConfig.mac"
+// that is the part before the dot, too.
 func documentedFields(t *testing.T) []string {
 	t.Helper()
 	data, err := os.ReadFile("../docs/reference/xpu-cni.md")

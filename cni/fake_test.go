@@ -24,8 +24,8 @@ import (
 // now is the clock of tests.
 var now = time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 
-// diary is the order in which the agent and the IPAM plugin were asked: one line for each command, "agent ADD" or
-// "ipam DEL". It is a file because IPAM plugins are processes.
+// diary is the order in which the agent and the IPAM plugin were asked: one line for each command,
+// "agent ADD" or "ipam DEL". It is a file because IPAM plugins are processes.
 type diary struct{ path string }
 
 func (d diary) add(t testing.TB, line string) {
@@ -61,7 +61,8 @@ type fakeAgent struct {
 	requests []wire.Request
 }
 
-// startAgent starts an agent that answers every request by a function; a nil answer closes the connection without one.
+// startAgent starts an agent that answers every request by a function; a nil answer closes the
+// connection without one.
 func startAgent(t testing.TB, answer func(wire.Request) *wire.Reply) *fakeAgent {
 	t.Helper()
 	f := newAgent(t)
@@ -85,7 +86,9 @@ func startAgent(t testing.TB, answer func(wire.Request) *wire.Reply) *fakeAgent 
 func newAgent(t testing.TB) *fakeAgent {
 	t.Helper()
 	dir := must.SocketDir(t)
-	return &fakeAgent{t: t, socket: filepath.Join(dir, "s"), diary: diary{filepath.Join(dir, "diary")}}
+	return &fakeAgent{
+		t: t, socket: filepath.Join(dir, "s"), diary: diary{filepath.Join(dir, "diary")},
+	}
 }
 
 func (f *fakeAgent) start() {
@@ -138,7 +141,8 @@ func (f *fakeAgent) asked(command wire.Command) []wire.Request {
 	return asked
 }
 
-// attached is the answer of an agent where everything works: the interface, with the addresses of the IPAM plugin.
+// attached is the answer of an agent where everything works: the interface, with the addresses of
+// the IPAM plugin.
 func attached(request wire.Request) *wire.Reply {
 	switch request.Command {
 	case wire.Add, wire.Address:
@@ -151,12 +155,16 @@ func attached(request wire.Request) *wire.Reply {
 		if strings.HasPrefix(result["cniVersion"].(string), "0.2") {
 			return &wire.Reply{Result: request.IPAM}
 		}
-		result["interfaces"] = []any{map[string]any{"name": request.IfName, "sandbox": request.NetNS}}
+		result["interfaces"] = []any{
+			map[string]any{"name": request.IfName, "sandbox": request.NetNS},
+		}
 		data, err := json.Marshal(result)
 		if err != nil {
 			return fails(999, err.Error())
 		}
-		return &wire.Reply{Result: data, DeviceInfo: json.RawMessage(`{"type":"pci","version":"1.1.0"}`)}
+		return &wire.Reply{
+			Result: data, DeviceInfo: json.RawMessage(`{"type":"pci","version":"1.1.0"}`),
+		}
 	case wire.Result:
 		return fails(3, "nothing is attached")
 	}
@@ -180,12 +188,14 @@ func except(command wire.Command, reply *wire.Reply) func(wire.Request) *wire.Re
 // oneAddress is the result of an IPAM plugin, from version 1.0 on.
 const oneAddress = `{"cniVersion":"1.1.0","ips":[{"address":"192.0.2.7/24","gateway":"192.0.2.1"}]}`
 
-// ipamPlugin makes an IPAM plugin of a shell script that writes each command to a diary. The script's body has the
-// configuration in $config and the command in $CNI_COMMAND. The directory is for CNI_PATH.
+// ipamPlugin makes an IPAM plugin of a shell script that writes each command to a diary. The
+// script's body has the configuration in $config and the command in $CNI_COMMAND. The directory is
+// for CNI_PATH.
 func ipamPlugin(t testing.TB, name string, notes diary, body string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	script := "#!/bin/sh\nconfig=$(cat)\necho \"ipam $CNI_COMMAND\" >>" + notes.path + "\n" + body + "\n"
+	script := "#!/bin/sh\nconfig=$(cat)\necho \"ipam $CNI_COMMAND\" >>" + notes.path + "\n" +
+		body + "\n"
 	if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +210,8 @@ func gives(result string) string {
 // refuses is the body of an IPAM plugin that fails one command.
 func refuses(command, otherwise string) string {
 	return "if [ $CNI_COMMAND = " + command + " ]; then echo '" +
-		`{"cniVersion":"1.1.0","code":100,"msg":"no","details":"why not"}` + "'; exit 1; fi\n" + otherwise
+		`{"cniVersion":"1.1.0","code":100,"msg":"no","details":"why not"}` +
+		"'; exit 1; fi\n" + otherwise
 }
 
 // shim is one network configuration and what the runtime says about it.
@@ -225,7 +236,9 @@ func newShim(t testing.TB, f *fakeAgent) *shim {
 			"cniVersion": "1.1.0", "name": "net", "type": "xpu-cni",
 			"deviceID": "0000:3b:02.1", "vlan": 100,
 		},
-		args: skel.CmdArgs{ContainerID: "c1", Netns: "/run/netns/c1", IfName: "net1", Args: "K8S_POD_NAME=a"},
+		args: skel.CmdArgs{
+			ContainerID: "c1", Netns: "/run/netns/c1", IfName: "net1", Args: "K8S_POD_NAME=a",
+		},
 	}
 }
 
@@ -251,7 +264,9 @@ func (s *shim) run(t testing.TB, command func(skel.CNIFuncs) func(*skel.CmdArgs)
 	args := s.args
 	args.StdinData = config
 	plugin := Plugin{
-		DeviceInfoDir: s.devices, Stdout: &s.stdout, Stderr: &s.stderr, Now: func() time.Time { return now.Add(time.Duration(s.ahead.Load())) },
+		DeviceInfoDir: s.devices, Stdout: &s.stdout, Stderr: &s.stderr, Now: func() time.Time {
+			return now.Add(time.Duration(s.ahead.Load()))
+		},
 		Paths: func() (Paths, error) { return Paths{s.socket, s.spool}, s.pathsError },
 	}
 	return command(plugin.Funcs())(&args)

@@ -14,12 +14,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni/wire"
 )
 
-// maxNetwork is how many bytes of a network's name are in the name of a file, which may have 255 bytes. Networks whose names
-// begin alike replace each other's GC, which the runtime repeats.
+// maxNetwork is how many bytes of a network's name are in the name of a file, which may have 255
+// bytes. Networks whose names begin alike replace each other's GC, which the runtime repeats.
 const maxNetwork = 200
 
-// spool leaves a request for an agent that is away. A request that is repeated has the same name and replaces the one before.
-// Neither a container ID nor the name of an interface or of a network may have a colon.
+// spool leaves a request for an agent that is away. A request that is repeated has the same name
+// and replaces the one before. Neither a container ID nor the name of an interface or of a network
+// may have a colon.
 func (c call) spool(request wire.Request) (path string, err error) {
 	name := string(request.Command) + ":" + request.ContainerID + ":" + request.IfName
 	if request.Command == wire.GC {
@@ -54,7 +55,8 @@ func checkSpool(dir string) error {
 	return nil
 }
 
-// writeDeviceInfo writes the description of the device, if there is one, to the file that the runtime reads after ADD.
+// writeDeviceInfo writes the description of the device, if there is one, to the file that the
+// runtime reads after ADD.
 func (c call) writeDeviceInfo(info json.RawMessage) error {
 	file := c.config.RuntimeConfig.DeviceInfoFile
 	if file == "" || info == nil {

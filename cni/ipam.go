@@ -17,12 +17,12 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// killAfter is how long an IPAM plugin has from SIGTERM to SIGKILL. A plugin that is killed while it writes its files may
-// leave an address that belongs to nobody.
+// killAfter is how long an IPAM plugin has from SIGTERM to SIGKILL. A plugin that is killed while
+// it writes its files may leave an address that belongs to nobody.
 const killAfter = 5 * time.Second
 
-// requestAddresses returns the IPAM plugin's result in the version of the configuration; nil without a plugin. On an error
-// the plugin may have reserved something.
+// requestAddresses returns the IPAM plugin's result in the version of the configuration; nil
+// without a plugin. On an error the plugin may have reserved something.
 func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	if c.config.IPAM.IsEmpty() {
 		return nil, nil
@@ -46,7 +46,8 @@ func (c call) requestAddresses(ctx context.Context) (json.RawMessage, error) {
 	return json.Marshal(converted)
 }
 
-// tellIPAM returns the step that runs a command of the IPAM plugin that has no result. Without a plugin it does nothing.
+// tellIPAM returns the step that runs a command of the IPAM plugin that has no result. Without a
+// plugin it does nothing.
 func (c call) tellIPAM(command string) step {
 	return func(ctx context.Context) error {
 		if c.config.IPAM.IsEmpty() {
@@ -57,11 +58,12 @@ func (c call) tellIPAM(command string) step {
 	}
 }
 
-// runIPAM executes the IPAM plugin by section 4 of the CNI specification and returns what it printed. The error is a
-// [types.Error], with the plugin's code where it gave one.
+// runIPAM executes the IPAM plugin by section 4 of the CNI specification and returns what it
+// printed. The error is a [types.Error], with the plugin's code where it gave one.
 //
-// Package invoke of containernetworking/cni is not used: it links OpenTelemetry and net/http, a third of the shim's size,
-// and waits without limit for a plugin whose children hold its output open.
+// Package invoke of containernetworking/cni is not used: it links OpenTelemetry and net/http, a
+// third of the shim's size, and waits without limit for a plugin whose children hold its output
+// open.
 func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 	path, err := c.findIPAM()
 	if err != nil {
@@ -92,7 +94,8 @@ func (c call) runIPAM(ctx context.Context, command string) ([]byte, error) {
 	if json.Unmarshal(stdout.Bytes(), &printed) == nil && printed.Msg != "" {
 		return nil, c.ipamError(printed.Code, printed.Error())
 	}
-	return nil, c.ipamError(types.ErrInternal, fmt.Sprintf("%v: %s", err, bytes.TrimSpace(stderr.Bytes())))
+	return nil, c.ipamError(types.ErrInternal,
+		fmt.Sprintf("%v: %s", err, bytes.TrimSpace(stderr.Bytes())))
 }
 
 // findIPAM looks for the plugin in the directories of CNI_PATH.
@@ -108,5 +111,6 @@ func (c call) findIPAM() (string, error) {
 }
 
 func (c call) ipamError(code uint, details string) error {
-	return types.NewError(cmp.Or(code, types.ErrInternal), "IPAM plugin "+c.config.IPAM.Type, details)
+	return types.NewError(cmp.Or(code, types.ErrInternal), "IPAM plugin "+c.config.IPAM.Type,
+		details)
 }

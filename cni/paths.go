@@ -18,21 +18,25 @@ import (
 // maxPathsFile bounds the file of [ReadPaths], in bytes. It has two paths.
 const maxPathsFile = 16 << 10
 
-// Paths say where a node's agent is. They belong to the node: a network configuration comes from a tenant, and the shim
-// may write everywhere.
+// Paths say where a node's agent is. They belong to the node: a network configuration comes from a
+// tenant, and the shim may write everywhere.
 type Paths struct {
-	Socket   string `json:"socket,omitempty"`   // where the agent listens; absolute
-	SpoolDir string `json:"spoolDir,omitempty"` // where requests for an agent that is away are left; absolute
+	Socket string `json:"socket,omitempty"` // where the agent listens; absolute
+	// where requests for an agent that is away are left; absolute
+	SpoolDir string `json:"spoolDir,omitempty"`
 }
 
 // DefaultPaths are those of an agent without flags.
-func DefaultPaths() Paths { return Paths{Socket: wire.DefaultSocket, SpoolDir: wire.DefaultSpoolDir} }
+func DefaultPaths() Paths {
+	return Paths{Socket: wire.DefaultSocket, SpoolDir: wire.DefaultSpoolDir}
+}
 
 // PathsFile is the name of the file for [ReadPaths] that belongs to a shim's binary.
 func PathsFile(binary string) string { return binary + ".json" }
 
-// ReadPaths reads the node's paths from a file with a JSON object. A path that the file leaves out is the default, and so
-// are both without a file. The file must belong to the user that the shim runs as, and nobody else may write it.
+// ReadPaths reads the node's paths from a file with a JSON object. A path that the file leaves out
+// is the default, and so are both without a file. The file must belong to the user that the shim
+// runs as, and nobody else may write it.
 func ReadPaths(file string) (Paths, error) {
 	content, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -52,7 +56,8 @@ func ReadPaths(file string) (Paths, error) {
 	case !info.Mode().IsRegular():
 		return Paths{}, fmt.Errorf("%s: must be a regular file", file)
 	case !known || int(owner.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0:
-		return Paths{}, fmt.Errorf("%s: must belong to root, and must not be writable for others", file)
+		return Paths{}, fmt.Errorf("%s: must belong to root, and must not be writable for others",
+			file)
 	}
 
 	text, err := io.ReadAll(io.LimitReader(content, maxPathsFile+1))

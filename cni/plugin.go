@@ -1,7 +1,8 @@
-// Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs once for each CNI command: it
-// asks the IPAM plugin for addresses, passes the command to the agent in one request over a unix socket, and passes the
-// reply back. It knows nothing of devices, and the agent has all state. While the agent is away, the shim leaves DELs and GCs
-// as files in the spool directory.
+// Package cni is xpu-cni, the shim between a container runtime and the node's agent. It runs once
+// for each CNI command: it asks the IPAM plugin for addresses, passes the command to the agent in
+// one request over a unix socket, and passes the reply back. It knows nothing of devices, and the
+// agent has all state. While the agent is away, the shim leaves DELs and GCs as files in the spool
+// directory.
 package cni
 
 import (
@@ -21,19 +22,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/uptime"
 )
 
-// DefaultDeviceInfoDir is where runtimes look for descriptions of devices (device-info-spec of k8snetworkplumbingwg).
+// DefaultDeviceInfoDir is where runtimes look for descriptions of devices (device-info-spec of
+// k8snetworkplumbingwg).
 const DefaultDeviceInfoDir = "/var/run/k8s.cni.cncf.io/devinfo/cni"
 
 // Plugin does CNI commands. Its errors are [types.Error]s.
 type Plugin struct {
-	// DeviceInfoDir is the one directory in which files that runtimeConfig.CNIDeviceInfoFile names are written and
-	// removed: anybody who may write a NetworkAttachmentDefinition may write a path into it.
+	// DeviceInfoDir is the one directory in which files that runtimeConfig.CNIDeviceInfoFile names
+	// are written and removed: anybody who may write a NetworkAttachmentDefinition may write a path
+	// into it.
 	DeviceInfoDir string
 	// Paths says where the node's agent is. It is called once for each command.
 	Paths func() (Paths, error)
 
-	Stdout io.Writer        // takes the result of ADD
-	Stderr io.Writer        // takes messages for people: those of IPAM plugins, and that a request was spooled
+	Stdout io.Writer // takes the result of ADD
+	// takes messages for people: those of IPAM plugins, and that a request was spooled
+	Stderr io.Writer
 	Now    func() time.Time // dates the requests to the agent
 	// Asked dates them by the time since the boot; nil for not at all.
 	Asked func() uptime.Moment
@@ -42,11 +46,17 @@ type Plugin struct {
 // Funcs are the commands. DEL and GC do not need the agent to be there.
 func (p Plugin) Funcs() skel.CNIFuncs {
 	return skel.CNIFuncs{
-		Add:    p.strict(call.add),
-		Del:    p.del,
-		Check:  p.strict(func(c call) error { return all(c.tellIPAM("CHECK"), c.tellAgent(wire.Check)) }),
-		GC:     p.strict(func(c call) error { return all(c.tellAgent(wire.GC), c.tellIPAM("GC")) }),
-		Status: p.strict(func(c call) error { return all(c.tellAgent(wire.Status), c.tellIPAM("STATUS")) }),
+		Add: p.strict(call.add),
+		Del: p.del,
+		Check: p.strict(func(c call) error {
+			return all(c.tellIPAM("CHECK"),
+				c.tellAgent(wire.Check))
+		}),
+		GC: p.strict(func(c call) error { return all(c.tellAgent(wire.GC), c.tellIPAM("GC")) }),
+		Status: p.strict(func(c call) error {
+			return all(c.tellAgent(wire.Status),
+				c.tellIPAM("STATUS"))
+		}),
 	}
 }
 
@@ -58,12 +68,13 @@ type call struct {
 	args   *skel.CmdArgs
 }
 
-// newCall reads what a command is about. wrong says what is wrong with the network configuration, and does not keep the
-// call from going on with the rest.
+// newCall reads what a command is about. wrong says what is wrong with the network configuration,
+// and does not keep the call from going on with the rest.
 func (p Plugin) newCall(args *skel.CmdArgs) (c call, wrong, err error) {
 	paths, err := p.Paths()
 	if err != nil {
-		return call{}, nil, types.NewError(types.ErrIOFailure, "where xpu-agent is on this node", err.Error())
+		return call{}, nil, types.NewError(types.ErrIOFailure, "where xpu-agent is on this node",
+			err.Error())
 	}
 	config, wrong := parseConfig(args.StdinData, site{paths, p.DeviceInfoDir, args.ContainerID})
 	return call{p, paths, config, args}, wrong, nil
@@ -80,8 +91,9 @@ func (p Plugin) strict(command func(call) error) func(*skel.CmdArgs) error {
 	}
 }
 
-// del gives an interface and its addresses back. It uses what it understands of the configuration: ADD has failed with the
-// same configuration, and the runtime would repeat for ever a DEL that refuses it too.
+// del gives an interface and its addresses back. It uses what it understands of the configuration:
+// ADD has failed with the same configuration, and the runtime would repeat for ever a DEL that
+// refuses it too.
 func (p Plugin) del(args *skel.CmdArgs) error {
 	c, wrong, err := p.newCall(args)
 	if err != nil {
@@ -96,7 +108,8 @@ func (p Plugin) del(args *skel.CmdArgs) error {
 	return all(c.tellAgent(wire.Del), c.tellIPAM("DEL"), c.removeDeviceInfo)
 }
 
-// add attaches an interface and prints the result. On an error it undoes what the IPAM plugin and the agent did.
+// add attaches an interface and prints the result. On an error it undoes what the IPAM plugin and
+// the agent did.
 func (c call) add() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.config.Timeout)
 	defer cancel()
@@ -128,7 +141,8 @@ func (c call) addressAndAttach(ctx context.Context) (result types.Result, err er
 		return c.result(reply, nil) // ADD was done before; its addresses are in use
 	}
 	if err != nil {
-		return nil, undo(err, c.tellIPAM("DEL")) // the specification wants it also where the plugin's ADD failed
+		// the specification wants it also where the plugin's ADD failed
+		return nil, undo(err, c.tellIPAM("DEL"))
 	}
 	return result, nil
 }
@@ -148,7 +162,8 @@ func (c call) attachAndAddress(ctx context.Context) (result types.Result, err er
 	return result, nil
 }
 
-// attach has the agent attach the interface, and writes the description of the device. On an error it undoes that.
+// attach has the agent attach the interface, and writes the description of the device. On an error
+// it undoes that.
 func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Result, error) {
 	reply, agentErr := c.ask(ctx, c.request(wire.Add, addresses))
 	result, err := c.result(reply, agentErr)
@@ -158,13 +173,15 @@ func (c call) attach(ctx context.Context, addresses json.RawMessage) (types.Resu
 	if err == nil {
 		return result, nil
 	}
-	if agentErr == nil || errors.Is(agentErr, wire.ErrNoReply) { // the interface is attached, or may be
+	// the interface is attached, or may be
+	if agentErr == nil || errors.Is(agentErr, wire.ErrNoReply) {
 		err = undo(err, c.tellAgent(wire.Del))
 	}
 	return nil, err
 }
 
-// result reads what ask returned: the agent's result in the version of the configuration, or the error for the runtime.
+// result reads what ask returned: the agent's result in the version of the configuration, or the
+// error for the runtime.
 func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	if err != nil {
 		return nil, c.explain(err)
@@ -183,8 +200,9 @@ func (c call) result(reply wire.Reply, err error) (types.Result, error) {
 	return result, nil
 }
 
-// tellAgent returns the step that asks the agent for a command that has no result. If the agent does not answer, DEL and GC
-// go to the spool, even if the agent may have done them: both may be repeated.
+// tellAgent returns the step that asks the agent for a command that has no result. If the agent
+// does not answer, DEL and GC go to the spool, even if the agent may have done them: both may be
+// repeated.
 func (c call) tellAgent(command wire.Command) step {
 	return func(ctx context.Context) error {
 		request := c.request(command, nil)
@@ -195,7 +213,8 @@ func (c call) tellAgent(command wire.Command) step {
 			if spoolErr != nil {
 				return c.networkError(types.ErrIOFailure, fmt.Sprintf("%v; %v", err, spoolErr))
 			}
-			_, _ = fmt.Fprintf(c.Stderr, "xpu-cni: %s is left for xpu-agent in %s: %v\n", command, path, err)
+			_, _ = fmt.Fprintf(c.Stderr, "xpu-cni: %s is left for xpu-agent in %s: %v\n",
+				command, path, err)
 			return nil
 		case unanswered(err) && command == wire.Status:
 			return c.networkError(types.ErrPluginNotAvailable, err.Error())
@@ -207,7 +226,8 @@ func (c call) tellAgent(command wire.Command) step {
 // request makes a request. Its date is now: a DEL that undoes an ADD is later than the attachment.
 func (c call) request(command wire.Command, addresses json.RawMessage) wire.Request {
 	request := wire.Request{
-		Version: wire.Version, Command: command, Config: c.args.StdinData, IPAM: addresses, At: c.Now(),
+		Version: wire.Version, Command: command, Config: c.args.StdinData, IPAM: addresses,
+		At: c.Now(),
 	}
 	if c.Asked != nil {
 		request.Asked = c.Asked()
@@ -230,11 +250,12 @@ func (c call) request(command wire.Command, addresses json.RawMessage) wire.Requ
 	return request
 }
 
-// maxDelArgs is how many bytes of CNI_ARGS a DEL may have. The agent only logs the pod's name of it.
+// maxDelArgs is how many bytes of CNI_ARGS a DEL may have. The agent only logs the pod's name of
+// it.
 const maxDelArgs = 64 << 10
 
-// gcConfig is what the agent needs of a network configuration for GC, so that nothing else makes the request too large. Data
-// that is no configuration stays as it is, for the agent's error.
+// gcConfig is what the agent needs of a network configuration for GC, so that nothing else makes
+// the request too large. Data that is no configuration stays as it is, for the agent's error.
 func gcConfig(data []byte) json.RawMessage {
 	var needed struct {
 		CNIVersion string          `json:"cniVersion,omitempty"`
@@ -251,7 +272,8 @@ func gcConfig(data []byte) json.RawMessage {
 	return text
 }
 
-// ask sends the agent a request. The error is what the agent said, as a [types.Error], or that of [wire.Call].
+// ask sends the agent a request. The error is what the agent said, as a [types.Error], or that of
+// [wire.Call].
 func (c call) ask(ctx context.Context, request wire.Request) (wire.Reply, error) {
 	reply, err := wire.Call(ctx, c.paths.Socket, request)
 	if err != nil {
@@ -277,7 +299,8 @@ func (c call) explain(err error) error {
 
 // unanswered says that the agent did not answer, or not in a version that the shim understands.
 func unanswered(err error) bool {
-	return errors.Is(err, wire.ErrAway) || errors.Is(err, wire.ErrNoReply) || errors.Is(err, wire.ErrVersion)
+	return errors.Is(err, wire.ErrAway) || errors.Is(err, wire.ErrNoReply) ||
+		errors.Is(err, wire.ErrVersion)
 }
 
 func (c call) networkError(code uint, details string) error {
@@ -287,7 +310,8 @@ func (c call) networkError(code uint, details string) error {
 // step is a part of a command. It has [askTimeout].
 type step func(context.Context) error
 
-// all takes every step, whether or not those before succeeded. The error is the first one; its details name the others.
+// all takes every step, whether or not those before succeeded. The error is the first one; its
+// details name the others.
 func all(steps ...step) (failure error) {
 	for _, next := range steps {
 		ctx, cancel := context.WithTimeout(context.Background(), askTimeout)

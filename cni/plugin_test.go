@@ -33,7 +33,8 @@ func checkCode(t testing.TB, err error, code uint, text string) {
 func TestAdd(t *testing.T) {
 	f := startAgent(t, attached)
 	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, gives(oneAddress)))
-	s.set("prevResult", map[string]any{"cniVersion": "1.1.0", "interfaces": []any{map[string]any{"name": "eth0"}}})
+	s.set("prevResult",
+		map[string]any{"cniVersion": "1.1.0", "interfaces": []any{map[string]any{"name": "eth0"}}})
 	if err := s.add(t); err != nil {
 		t.Fatal(err)
 	}
@@ -52,8 +53,9 @@ func TestAdd(t *testing.T) {
 		t.Errorf("the agent got the configuration %s, want %s", asked.Config, sent)
 	}
 	want := wire.Request{
-		Version: wire.Version, Command: wire.Add, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
-		Args: "K8S_POD_NAME=a", Config: asked.Config, IPAM: asked.IPAM, At: now,
+		Version: wire.Version, Command: wire.Add, ContainerID: "c1", NetNS: "/run/netns/c1",
+		IfName: "net1",
+		Args:   "K8S_POD_NAME=a", Config: asked.Config, IPAM: asked.IPAM, At: now,
 	}
 	if diff := cmp.Diff(want, asked); diff != "" {
 		t.Errorf("the agent got (-want +got):\n%s", diff)
@@ -66,10 +68,12 @@ func TestAdd(t *testing.T) {
 	}
 }
 
-// TestAddInEveryVersion: what the IPAM plugin gives and what the runtime gets are in the version of the configuration,
-// whatever the version of the other side.
+// TestAddInEveryVersion: what the IPAM plugin gives and what the runtime gets are in the version of
+// the configuration, whatever the version of the other side.
 func TestAddInEveryVersion(t *testing.T) {
-	for _, version := range []string{"", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+	for _, version := range []string{
+		"", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0",
+	} {
 		t.Run("version "+version, func(t *testing.T) {
 			f := startAgent(t, attached)
 			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, gives(oneAddress)))
@@ -81,7 +85,9 @@ func TestAddInEveryVersion(t *testing.T) {
 			if version == "" {
 				want = "0.1.0"
 			}
-			for name, data := range map[string][]byte{"IPAM": f.asked(wire.Add)[0].IPAM, "result": s.stdout.Bytes()} {
+			for name, data := range map[string][]byte{
+				"IPAM": f.asked(wire.Add)[0].IPAM, "result": s.stdout.Bytes(),
+			} {
 				if version, err := create.DecodeVersion(data); version != want || err != nil {
 					t.Errorf("%s is in version %s (%v), want %s", name, version, err, want)
 				}
@@ -99,7 +105,8 @@ func TestAddInEveryVersion(t *testing.T) {
 
 func TestAddWithoutIPAM(t *testing.T) {
 	for name, ipam := range map[string]any{
-		"absent": nil, "empty": map[string]any{}, "no type": map[string]any{"type": ""}, "the agent's": map[string]any{"type": wire.IPAM},
+		"absent": nil, "empty": map[string]any{}, "no type": map[string]any{"type": ""},
+		"the agent's": map[string]any{"type": wire.IPAM},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startAgent(t, attached)
@@ -155,7 +162,8 @@ func TestAddFails(t *testing.T) {
 			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
 		},
 		"bad result": {
-			except(wire.Add, &wire.Reply{Result: json.RawMessage(`[]`)}), good, types.ErrInternal, "the result of",
+			except(wire.Add, &wire.Reply{Result: json.RawMessage(`[]`)}), good, types.ErrInternal,
+			"the result of",
 			[]string{"ipam ADD", "agent ADD", "agent DEL", "ipam DEL"},
 		},
 		"result that cannot be undone": {
@@ -185,7 +193,10 @@ func TestAddFails(t *testing.T) {
 			[]string{"ipam ADD", "agent RESULT", "ipam DEL"},
 		},
 		"IPAM gives garbage twice": {
-			attached, gives(`{"cniVersion":"0.4.0","ips":[null],"IPs":[{"version":"4","address":"192.0.2.7/24"}]}`),
+			attached,
+			gives(
+				`{"cniVersion":"0.4.0","ips":[null],"IPs":[{"version":"4","address":"192.0.2.7/24"}]}`,
+			),
 			types.ErrInvalidNetworkConfig, "ips[0] is null",
 			[]string{"ipam ADD", "agent RESULT", "ipam DEL"},
 		},
@@ -208,8 +219,8 @@ func TestAddFails(t *testing.T) {
 	}
 }
 
-// TestAddWhoseAgentDies: the agent took the request and is gone. What it did is undone once it is back: the request that
-// says so is of a later time than the attachment.
+// TestAddWhoseAgentDies: the agent took the request and is gone. What it did is undone once it is
+// back: the request that says so is of a later time than the attachment.
 func TestAddWhoseAgentDies(t *testing.T) {
 	f := newAgent(t)
 	s := newShim(t, f)
@@ -222,19 +233,30 @@ func TestAddWhoseAgentDies(t *testing.T) {
 	}
 }
 
-// TestSpoolDirOfOthers: whoever writes a network configuration must not have files written wherever he wants.
+// TestSpoolDirOfOthers: whoever writes a network configuration must not have files written wherever
+// he wants.
 func TestSpoolDirOfOthers(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(dir string) error
 		text string
 	}{
-		"not private": {func(dir string) error { return os.Mkdir(dir, 0o755) }, "must have mode 0700"},
-		"a link":      {func(dir string) error { return os.Symlink(t.TempDir(), dir) }, "must be a directory"},
-		"a file":      {func(dir string) error { return os.WriteFile(dir, nil, 0o600) }, "must be a directory"},
+		"not private": {func(dir string) error {
+			return os.Mkdir(dir,
+				0o755)
+		}, "must have mode 0700"},
+		"a link": {func(dir string) error {
+			return os.Symlink(t.TempDir(),
+				dir)
+		}, "must be a directory"},
+		"a file": {func(dir string) error {
+			return os.WriteFile(dir,
+				nil, 0o600)
+		}, "must be a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newShim(t, newAgent(t))
-			if err := errors.Join(os.Mkdir(filepath.Dir(s.spool), 0o755), test.make(s.spool)); err != nil {
+			if err := errors.Join(os.Mkdir(filepath.Dir(s.spool), 0o755),
+				test.make(s.spool)); err != nil {
 				t.Fatal(err)
 			}
 			checkCode(t, s.del(t), types.ErrIOFailure, test.text)
@@ -253,8 +275,8 @@ func TestGCOfALongName(t *testing.T) {
 	}
 }
 
-// TestDeviceInfoElsewhere: whoever writes a network configuration must not have files written, or removed, wherever he
-// wants.
+// TestDeviceInfoElsewhere: whoever writes a network configuration must not have files written, or
+// removed, wherever he wants.
 func TestDeviceInfoElsewhere(t *testing.T) {
 	f := startAgent(t, attached)
 	s := newShim(t, f)
@@ -266,7 +288,8 @@ func TestDeviceInfoElsewhere(t *testing.T) {
 		"itself":     s.devices + "/",
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := errors.Join(os.MkdirAll(s.devices, 0o755), os.MkdirAll(filepath.Dir(file), 0o755)); err != nil {
+			if err := errors.Join(os.MkdirAll(s.devices, 0o755),
+				os.MkdirAll(filepath.Dir(file), 0o755)); err != nil {
 				t.Fatal(err)
 			}
 			_ = os.WriteFile(file, []byte("precious"), 0o600) // not where it is a directory
@@ -296,21 +319,24 @@ func TestAddTakesTooLong(t *testing.T) {
 			}
 			return attached(request)
 		})
-		checkCode(t, newShim(t, f).set("timeout", "500ms").add(t), types.ErrTryAgainLater, "deadline")
+		checkCode(t, newShim(t, f).set("timeout", "500ms").add(t), types.ErrTryAgainLater,
+			"deadline")
 		checkDiary(t, f.diary, "agent ADD", "agent DEL")
 	})
 	t.Run("IPAM plugin", func(t *testing.T) {
 		f := startAgent(t, attached)
 		// It is asked to end, and can give back what it took.
-		body := "[ $CNI_COMMAND != ADD ] || { trap 'echo ipam ended >>" + f.diary.path + "; exit 1' TERM; while :; do :; done; }"
-		s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, body)).set("timeout", "1s")
+		body := "[ $CNI_COMMAND != ADD ] || { trap 'echo ipam ended >>" + f.diary.path +
+			"; exit 1' TERM; while :; do :; done; }"
+		s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, body)).set("timeout",
+			"1s")
 		checkCode(t, s.add(t), types.ErrTryAgainLater, "ADD took too long")
 		checkDiary(t, f.diary, "ipam ADD", "ipam ended", "ipam DEL")
 	})
 }
 
-// TestSecondAdd: an IPAM plugin that gives a container no second address does not stop a second ADD from having the
-// result of the first, whose addresses stay.
+// TestSecondAdd: an IPAM plugin that gives a container no second address does not stop a second ADD
+// from having the result of the first, whose addresses stay.
 func TestSecondAdd(t *testing.T) {
 	first := &wire.Reply{Result: json.RawMessage(oneAddress)}
 	f := startAgent(t, except(wire.Result, first))
@@ -398,7 +424,8 @@ func TestDeviceInfo(t *testing.T) {
 		if err := s.add(t); err != nil {
 			t.Fatal(err)
 		}
-		if data, err := os.ReadFile(file); err != nil || string(data) != `{"type":"pci","version":"1.1.0"}` {
+		if data, err := os.ReadFile(file); err != nil ||
+			string(data) != `{"type":"pci","version":"1.1.0"}` {
 			t.Fatalf("device information is %q, %v", data, err)
 		}
 	}
@@ -457,7 +484,8 @@ func TestDelOfWhatAddRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startAgent(t, attached)
-			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, "")).set(test.field, test.value)
+			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, "")).set(test.field,
+				test.value)
 			if err := s.del(t); err != nil {
 				t.Fatal(err)
 			}
@@ -476,7 +504,8 @@ func TestDelFails(t *testing.T) {
 	}{
 		"agent": {except(wire.Del, fails(101, "stuck")), "", 101, "stuck"},
 		"IPAM":  {attached, refuses("DEL", ""), 100, "IPAM plugin fake; no; why not"},
-		"both":  {except(wire.Del, fails(101, "stuck")), refuses("DEL", ""), 101, "stuck; IPAM plugin fake; no"},
+		"both": {except(wire.Del, fails(101, "stuck")), refuses("DEL", ""), 101,
+			"stuck; IPAM plugin fake; no"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := startAgent(t, test.answer)
@@ -493,23 +522,27 @@ func TestDelFails(t *testing.T) {
 func TestIPAMPluginThatIsNotThere(t *testing.T) {
 	f := startAgent(t, attached)
 	s := newShim(t, f).withIPAM("fake", t.TempDir()+":"+t.TempDir())
-	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "ipam.type: there is no such file in CNI_PATH")
+	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig,
+		"ipam.type: there is no such file in CNI_PATH")
 	checkCode(t, s.del(t), types.ErrInvalidNetworkConfig, "IPAM plugin fake")
 }
 
 // away are the ways in which an agent does not take a request.
 func away(t *testing.T) map[string]*fakeAgent {
 	return map[string]*fakeAgent{
-		"no socket":       newAgent(t),
-		"reply lost":      startAgent(t, func(wire.Request) *wire.Reply { return nil }),
-		"another version": startAgent(t, func(wire.Request) *wire.Reply { return &wire.Reply{Version: 2} }),
+		"no socket":  newAgent(t),
+		"reply lost": startAgent(t, func(wire.Request) *wire.Reply { return nil }),
+		"another version": startAgent(t, func(wire.Request) *wire.Reply {
+			return &wire.Reply{Version: 2}
+		}),
 	}
 }
 
 func TestDelWhileTheAgentIsAway(t *testing.T) {
 	for name, f := range away(t) {
 		t.Run(name, func(t *testing.T) {
-			s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", diary{f.diary.path + "-ipam"}, ""))
+			s := newShim(t, f).withIPAM("fake",
+				ipamPlugin(t, "fake", diary{f.diary.path + "-ipam"}, ""))
 			for range 2 {
 				if err := s.del(t); err != nil {
 					t.Fatal(err)
@@ -518,8 +551,9 @@ func TestDelWhileTheAgentIsAway(t *testing.T) {
 			checkDiary(t, diary{f.diary.path + "-ipam"}, "ipam DEL", "ipam DEL")
 
 			want := map[string]wire.Request{"DEL:c1:net1.json": {
-				Version: wire.Version, Command: wire.Del, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
-				Args: "K8S_POD_NAME=a", Config: json.RawMessage("null"), At: now,
+				Version: wire.Version, Command: wire.Del, ContainerID: "c1", NetNS: "/run/netns/c1",
+				IfName: "net1",
+				Args:   "K8S_POD_NAME=a", Config: json.RawMessage("null"), At: now,
 			}}
 			if diff := cmp.Diff(want, s.spooled(t)); diff != "" {
 				t.Errorf("spool (-want +got):\n%s", diff)
@@ -554,7 +588,9 @@ func TestDelWithoutAgentAndSpool(t *testing.T) {
 	if err := os.WriteFile(occupied, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, dir := range map[string]string{"is a file": occupied, "is below a file": occupied + "/spool"} {
+	for name, dir := range map[string]string{
+		"is a file": occupied, "is below a file": occupied + "/spool",
+	} {
 		t.Run(name, func(t *testing.T) {
 			s.spool = dir
 			err := s.del(t)
@@ -566,7 +602,8 @@ func TestDelWithoutAgentAndSpool(t *testing.T) {
 
 func TestGC(t *testing.T) {
 	f := startAgent(t, attached)
-	s := newShim(t, f).withIPAM("fake", ipamPlugin(t, "fake", f.diary, `echo "$config" >>`+f.diary.path))
+	s := newShim(t, f).withIPAM("fake",
+		ipamPlugin(t, "fake", f.diary, `echo "$config" >>`+f.diary.path))
 	s.set("cni.dev/valid-attachments", []any{map[string]any{"containerID": "c1", "ifname": "net1"}})
 	if err := s.gc(t); err != nil {
 		t.Fatal(err)
@@ -576,7 +613,9 @@ func TestGC(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkDiary(t, f.diary, "agent GC", "ipam GC", string(config))
-	needed := json.RawMessage(`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"}]}`)
+	needed := json.RawMessage(
+		`{"cniVersion":"1.1.0","name":"net","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"}]}`,
+	)
 	want := wire.Request{Version: wire.Version, Command: wire.GC, Config: needed, At: now}
 	if diff := cmp.Diff(want, f.asked(wire.GC)[0]); diff != "" {
 		t.Errorf("the agent got (-want +got):\n%s", diff)
@@ -594,7 +633,8 @@ func TestGCFails(t *testing.T) {
 func TestGCWhileTheAgentIsAway(t *testing.T) {
 	s := newShim(t, newAgent(t))
 	for _, container := range []string{"c1", "c2"} {
-		s.set("cni.dev/valid-attachments", []any{map[string]any{"containerID": container, "ifname": "net1"}})
+		s.set("cni.dev/valid-attachments",
+			[]any{map[string]any{"containerID": container, "ifname": "net1"}})
 		if err := s.gc(t); err != nil {
 			t.Fatal(err)
 		}
@@ -652,15 +692,19 @@ func TestStatusFails(t *testing.T) {
 	checkCode(t, s.status(t), 100, "why not")
 }
 
-// TestHugeConfiguration: what is given back needs nothing of the configuration, and GC only the list of what is valid.
+// TestHugeConfiguration: what is given back needs nothing of the configuration, and GC only the
+// list of what is valid.
 func TestHugeConfiguration(t *testing.T) {
-	for name, f := range map[string]*fakeAgent{"agent": startAgent(t, attached), "spool": newAgent(t)} {
+	for name, f := range map[string]*fakeAgent{
+		"agent": startAgent(t, attached), "spool": newAgent(t),
+	} {
 		t.Run(name, func(t *testing.T) {
 			s := newShim(t, f).set("args", strings.Repeat("x", wire.MaxMessage))
 			s.args.Args = "K8S_POD_NAME=a;X=" + strings.Repeat("x", wire.MaxMessage)
 			s.set("cni.dev/valid-attachments", []any{})
 			if name == "agent" {
-				checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "the network configuration has")
+				checkCode(t, s.add(t), types.ErrInvalidNetworkConfig,
+					"the network configuration has")
 				checkCode(t, s.check(t), types.ErrInvalidNetworkConfig, "CNI_ARGS")
 			}
 			if err := errors.Join(s.del(t), s.gc(t)); err != nil {
@@ -672,13 +716,16 @@ func TestHugeConfiguration(t *testing.T) {
 	}
 }
 
-// TestPathsAreTheNodes: a tenant's configuration names directories and sockets, and nothing is made or opened there.
+// TestPathsAreTheNodes: a tenant's configuration names directories and sockets, and nothing is made
+// or opened there.
 func TestPathsAreTheNodes(t *testing.T) {
 	for _, field := range []string{"socket", "spoolDir", "SpoolDir"} {
 		t.Run(field, func(t *testing.T) {
 			elsewhere := filepath.Join(t.TempDir(), "nologin")
 			s := newShim(t, newAgent(t)).set(field, elsewhere)
-			for command, err := range map[string]error{"ADD": s.add(t), "CHECK": s.check(t), "GC": s.gc(t), "STATUS": s.status(t)} {
+			for command, err := range map[string]error{
+				"ADD": s.add(t), "CHECK": s.check(t), "GC": s.gc(t), "STATUS": s.status(t),
+			} {
 				t.Log(command)
 				checkCode(t, err, types.ErrInvalidNetworkConfig, "is not this node's")
 			}
@@ -707,26 +754,35 @@ func TestReadPaths(t *testing.T) {
 		want Paths
 		err  string
 	}{
-		"both":         {`{"socket":"/run/a","spoolDir":"/var/b"}`, 0o644, Paths{"/run/a", "/var/b"}, ""},
-		"one":          {`{"socket":"/run/a"}`, 0o600, Paths{"/run/a", wire.DefaultSpoolDir}, ""},
-		"relative":     {`{"spoolDir":"spool"}`, 0o644, Paths{}, `spoolDir: "spool" must be an absolute path`},
-		"unknown":      {`{"sockets":"/run/a"}`, 0o644, Paths{}, "sockets"},
-		"no JSON":      {`socket=/run/a`, 0o644, Paths{}, "invalid"},
-		"large":        {`{"socket":"/` + strings.Repeat("x", maxPathsFile) + `"}`, 0o644, Paths{}, "bytes"},
+		"both": {
+			`{"socket":"/run/a","spoolDir":"/var/b"}`, 0o644, Paths{"/run/a", "/var/b"}, "",
+		},
+		"one": {`{"socket":"/run/a"}`, 0o600, Paths{"/run/a", wire.DefaultSpoolDir}, ""},
+		"relative": {
+			`{"spoolDir":"spool"}`, 0o644, Paths{}, `spoolDir: "spool" must be an absolute path`,
+		},
+		"unknown": {`{"sockets":"/run/a"}`, 0o644, Paths{}, "sockets"},
+		"no JSON": {`socket=/run/a`, 0o644, Paths{}, "invalid"},
+		"large": {
+			`{"socket":"/` + strings.Repeat("x", maxPathsFile) + `"}`, 0o644, Paths{}, "bytes",
+		},
 		"for everyone": {`{}`, 0o666, Paths{}, "must belong to root"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := PathsFile(filepath.Join(t.TempDir(), "xpu-cni"))
-			if err := errors.Join(os.WriteFile(file, []byte(test.text), test.mode), os.Chmod(file, test.mode)); err != nil {
+			if err := errors.Join(os.WriteFile(file, []byte(test.text), test.mode),
+				os.Chmod(file, test.mode)); err != nil {
 				t.Fatal(err)
 			}
 			got, err := ReadPaths(file)
-			if got != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			if got != test.want || (err == nil) != (test.err == "") || err != nil &&
+				!strings.Contains(err.Error(), test.err) {
 				t.Errorf("%v, %v; want %v, %q", got, err, test.want, test.err)
 			}
 		})
 	}
-	if got, err := ReadPaths(filepath.Join(t.TempDir(), "none")); err != nil || got != DefaultPaths() {
+	if got, err := ReadPaths(filepath.Join(t.TempDir(), "none")); err != nil ||
+		got != DefaultPaths() {
 		t.Errorf("without a file: %v, %v", got, err)
 	}
 	if _, err := ReadPaths(t.TempDir()); err == nil {
@@ -739,11 +795,13 @@ func TestDeviceInfoOfAnotherPod(t *testing.T) {
 	f := startAgent(t, attached)
 	s := newShim(t, f)
 	file := filepath.Join(s.devices, "default-net-c2_net1")
-	if err := errors.Join(os.MkdirAll(s.devices, 0o755), os.WriteFile(file, []byte("c2's"), 0o444)); err != nil {
+	if err := errors.Join(os.MkdirAll(s.devices, 0o755),
+		os.WriteFile(file, []byte("c2's"), 0o444)); err != nil {
 		t.Fatal(err)
 	}
 	s.set("runtimeConfig", map[string]any{"CNIDeviceInfoFile": file})
-	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig, "must have the container ID c1 in its name")
+	checkCode(t, s.add(t), types.ErrInvalidNetworkConfig,
+		"must have the container ID c1 in its name")
 	if err := s.del(t); err != nil {
 		t.Error(err)
 	}
@@ -768,18 +826,25 @@ func TestDHCPPluginThatIsNotThere(t *testing.T) {
 func TestConfiguration(t *testing.T) {
 	here := site{DefaultPaths(), "/devinfo", "c1"}
 	for name, test := range map[string]struct{ config, text string }{
-		"ipam":           {`{"name":"n","ipam":"host-local"}`, "ipam"},
-		"ipam.type":      {`{"name":"n","ipam":{"type":"../host-local"}}`, "ipam.type"},
-		"itself":         {`{"name":"n","ipam":{"type":"xpu-cni"}}`, "ipam.type: \"xpu-cni\" is this plugin"},
+		"ipam":      {`{"name":"n","ipam":"host-local"}`, "ipam"},
+		"ipam.type": {`{"name":"n","ipam":{"type":"../host-local"}}`, "ipam.type"},
+		"itself": {
+			`{"name":"n","ipam":{"type":"xpu-cni"}}`, "ipam.type: \"xpu-cni\" is this plugin",
+		},
 		"itself, copied": {`{"name":"n","type":"copy","ipam":{"type":"copy"}}`, "ipam.type"},
-		"socket":         {`{"name":"n","socket":"cni.sock"}`, "socket: \"cni.sock\" is not this node's"},
-		"spoolDir":       {`{"name":"n","spoolDir":"/etc/nologin"}`, "spoolDir"},
-		"timeout 0":      {`{"name":"n","timeout":"0s"}`, "timeout"},
-		"timeout number": {`{"name":"n","timeout":90}`, `timeout: 90 is not a duration; write it like "90s"`},
-		"timeout long":   {`{"name":"n","timeout":"9999h"}`, "at most 10m"},
-		"timeout words":  {`{"name":"n","timeout":"soon"}`, "timeout"},
-		"no JSON":        {`{`, "network configuration"},
-		"huge":           {`{"name":"` + strings.Repeat("n", 1<<20) + `","socket":"` + strings.Repeat("é", 1<<20) + `"}`, "socket"},
+		"socket": {
+			`{"name":"n","socket":"cni.sock"}`, "socket: \"cni.sock\" is not this node's",
+		},
+		"spoolDir":  {`{"name":"n","spoolDir":"/etc/nologin"}`, "spoolDir"},
+		"timeout 0": {`{"name":"n","timeout":"0s"}`, "timeout"},
+		"timeout number": {
+			`{"name":"n","timeout":90}`, `timeout: 90 is not a duration; write it like "90s"`,
+		},
+		"timeout long":  {`{"name":"n","timeout":"9999h"}`, "at most 10m"},
+		"timeout words": {`{"name":"n","timeout":"soon"}`, "timeout"},
+		"no JSON":       {`{`, "network configuration"},
+		"huge": {`{"name":"` + strings.Repeat("n", 1<<20) + `","socket":"` +
+			strings.Repeat("é", 1<<20) + `"}`, "socket"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parseConfig([]byte(test.config), here)
@@ -789,7 +854,8 @@ func TestConfiguration(t *testing.T) {
 			}
 		})
 	}
-	got, err := parseConfig([]byte(`{"name":"n","ipam":null,"runtimeConfig":null,"timeout":null}`), here)
+	got, err := parseConfig([]byte(`{"name":"n","ipam":null,"runtimeConfig":null,"timeout":null}`),
+		here)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -802,8 +868,14 @@ func TestConfiguration(t *testing.T) {
 }
 
 func FuzzParseConfig(f *testing.F) {
-	f.Add([]byte(`{"name":"n","timeout":1,"ipam":[],"socket":"s","runtimeConfig":{"CNIDeviceInfoFile":1}}`))
-	f.Add([]byte(`{"cniVersion":"1.1.0","name":"n","ipam":{"type":"static"},"timeout":"90s","socket":"/run/s"}`))
+	f.Add([]byte(
+		`{"name":"n","timeout":1,"ipam":[],"socket":"s","runtimeConfig":{"CNIDeviceInfoFile":1}}`,
+	))
+	f.Add(
+		[]byte(
+			`{"cniVersion":"1.1.0","name":"n","ipam":{"type":"static"},"timeout":"90s","socket":"/run/s"}`,
+		),
+	)
 	f.Add([]byte(`{"ipam":null,"timeout":null,"runtimeConfig":{"CNIDeviceInfoFile":"/run/d"}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := parseConfig(data, site{DefaultPaths(), "/run", "c1"})
@@ -819,21 +891,25 @@ func FuzzParseConfig(f *testing.F) {
 }
 
 func FuzzParsePaths(f *testing.F) {
-	for _, seed := range []string{"", "{}", "null", `{"socket":"/run/a","spoolDir":"b"}`, `{"socket":1}`} {
+	for _, seed := range []string{
+		"", "{}", "null", `{"socket":"/run/a","spoolDir":"b"}`, `{"socket":1}`,
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if p, err := parsePaths(data); err == nil && (!filepath.IsAbs(p.Socket) || !filepath.IsAbs(p.SpoolDir)) {
+		if p, err := parsePaths(data); err == nil &&
+			(!filepath.IsAbs(p.Socket) || !filepath.IsAbs(p.SpoolDir)) {
 			t.Fatalf("taken: %+v", p)
 		}
 	})
 }
 
-// FuzzDecodeResult: whatever a plugin prints, it is either refused or can be had in every version that the runtime may
-// ask for, or at least an error says why not.
+// FuzzDecodeResult: whatever a plugin prints, it is either refused or can be had in every version
+// that the runtime may ask for, or at least an error says why not.
 func FuzzDecodeResult(f *testing.F) {
 	for _, seed := range []string{
-		oneAddress, `{"cniVersion":"0.3.1","ips":[{"version":"4","address":"192.0.2.7/24","interface":0}]}`,
+		oneAddress,
+		`{"cniVersion":"0.3.1","ips":[{"version":"4","address":"192.0.2.7/24","interface":0}]}`,
 		`{"cniVersion":"0.2.0","ip4":{"ip":"192.0.2.7/24","routes":[{"dst":"0.0.0.0/0"}]}}`,
 		`{"interfaces":[{"name":"net1"}],"routes":[{"dst":"2001:db8::/32","gw":"::1"}],"dns":{}}`,
 		`{"ips":[null]}`, `null`, `{"cniVersion":""}`, `{"cniVersion":"9.9.9"}`,
@@ -848,7 +924,8 @@ func FuzzDecodeResult(f *testing.F) {
 			return
 		}
 		for _, other := range []string{"0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
-			if converted, err := result.GetAsVersion(other); err == nil && converted.Version() != other {
+			if converted, err := result.GetAsVersion(other); err == nil &&
+				converted.Version() != other {
 				t.Errorf("version %s asked for, %s got", other, converted.Version())
 			}
 		}

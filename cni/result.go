@@ -11,8 +11,9 @@ import (
 	"github.com/containernetworking/cni/pkg/types/create"
 )
 
-// DecodeResult reads the result of a plugin. A result that names no version of the specification is in the version given.
-// It refuses lists that have null in them, on which the conversions of containernetworking/cni to other versions panic.
+// DecodeResult reads the result of a plugin. A result that names no version of the specification is
+// in the version given. It refuses lists that have null in them, on which the conversions of
+// containernetworking/cni to other versions panic.
 func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	var own struct{ CNIVersion string }
 	if err := json.Unmarshal(data, &own); err != nil {
@@ -31,7 +32,8 @@ func DecodeResult(data []byte, version string) (*types100.Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	// These are the bytes that Create decodes. Others could have the keys in another order, of which the last counts.
+	// These are the bytes that Create decodes. Others could have the keys in another order, of
+	// which the last counts.
 	var lists struct{ Interfaces, IPs, Routes []*json.RawMessage }
 	if err := json.Unmarshal(data, &lists); err != nil {
 		return nil, err

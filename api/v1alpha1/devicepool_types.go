@@ -15,7 +15,8 @@ const (
 	// PublishDRA offers Functions as devices in ResourceSlices.
 	PublishDRA PublishMode = "DRA"
 
-	// PublishDevicePlugin offers Functions as an extended resource, through the kubelet's device plugin API.
+	// PublishDevicePlugin offers Functions as an extended resource, through the kubelet's device
+	// plugin API.
 	PublishDevicePlugin PublishMode = "DevicePlugin"
 )
 
@@ -27,13 +28,15 @@ const (
 	// ModelFunctions: each VF and SF is a device.
 	ModelFunctions DeviceModel = "Functions"
 
-	// ModelCounters: each VF and SF is a device, and so is their PF as a whole. They share counters (KEP-4815): a pod gets the PF, or
-	// pods get its VFs and SFs, never both. A PF is a device only where the pool has all of its VFs.
+	// ModelCounters: each VF and SF is a device, and so is their PF as a whole. They share counters
+	// (KEP-4815): a pod gets the PF, or pods get its VFs and SFs, never both. A PF is a device only
+	// where the pool has all of its VFs.
 	ModelCounters DeviceModel = "Counters"
 
-	// ModelPorts: each PF is one device that many claims share (KEP-5075), with ports and bandwidth as its capacity. A claim takes one
-	// port, and as much of the bandwidth as it asks for, which becomes the highest rate of a VF. The agent chooses the VF when the
-	// kubelet prepares the claim.
+	// ModelPorts: each PF is one device that many claims share (KEP-5075), with ports and bandwidth
+	// as its capacity. A claim takes one port, and as much of the bandwidth as it asks for, which
+	// becomes the highest rate of a VF. The agent chooses the VF when the kubelet prepares the
+	// claim.
 	ModelPorts DeviceModel = "Ports"
 )
 
@@ -42,30 +45,34 @@ const (
 type ProvisionMode string
 
 const (
-	// ProvisionOnPrepare binds the pod at once; the xPU is provisioned meanwhile and the kubelet's Prepare
-	// waits for it. Fastest, but a pod whose xPU refuses stays on its node.
+	// ProvisionOnPrepare binds the pod at once; the xPU is provisioned meanwhile and the kubelet's
+	// Prepare waits for it. Fastest, but a pod whose xPU refuses stays on its node.
 	ProvisionOnPrepare ProvisionMode = "OnPrepare"
 
-	// ProvisionBeforeBind holds the pod unbound, by binding conditions (KEP-5007), until the xPU serves the
-	// Port; if it refuses, the scheduler allocates another device, on another node if need be. The scheduler
-	// looks at binding conditions every 5 s, so binding takes up to that much longer.
+	// ProvisionBeforeBind holds the pod unbound, by binding conditions (KEP-5007), until the xPU
+	// serves the Port; if it refuses, the scheduler allocates another device, on another node if
+	// need be. The scheduler looks at binding conditions every 5 s, so binding takes up to that
+	// much longer.
 	ProvisionBeforeBind ProvisionMode = "BeforeBind"
 
-	// ProvisionAhead is BeforeBind, but some free Functions of each PF have an XPUPort in the pool's network before any pod asks for
-	// them. A pod that gets one of those is bound at once, as its xPU has shown that it serves the Port. A pod that gets
-	// another one waits as with BeforeBind.
+	// ProvisionAhead is BeforeBind, but some free Functions of each PF have an XPUPort in the
+	// pool's network before any pod asks for them. A pod that gets one of those is bound at once,
+	// as its xPU has shown that it serves the Port. A pod that gets another one waits as with
+	// BeforeBind.
 	ProvisionAhead ProvisionMode = "Ahead"
 )
 
 // DefaultPortsAhead is what DevicePoolSpec.PortsAhead is where it is absent.
 const DefaultPortsAhead = 4
 
-// DeviceType says what kind of Functions a pool is made of, in the words of sriov-network-device-plugin.
+// DeviceType says what kind of Functions a pool is made of, in the words of
+// sriov-network-device-plugin.
 // +kubebuilder:validation:Enum=netDevice;accelerator;auxNetDevice
 type DeviceType string
 
 const (
-	// DeviceTypeNet: VFs, and NICs (PFs) that have no VFs and do not carry the node's default route.
+	// DeviceTypeNet: VFs, and NICs (PFs) that have no VFs and do not carry the node's default
+	// route.
 	DeviceTypeNet DeviceType = "netDevice"
 
 	// DeviceTypeAccelerator: as netDevice, of PCI class 0x12 (processing accelerators).
@@ -80,16 +87,17 @@ const (
 type ProvisionPoint string
 
 const (
-	// ProvisionAtAllocate: before the kubelet starts the pod; the pool must name the network. A pod whose xPU
-	// refuses fails for good, as the kubelet does not ask twice.
+	// ProvisionAtAllocate: before the kubelet starts the pod; the pool must name the network. A pod
+	// whose xPU refuses fails for good, as the kubelet does not ask twice.
 	ProvisionAtAllocate ProvisionPoint = "Allocate"
 
-	// ProvisionAtAdd: when the CNI plugin attaches the Function. The network is that of the plugin's
-	// configuration or else the pool's. The kubelet tries again until it succeeds.
+	// ProvisionAtAdd: when the CNI plugin attaches the Function. The network is that of the
+	// plugin's configuration or else the pool's. The kubelet tries again until it succeeds.
 	ProvisionAtAdd ProvisionPoint = "Add"
 )
 
-// PreferredAllocation says which Functions of a pool the kubelet should prefer for a container that wants several.
+// PreferredAllocation says which Functions of a pool the kubelet should prefer for a container that
+// wants several.
 // +kubebuilder:validation:Enum=Pack;Spread
 type PreferredAllocation string
 
@@ -97,12 +105,13 @@ const (
 	// PreferPack takes Functions of one PF, then of PFs below the same PCIe root.
 	PreferPack PreferredAllocation = "Pack"
 
-	// PreferSpread takes Functions of as many PFs as there are, those with the most free Functions first.
+	// PreferSpread takes Functions of as many PFs as there are, those with the most free Functions
+	// first.
 	PreferSpread PreferredAllocation = "Spread"
 )
 
-// FunctionSelector selects Functions. Every field that is set must match; a list matches if one entry does.
-// The vocabulary is that of sriov-network-device-plugin.
+// FunctionSelector selects Functions. Every field that is set must match; a list matches if one
+// entry does. The vocabulary is that of sriov-network-device-plugin.
 // +kubebuilder:validation:MinProperties=1
 type FunctionSelector struct {
 	// Vendors are PCI vendor ids in hex, such as "15b3".
@@ -160,14 +169,15 @@ type FunctionSelector struct {
 	// +kubebuilder:validation:items:Pattern=`^[0-9]+$`
 	ACPIIndexes []string `json:"acpiIndexes,omitempty"`
 
-	// LinkTypes are those of the Function's netdev, or of its PF's while that is away: "ether" or "infiniband".
+	// LinkTypes are those of the Function's netdev, or of its PF's while that is away: "ether" or
+	// "infiniband".
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	LinkTypes []string `json:"linkTypes,omitempty"`
 
-	// DDPProfiles are names of the Dynamic Device Personalization package that the PF runs (Intel), such as
-	// "ICE COMMS Package".
+	// DDPProfiles are names of the Dynamic Device Personalization package that the PF runs (Intel),
+	// such as "ICE COMMS Package".
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -186,7 +196,8 @@ type FunctionSelector struct {
 	// +kubebuilder:validation:items:Enum=sf
 	AuxTypes []string `json:"auxTypes,omitempty"`
 
-	// IsRdma limits the selector to Functions with an RDMA device, whose character devices the container gets too.
+	// IsRdma limits the selector to Functions with an RDMA device, whose character devices the
+	// container gets too.
 	// +optional
 	IsRdma bool `json:"isRdma,omitempty"`
 
@@ -203,16 +214,16 @@ type FunctionDriver string
 // DriverVFIO gives a container the Function's IOMMU group (/dev/vfio), and no netdev.
 const DriverVFIO FunctionDriver = "vfio-pci"
 
-// SFSpec says which SFs a pool offers at each of its PFs. An SF exists only while a pod has it: it is made when it is
-// allocated, active and with a MAC, and deleted when it is released.
+// SFSpec says which SFs a pool offers at each of its PFs. An SF exists only while a pod has it: it
+// is made when it is allocated, active and with a MAC, and deleted when it is released.
 type SFSpec struct {
 	// Count is how many SFs each PF offers. They need the PF's eswitch in mode switchdev.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1024
 	Count int32 `json:"count"`
 
-	// FirstNumber is the sfnum of the first SF; the others follow it. An SF with such a number that is there already
-	// is the pool's too.
+	// FirstNumber is the sfnum of the first SF; the others follow it. An SF with such a number that
+	// is there already is the pool's too.
 	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
@@ -229,9 +240,9 @@ func (s *SFSpec) Has(sfnum uint32) bool {
 	return beyond >= 0 && beyond < int64(s.Count)
 }
 
-// ResourceName is the name of the extended resource as which the device plugin offers the DevicePool of this name:
-// "<prefix>/<name>". The prefix defaults to xpu.opiproject.org, and the name to that of the DevicePool. It is "" for a pool
-// that the device plugin does not offer.
+// ResourceName is the name of the extended resource as which the device plugin offers the
+// DevicePool of this name: "<prefix>/<name>". The prefix defaults to xpu.opiproject.org, and the
+// name to that of the DevicePool. It is "" for a pool that the device plugin does not offer.
 func (s DevicePoolSpec) ResourceName(pool string) string {
 	if s.Publish != PublishDevicePlugin {
 		return ""
@@ -242,7 +253,8 @@ func (s DevicePoolSpec) ResourceName(pool string) string {
 
 // DevicePluginSpec says how the device plugin offers a pool.
 type DevicePluginSpec struct {
-	// ResourcePrefix is what is before the slash in the extended resource's name; "xpu.opiproject.org" if empty.
+	// ResourcePrefix is what is before the slash in the extended resource's name;
+	// "xpu.opiproject.org" if empty.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`
@@ -277,7 +289,8 @@ type DevicePluginSpec struct {
 	AdditionalInfo map[string]map[string]string `json:"additionalInfo,omitempty"`
 }
 
-// PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others, or have the PF trust it.
+// PrivilegedField is a field of an InterfaceConfig by which a pod can take something from others,
+// or have the PF trust it.
 // +kubebuilder:validation:Enum=mac;addresses;driver;vf.vlan;vf.qos;vf.trust;vf.spoofCheck;vf.minTxRate;vf.maxTxRate;vf.linkState
 type PrivilegedField string
 
@@ -297,7 +310,8 @@ const (
 // PrivilegedFields are all there are.
 func PrivilegedFields() []PrivilegedField {
 	return []PrivilegedField{
-		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck, FieldMinTxRate, FieldMaxTxRate,
+		FieldMAC, FieldAddresses, FieldDriver, FieldVLAN, FieldQoS, FieldTrust, FieldSpoofCheck,
+		FieldMinTxRate, FieldMaxTxRate,
 		FieldLinkState,
 	}
 }
@@ -320,12 +334,13 @@ type DevicePoolSpec struct {
 	// +optional
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
-	// DeviceType limits the pool to one kind of Function; if empty, the pool is made of VFs and SFs.
+	// DeviceType limits the pool to one kind of Function; if empty, the pool is made of VFs and
+	// SFs.
 	// +optional
 	DeviceType DeviceType `json:"deviceType,omitempty"`
 
-	// Priority decides between pools that select the same Function or name the same resource: the highest has it, of equals
-	// the oldest, and the others say so in their status.
+	// Priority decides between pools that select the same Function or name the same resource: the
+	// highest has it, of equals the oldest, and the others say so in their status.
 	// +optional
 	Priority int32 `json:"priority,omitempty"`
 
@@ -335,9 +350,9 @@ type DevicePoolSpec struct {
 	// +listType=atomic
 	Selectors []FunctionSelector `json:"selectors"`
 
-	// NumVFs is how many VFs each PF has that a selector names, whatever VF indexes it names. VFs are made, and taken
-	// away if there are more, while no pod and no program has one of them. Absent, and after the DevicePool is gone,
-	// PFs keep the VFs that they have.
+	// NumVFs is how many VFs each PF has that a selector names, whatever VF indexes it names. VFs
+	// are made, and taken away if there are more, while no pod and no program has one of them.
+	// Absent, and after the DevicePool is gone, PFs keep the VFs that they have.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
@@ -347,14 +362,15 @@ type DevicePoolSpec struct {
 	// +optional
 	SFs *SFSpec `json:"sfs,omitempty"`
 
-	// MaxAllocated is how many of the pool's Functions at one PF may be allocated at once, VFs and SFs together: less
-	// than there are, where they share what the PF has. Absent means all. With model: Ports it is how many ports the PF has.
+	// MaxAllocated is how many of the pool's Functions at one PF may be allocated at once, VFs and
+	// SFs together: less than there are, where they share what the PF has. Absent means all. With
+	// model: Ports it is how many ports the PF has.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	MaxAllocated *int32 `json:"maxAllocated,omitempty"`
 
-	// Driver is bound to a Function while a pod has it; its own driver is bound again when it is released. Absent means
-	// that Functions keep the driver that they have.
+	// Driver is bound to a Function while a pod has it; its own driver is bound again when it is
+	// released. Absent means that Functions keep the driver that they have.
 	// +optional
 	Driver FunctionDriver `json:"driver,omitempty"`
 
@@ -363,8 +379,8 @@ type DevicePoolSpec struct {
 	// +kubebuilder:default=DRA
 	Publish PublishMode `json:"publish,omitempty"`
 
-	// Model says what the devices in ResourceSlices are; Functions if it is empty. Claims that have devices of another model keep
-	// them when it is changed.
+	// Model says what the devices in ResourceSlices are; Functions if it is empty. Claims that have
+	// devices of another model keep them when it is changed.
 	// +optional
 	Model DeviceModel `json:"model,omitempty"`
 
@@ -373,21 +389,23 @@ type DevicePoolSpec struct {
 	// +kubebuilder:default=OnPrepare
 	Provision ProvisionMode `json:"provision,omitempty"`
 
-	// PortsAhead is how many free Functions of each PF have an XPUPort before a pod asks; only with provision: Ahead. Absent means
-	// 4. Each is a port at the OPI agent and an XPUPort in the namespace of the agents, and keeps the network in service there.
+	// PortsAhead is how many free Functions of each PF have an XPUPort before a pod asks; only with
+	// provision: Ahead. Absent means 4. Each is a port at the OPI agent and an XPUPort in the
+	// namespace of the agents, and keeps the network in service there.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=64
 	PortsAhead *int32 `json:"portsAhead,omitempty"`
 
-	// Network is the XPUNetwork of interfaces whose InterfaceConfig names none. If neither does, the Function
-	// is attached without a Port on the xPU.
+	// Network is the XPUNetwork of interfaces whose InterfaceConfig names none. If neither does,
+	// the Function is attached without a Port on the xPU.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Network string `json:"network,omitempty"`
 
-	// Allow has the privileged fields that a ResourceClaim or a network configuration (NetworkAttachmentDefinition) may set
-	// for a Function of the pool. A DeviceClass may set them all. addresses is only meant for interfaces in an XPUNetwork.
+	// Allow has the privileged fields that a ResourceClaim or a network configuration
+	// (NetworkAttachmentDefinition) may set for a Function of the pool. A DeviceClass may set them
+	// all. addresses is only meant for interfaces in an XPUNetwork.
 	// +optional
 	// +listType=set
 	Allow []PrivilegedField `json:"allow,omitempty"`
@@ -411,10 +429,11 @@ type DevicePoolStatus struct {
 	// +optional
 	NodeCount int32 `json:"nodeCount"`
 
-	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, Unhealthy, InvalidConfig, NetworkNotFound); and,
-	// where numVFs or sfs is set, Supplied: True (AllMade) or False (NoPF, InvalidConfig, or the reason of a Shortage: Making,
-	// Conflict, InUse, OutOfRange, Busy, Refused, NotSupported). While a node's entry is about an older spec, Supplied is
-	// False, and the observedGeneration of Ready is that of the oldest entry.
+	// Conditions has Ready: True (Published) or False (NoFunctions, Overlap, Unhealthy,
+	// InvalidConfig, NetworkNotFound); and, where numVFs or sfs is set, Supplied: True (AllMade) or
+	// False (NoPF, InvalidConfig, or the reason of a Shortage: Making, Conflict, InUse, OutOfRange,
+	// Busy, Refused, NotSupported). While a node's entry is about an older spec, Supplied is False,
+	// and the observedGeneration of Ready is that of the oldest entry.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -16,8 +16,9 @@ type Route struct {
 	Metric *int32 `json:"metric,omitempty"`
 }
 
-// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). A PF refuses what its driver cannot
-// do, and the attachment fails with the driver's answer. What is absent is left as the administrator set it.
+// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). A PF refuses what its
+// driver cannot do, and the attachment fails with the driver's answer. What is absent is left as
+// the administrator set it.
 type VFConfig struct {
 	// VLAN is the tag that the PF adds and strips, 1-4094; 0 takes it away.
 	// +optional
@@ -53,8 +54,8 @@ type VFConfig struct {
 }
 
 // InterfaceConfig is what a pod asks of one interface. It is given as opaque parameters of driver
-// xpu.opiproject.org in a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. A field in the claim wins over
-// the same field in the class. Unknown fields are refused.
+// xpu.opiproject.org in a ResourceClaim, a ResourceClaimTemplate or a DeviceClass. A field in the
+// claim wins over the same field in the class. Unknown fields are refused.
 //
 // +kubebuilder:object:root=true
 type InterfaceConfig struct {
@@ -64,8 +65,8 @@ type InterfaceConfig struct {
 	// +optional
 	Network string `json:"network,omitempty"`
 
-	// InterfaceName is the name in the pod, at most 15 bytes without "/" or white space. Absent means "net1",
-	// "net2", ... in the order of the pod's devices.
+	// InterfaceName is the name in the pod, at most 15 bytes without "/" or white space. Absent
+	// means "net1", "net2", ... in the order of the pod's devices.
 	// +optional
 	InterfaceName string `json:"interfaceName,omitempty"`
 
@@ -73,13 +74,13 @@ type InterfaceConfig struct {
 	// +optional
 	MTU *int32 `json:"mtu,omitempty"`
 
-	// MAC is a unicast address, "02:00:00:00:00:01". Absent means one that is derived from claim, node
-	// and Function.
+	// MAC is a unicast address, "02:00:00:00:00:01". Absent means one that is derived from claim,
+	// node and Function.
 	// +optional
 	MAC string `json:"mac,omitempty"`
 
-	// Addresses are with prefix length, "10.1.0.5/24", and inside the network's subnets. Absent means one is
-	// given from each of the network's subnets.
+	// Addresses are with prefix length, "10.1.0.5/24", and inside the network's subnets. Absent
+	// means one is given from each of the network's subnets.
 	// +optional
 	Addresses []string `json:"addresses,omitempty"`
 
@@ -87,19 +88,20 @@ type InterfaceConfig struct {
 	// +optional
 	Routes []Route `json:"routes,omitempty"`
 
-	// AllMulticast has the interface receive every multicast frame (IFF_ALLMULTI), as multicast routing daemons and
-	// programs want that answer neighbour discovery themselves. Some drivers also want vf.trust.
+	// AllMulticast has the interface receive every multicast frame (IFF_ALLMULTI), as multicast
+	// routing daemons and programs want that answer neighbour discovery themselves. Some drivers
+	// also want vf.trust.
 	// +optional
 	AllMulticast *bool `json:"allMulticast,omitempty"`
 
-	// VF is what the PF enforces. Of an SF, and of a VF in eswitch mode switchdev, minTxRate and maxTxRate are a rate
-	// object of the eswitch (devlink-rate); an SF has none of the rest.
+	// VF is what the PF enforces. Of an SF, and of a VF in eswitch mode switchdev, minTxRate and
+	// maxTxRate are a rate object of the eswitch (devlink-rate); an SF has none of the rest.
 	// +optional
 	VF *VFConfig `json:"vf,omitempty"`
 
-	// Driver is bound to the Function while the pod has it; absent means the DevicePool's. With vfio-pci the container
-	// gets the Function's IOMMU group, and there is no interface: mtu, routes and allMulticast must be absent, and
-	// addresses are only told to the pod.
+	// Driver is bound to the Function while the pod has it; absent means the DevicePool's. With
+	// vfio-pci the container gets the Function's IOMMU group, and there is no interface: mtu,
+	// routes and allMulticast must be absent, and addresses are only told to the pod.
 	// +optional
 	// +kubebuilder:validation:Enum=vfio-pci
 	Driver FunctionDriver `json:"driver,omitempty"`

@@ -6,8 +6,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// GroupName is the API group, the name of the DRA driver and the prefix of extended resources, attributes,
-// labels and conditions.
+// GroupName is the API group, the name of the DRA driver and the prefix of extended resources,
+// attributes, labels and conditions.
 const GroupName = "xpu.opiproject.org"
 
 // SchemeGroupVersion is the group and version of every kind in this package.

@@ -33,9 +33,16 @@ func TestValidation(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	named := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Name: name, Namespace: "default"} }
+	named := func(name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Name: name, Namespace: "default"}
+	}
 	pool := func(change func(*v1alpha1.DevicePool)) *v1alpha1.DevicePool {
-		p := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}}}}
+		p := &v1alpha1.DevicePool{
+			ObjectMeta: metav1.ObjectMeta{Name: "p"},
+			Spec: v1alpha1.DevicePoolSpec{
+				Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}},
+			},
+		}
 		change(p)
 		return p
 	}
@@ -46,19 +53,27 @@ func TestValidation(t *testing.T) {
 		})
 	}
 	xpu := func(change func(*v1alpha1.XPUSpec)) *v1alpha1.XPU {
-		x := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Spec: v1alpha1.XPUSpec{NodeName: "n", Endpoint: "10.0.0.1:50151", Insecure: true}}
+		x := &v1alpha1.XPU{
+			ObjectMeta: metav1.ObjectMeta{Name: "x"},
+			Spec:       v1alpha1.XPUSpec{NodeName: "n", Endpoint: "10.0.0.1:50151", Insecure: true},
+		}
 		change(&x.Spec)
 		return x
 	}
 	forAll := v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}
 	network := func(change func(*v1alpha1.XPUNetworkSpec)) *v1alpha1.XPUNetwork {
-		n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10, AllowedNamespaces: forAll, Subnets: []string{"10.1.0.0/24", "fd00::/64"}}}
+		n := &v1alpha1.XPUNetwork{
+			ObjectMeta: metav1.ObjectMeta{Name: "n"}, Spec: v1alpha1.XPUNetworkSpec{
+				VLAN: 10, AllowedNamespaces: forAll, Subnets: []string{"10.1.0.0/24", "fd00::/64"},
+			},
+		}
 		change(&n.Spec)
 		return n
 	}
 	port := func(change func(*v1alpha1.XPUPortSpec)) *v1alpha1.XPUPort {
 		p := &v1alpha1.XPUPort{ObjectMeta: named("p"), Spec: v1alpha1.XPUPortSpec{
-			NodeName: "n", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"}, XPU: "x", Network: "blue", MAC: "02:00:00:00:00:01",
+			NodeName: "n", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"}, XPU: "x",
+			Network: "blue", MAC: "02:00:00:00:00:01",
 			Claim: v1alpha1.ClaimRef{Name: "c", UID: "1", Request: "nic"},
 		}}
 		change(&p.Spec)
@@ -72,26 +87,43 @@ func TestValidation(t *testing.T) {
 			want   string // "" is accepted
 		}{
 			{"pool", pool(func(*v1alpha1.DevicePool) {}), ""},
-			{"pool without selectors", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors = nil }), "spec.selectors"},
-			{"pool with an empty selector", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors = []v1alpha1.FunctionSelector{{}} }), "spec.selectors[0]"},
-			{"pool with a bad range", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].PFNames = []string{"ens3f0#0-"} }), "spec.selectors[0].pfNames[0]"},
-			{"pool with a bad vendor", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].Vendors = []string{"0x15b3"} }), "spec.selectors[0].vendors[0]"},
-			{"pool with a bad mode", pool(func(p *v1alpha1.DevicePool) { p.Spec.Provision = "Sometime" }), `"OnPrepare", "BeforeBind", "Ahead"`},
-			{"pool with a long name", pool(func(p *v1alpha1.DevicePool) { p.Name = strings.Repeat("a", 64) }), "at most 63 characters"},
+			{"pool without selectors", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors = nil
+			}), "spec.selectors"},
+			{"pool with an empty selector", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors = []v1alpha1.FunctionSelector{{}}
+			}), "spec.selectors[0]"},
+			{"pool with a bad range", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors[0].PFNames = []string{"ens3f0#0-"}
+			}), "spec.selectors[0].pfNames[0]"},
+			{"pool with a bad vendor", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors[0].Vendors = []string{"0x15b3"}
+			}), "spec.selectors[0].vendors[0]"},
+			{"pool with a bad mode", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Provision = "Sometime"
+			}), `"OnPrepare", "BeforeBind", "Ahead"`},
+			{"pool with a long name", pool(func(p *v1alpha1.DevicePool) {
+				p.Name = strings.Repeat("a", 64)
+			}), "at most 63 characters"},
 			{"pool for the device plugin", plugin(func(p *v1alpha1.DevicePool) {
 				p.Name = "plugin"
 				p.Spec.DeviceType, p.Spec.Priority = v1alpha1.DeviceTypeNet, -3
 				p.Spec.Selectors = []v1alpha1.FunctionSelector{{
-					ACPIIndexes: []string{"101"}, LinkTypes: []string{"ether"}, DDPProfiles: []string{"ICE COMMS Package"}, PKeys: []string{"0x7fff"},
+					ACPIIndexes: []string{"101"}, LinkTypes: []string{"ether"},
+					DDPProfiles: []string{"ICE COMMS Package"}, PKeys: []string{"0x7fff"},
 					AuxTypes: []string{"sf"}, VDPAType: "vhost",
 				}, {IsRdma: true}}
 				p.Spec.DevicePlugin.ResourcePrefix, p.Spec.DevicePlugin.ResourceName = "intel.com", "Sriov_net-A"
-				p.Spec.DevicePlugin.AdditionalInfo = map[string]map[string]string{"*": {"token": "1"}}
+				p.Spec.DevicePlugin.AdditionalInfo = map[string]map[string]string{
+					"*": {"token": "1"},
+				}
 			}), ""},
-			{"pool that selects everything, as xpuctl writes it", &unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "DevicePool", "metadata": map[string]any{"name": "everything"},
-				"spec": map[string]any{"selectors": []any{map[string]any{"isRdma": false}}},
-			}}, ""},
+			{"pool that selects everything, as xpuctl writes it",
+				&unstructured.Unstructured{Object: map[string]any{
+					"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "DevicePool",
+					"metadata": map[string]any{"name": "everything"},
+					"spec":     map[string]any{"selectors": []any{map[string]any{"isRdma": false}}},
+				}}, ""},
 			{"pool provisioned at Allocate", plugin(func(p *v1alpha1.DevicePool) {
 				p.Name, p.Spec.Network, p.Spec.DevicePlugin.ProvisionAt = "allocate", "blue", v1alpha1.ProvisionAtAllocate
 			}), ""},
@@ -101,105 +133,223 @@ func TestValidation(t *testing.T) {
 			{"pool that makes Ports ahead", pool(func(p *v1alpha1.DevicePool) {
 				p.Name, p.Spec.Provision, p.Spec.Network, p.Spec.PortsAhead = "ahead", v1alpha1.ProvisionAhead, "blue", ptr.To(int32(64))
 			}), ""},
-			{"pool that makes Ports ahead in no network", pool(func(p *v1alpha1.DevicePool) { p.Spec.Provision = v1alpha1.ProvisionAhead }),
+			{"pool that makes Ports ahead in no network", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Provision = v1alpha1.ProvisionAhead
+			}),
 				"provision: Ahead needs network and publish: DRA, and no sfs"},
-			{"pool that makes Ports ahead for the device plugin", plugin(func(p *v1alpha1.DevicePool) {
-				p.Spec.Provision, p.Spec.Network = v1alpha1.ProvisionAhead, "blue"
-			}), "provision: Ahead needs network and publish: DRA, and no sfs"},
+			{"pool that makes Ports ahead for the device plugin",
+				plugin(func(p *v1alpha1.DevicePool) {
+					p.Spec.Provision, p.Spec.Network = v1alpha1.ProvisionAhead, "blue"
+				}), "provision: Ahead needs network and publish: DRA, and no sfs"},
 			{"pool that makes Ports ahead for SFs", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.Provision, p.Spec.Network, p.Spec.SFs = v1alpha1.ProvisionAhead, "blue", &v1alpha1.SFSpec{Count: 4}
 			}), "provision: Ahead needs network and publish: DRA, and no sfs"},
 			{"pool that makes too many Ports ahead", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.Provision, p.Spec.Network, p.Spec.PortsAhead = v1alpha1.ProvisionAhead, "blue", ptr.To(int32(65))
 			}), "spec.portsAhead"},
-			{"pool with portsAhead alone", pool(func(p *v1alpha1.DevicePool) { p.Spec.PortsAhead = ptr.To(int32(1)) }), "portsAhead is only for pools with provision: Ahead"},
-			{"pool for DRA with devicePlugin", plugin(func(p *v1alpha1.DevicePool) { p.Spec.Publish = v1alpha1.PublishDRA }), "devicePlugin is only for pools with publish: DevicePlugin"},
-			{"pool with devicePlugin by default", plugin(func(p *v1alpha1.DevicePool) { p.Spec.Publish = "" }), "devicePlugin is only for pools with publish: DevicePlugin"},
-			{"pool with a bad device type", pool(func(p *v1alpha1.DevicePool) { p.Spec.DeviceType = "gpu" }), "spec.deviceType"},
-			{"pool with a bad vDPA type", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].VDPAType = "user" }), "spec.selectors[0].vdpaType"},
-			{"pool with a bad auxiliary type", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].AuxTypes = []string{"eth"} }), "spec.selectors[0].auxTypes[0]"},
-			{"pool with a bad firmware number", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].ACPIIndexes = []string{"eno1"} }), "spec.selectors[0].acpiIndexes[0]"},
-			{"pool with a bad resource", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ResourceName = "fast_" }), "spec.devicePlugin.resourceName"},
-			{"pool with a bad prefix", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ResourcePrefix = "Intel.com" }), "spec.devicePlugin.resourcePrefix"},
-			{"pool with a bad preference", plugin(func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.PreferredAllocation = "Any" }), "spec.devicePlugin.preferredAllocation"},
-			{"pool with VFs", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.NumVFs = "vfs", ptr.To(int32(8)) }), ""},
+			{"pool with portsAhead alone", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.PortsAhead = ptr.To(int32(1))
+			}), "portsAhead is only for pools with provision: Ahead"},
+			{"pool for DRA with devicePlugin", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.Publish = v1alpha1.PublishDRA
+			}), "devicePlugin is only for pools with publish: DevicePlugin"},
+			{"pool with devicePlugin by default", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.Publish = ""
+			}), "devicePlugin is only for pools with publish: DevicePlugin"},
+			{"pool with a bad device type", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.DeviceType = "gpu"
+			}), "spec.deviceType"},
+			{"pool with a bad vDPA type", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors[0].VDPAType = "user"
+			}), "spec.selectors[0].vdpaType"},
+			{"pool with a bad auxiliary type", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors[0].AuxTypes = []string{"eth"}
+			}), "spec.selectors[0].auxTypes[0]"},
+			{"pool with a bad firmware number", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors[0].ACPIIndexes = []string{"eno1"}
+			}), "spec.selectors[0].acpiIndexes[0]"},
+			{"pool with a bad resource", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.DevicePlugin.ResourceName = "fast_"
+			}), "spec.devicePlugin.resourceName"},
+			{"pool with a bad prefix", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.DevicePlugin.ResourcePrefix = "Intel.com"
+			}), "spec.devicePlugin.resourcePrefix"},
+			{"pool with a bad preference", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.DevicePlugin.PreferredAllocation = "Any"
+			}), "spec.devicePlugin.preferredAllocation"},
+			{"pool with VFs", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.NumVFs = "vfs", ptr.To(int32(8))
+			}), ""},
 			{"pool with VFs of any PF", pool(func(p *v1alpha1.DevicePool) {
-				p.Spec.NumVFs, p.Spec.Selectors = ptr.To(int32(8)), []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}
+				p.Spec.NumVFs, p.Spec.Selectors = ptr.To(int32(8)), []v1alpha1.FunctionSelector{
+					{Vendors: []string{"15b3"}},
+				}
 			}), "numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
-			{"pool with a reversed range", pool(func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].PFNames = []string{"ens3f0#1,7-3"} }), "from the smaller to the larger one"},
+			{"pool with a reversed range", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Selectors[0].PFNames = []string{"ens3f0#1,7-3"}
+			}), "from the smaller to the larger one"},
 			{"pool with a reversed range of an address", pool(func(p *v1alpha1.DevicePool) {
-				p.Spec.Selectors[0] = v1alpha1.FunctionSelector{RootDevices: []string{"0000:3b:00.0#7-3"}}
+				p.Spec.Selectors[0] = v1alpha1.FunctionSelector{
+					RootDevices: []string{"0000:3b:00.0#7-3"},
+				}
 			}), "from the smaller to the larger one"},
 			{"pool with the last of its VFs", pool(func(p *v1alpha1.DevicePool) {
-				p.Name, p.Spec.NumVFs, p.Spec.Selectors[0].PFNames = "last", ptr.To(int32(8)), []string{"ens3f0#0,6-7", "ens3f1"}
+				p.Name, p.Spec.NumVFs, p.Spec.Selectors[0].PFNames = "last", ptr.To(
+					int32(8),
+				), []string{"ens3f0#0,6-7", "ens3f1"}
 			}), ""},
 			{"pool with a VF beyond its last", pool(func(p *v1alpha1.DevicePool) {
-				p.Spec.NumVFs, p.Spec.Selectors[0].PFNames = ptr.To(int32(8)), []string{"ens3f1", "ens3f0#0,6-8"}
+				p.Spec.NumVFs, p.Spec.Selectors[0].PFNames = ptr.To(int32(8)), []string{
+					"ens3f1", "ens3f0#0,6-8",
+				}
 			}), "pfNames has VF indexes that the PF will not have"},
 			{"pool with VFs beyond its last", pool(func(p *v1alpha1.DevicePool) {
-				p.Spec.NumVFs, p.Spec.Selectors[0] = ptr.To(int32(8)), v1alpha1.FunctionSelector{RootDevices: []string{"0000:3b:00.0#14-15"}}
+				p.Spec.NumVFs, p.Spec.Selectors[0] = ptr.To(int32(8)), v1alpha1.FunctionSelector{
+					RootDevices: []string{"0000:3b:00.0#14-15"},
+				}
 			}), "rootDevices has VF indexes that the PF will not have"},
-			{"pool with fewer than no VFs", pool(func(p *v1alpha1.DevicePool) { p.Spec.NumVFs = ptr.To(int32(-1)) }), "spec.numVFs"},
-			{"pool with too many VFs", pool(func(p *v1alpha1.DevicePool) { p.Spec.NumVFs = ptr.To(int32(65536)) }), "spec.numVFs"},
-			{"pool with SFs", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.SFs = "sfs", &v1alpha1.SFSpec{Count: 4} }), ""},
-			{"pool with too many SFs", pool(func(p *v1alpha1.DevicePool) { p.Spec.SFs = &v1alpha1.SFSpec{Count: 1025} }), "spec.sfs.count"},
+			{"pool with fewer than no VFs", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.NumVFs = ptr.To(int32(-1))
+			}), "spec.numVFs"},
+			{"pool with too many VFs", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.NumVFs = ptr.To(int32(65536))
+			}), "spec.numVFs"},
+			{"pool with SFs", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.SFs = "sfs", &v1alpha1.SFSpec{Count: 4}
+			}), ""},
+			{"pool with too many SFs", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.SFs = &v1alpha1.SFSpec{Count: 1025}
+			}), "spec.sfs.count"},
 			{"pool with SFs and without", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.SFs, p.Spec.DeviceType = &v1alpha1.SFSpec{Count: 4}, v1alpha1.DeviceTypeNet
-			}), "sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"},
+			}), "sfs needs a pool that may have SFs: leave deviceType out, or make it " +
+				"auxNetDevice"},
 			{"pool with SFs of another driver", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.SFs, p.Spec.Driver = &v1alpha1.SFSpec{Count: 4}, v1alpha1.DriverVFIO
 			}), "driver is not for pools with sfs"},
-			{"pool of an unknown driver", pool(func(p *v1alpha1.DevicePool) { p.Spec.Driver = "uio" }), "spec.driver"},
-			{"pool with few at once", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.MaxAllocated = "few", ptr.To(int32(2)) }), ""},
-			{"pool whose PFs or VFs are devices", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.Model = "counters", v1alpha1.ModelCounters }), ""},
-			{"pool whose PFs claims share", pool(func(p *v1alpha1.DevicePool) { p.Name, p.Spec.Model = "ports", v1alpha1.ModelPorts }), ""},
-			{"pool of an unknown model", pool(func(p *v1alpha1.DevicePool) { p.Spec.Model = "Slices" }), "spec.model"},
-			{"pool whose PFs claims share before they are bound", pool(func(p *v1alpha1.DevicePool) {
-				p.Spec.Model, p.Spec.Provision = v1alpha1.ModelPorts, v1alpha1.ProvisionBeforeBind
-			}), "model: Ports needs provision: OnPrepare"},
+			{"pool of an unknown driver", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Driver = "uio"
+			}), "spec.driver"},
+			{"pool with few at once", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.MaxAllocated = "few", ptr.To(int32(2))
+			}), ""},
+			{"pool whose PFs or VFs are devices", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.Model = "counters", v1alpha1.ModelCounters
+			}), ""},
+			{"pool whose PFs claims share", pool(func(p *v1alpha1.DevicePool) {
+				p.Name, p.Spec.Model = "ports", v1alpha1.ModelPorts
+			}), ""},
+			{"pool of an unknown model", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Model = "Slices"
+			}), "spec.model"},
+			{"pool whose PFs claims share before they are bound",
+				pool(func(p *v1alpha1.DevicePool) {
+					p.Spec.Model, p.Spec.Provision = v1alpha1.ModelPorts, v1alpha1.ProvisionBeforeBind
+				}), "model: Ports needs provision: OnPrepare"},
 			{"pool whose PFs claims share, of SFs", pool(func(p *v1alpha1.DevicePool) {
 				p.Spec.Model, p.Spec.SFs = v1alpha1.ModelPorts, &v1alpha1.SFSpec{Count: 4}
 			}), "model: Ports needs provision: OnPrepare"},
-			{"pool whose PFs claims share, of the kubelet's", plugin(func(p *v1alpha1.DevicePool) { p.Spec.Model = v1alpha1.ModelPorts }), "model is only for pools with publish: DRA"},
-			{"pool with none at once", pool(func(p *v1alpha1.DevicePool) { p.Spec.MaxAllocated = ptr.To(int32(0)) }), "spec.maxAllocated"},
-			{"pool with few at once of the kubelet's", plugin(func(p *v1alpha1.DevicePool) { p.Spec.MaxAllocated = ptr.To(int32(2)) }), "maxAllocated is only for pools with publish: DRA"},
+			{"pool whose PFs claims share, of the kubelet's", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.Model = v1alpha1.ModelPorts
+			}), "model is only for pools with publish: DRA"},
+			{"pool with none at once", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.MaxAllocated = ptr.To(int32(0))
+			}), "spec.maxAllocated"},
+			{"pool with few at once of the kubelet's", plugin(func(p *v1alpha1.DevicePool) {
+				p.Spec.MaxAllocated = ptr.To(int32(2))
+			}), "maxAllocated is only for pools with publish: DRA"},
 			{"xpu", xpu(func(*v1alpha1.XPUSpec) {}), ""},
-			{"xpu neither TLS nor insecure", xpu(func(s *v1alpha1.XPUSpec) { s.Insecure = false }), "set tls, or insecure: true"},
-			{"xpu both TLS and insecure", xpu(func(s *v1alpha1.XPUSpec) { s.TLS = &v1alpha1.XPUTLS{SecretName: "s"} }), "set tls, or insecure: true"},
-			{"xpu without port", xpu(func(s *v1alpha1.XPUSpec) { s.Endpoint = "10.0.0.1" }), "spec.endpoint"},
-			{"xpu with a bad PF", xpu(func(s *v1alpha1.XPUSpec) { s.PFs = []string{"3b:00.0"} }), "spec.pfs[0]"},
-			{"xpu of another dialect", xpu(func(s *v1alpha1.XPUSpec) { s.Dialect = "klingon" }), `"evpn-gw"`},
+			{"xpu neither TLS nor insecure", xpu(func(s *v1alpha1.XPUSpec) {
+				s.Insecure = false
+			}), "set tls, or insecure: true"},
+			{"xpu both TLS and insecure", xpu(func(s *v1alpha1.XPUSpec) {
+				s.TLS = &v1alpha1.XPUTLS{SecretName: "s"}
+			}), "set tls, or insecure: true"},
+			{"xpu without port", xpu(func(s *v1alpha1.XPUSpec) { s.Endpoint = "10.0.0.1" }),
+				"spec.endpoint"},
+			{"xpu with a bad PF", xpu(func(s *v1alpha1.XPUSpec) { s.PFs = []string{"3b:00.0"} }),
+				"spec.pfs[0]"},
+			{"xpu of another dialect", xpu(func(s *v1alpha1.XPUSpec) { s.Dialect = "klingon" }),
+				`"evpn-gw"`},
 			{"network", network(func(*v1alpha1.XPUNetworkSpec) {}), ""},
-			{"network with VLAN 4095", network(func(s *v1alpha1.XPUNetworkSpec) { s.VLAN = 4095 }), "spec.vlan"},
-			{"network with VNI 0", network(func(s *v1alpha1.XPUNetworkSpec) { s.VNI = ptr.To(int32(0)) }), "spec.vni"},
-			{"network with host bits", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"10.1.0.1/24"} }), "without host bits, such as 10.1.0.0/24"},
-			{"network with a word for a subnet", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"blue"} }), "CIDR notation"},
-			{"network with two IPv4 subnets", network(func(s *v1alpha1.XPUNetworkSpec) { s.Subnets = []string{"10.1.0.0/24", "10.2.0.0/24"} }), "at most one IPv4 and one IPv6"},
-			{"network with gateways and reserved addresses", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "gated"}, Spec: v1alpha1.XPUNetworkSpec{
-				VLAN: 12, AllowedNamespaces: forAll, Gateways: []string{"10.1.0.254", "fd00::1"}, Reserved: []string{"10.1.0.0/28", "10.1.0.32-10.1.0.40"},
-			}}, ""},
-			{"network with a prefix for a gateway", network(func(s *v1alpha1.XPUNetworkSpec) { s.Gateways = []string{"10.1.0.1/24"} }), "each gateway must be an address"},
-			{"network with a word for reserved", network(func(s *v1alpha1.XPUNetworkSpec) { s.Reserved = []string{"10.1.0.1-ten"} }), "each entry must be a prefix"},
-			{"network with an odd source filter", network(func(s *v1alpha1.XPUNetworkSpec) { s.SourceFilter = "Some" }), "spec.sourceFilter"},
-			{"network with a small MTU", network(func(s *v1alpha1.XPUNetworkSpec) { s.MTU = ptr.To(int32(500)) }), "spec.mtu"},
-			{"network that says nothing of namespaces", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.From = "" }), "spec.allowedNamespaces.from"},
-			{"network for the same namespace", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.From = "Same" }), `"All", "Selector", "None"`},
-			{"network without the selector", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.From = v1alpha1.NamespacesFromSelector }), "selector is for from: Selector"},
-			{"network for all and some", network(func(s *v1alpha1.XPUNetworkSpec) { s.AllowedNamespaces.Selector = &metav1.LabelSelector{} }), "selector is for from: Selector"},
-			{"pool that allows an odd field", pool(func(p *v1alpha1.DevicePool) { p.Spec.Allow = []v1alpha1.PrivilegedField{"mtu"} }), "spec.allow[0]"},
-			{"pool that allows a field twice", pool(func(p *v1alpha1.DevicePool) { p.Spec.Allow = []v1alpha1.PrivilegedField{"mac", "mac"} }), "spec.allow[1]: Duplicate value"},
+			{"network with VLAN 4095", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.VLAN = 4095
+			}), "spec.vlan"},
+			{"network with VNI 0", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.VNI = ptr.To(int32(0))
+			}), "spec.vni"},
+			{"network with host bits", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Subnets = []string{"10.1.0.1/24"}
+			}), "without host bits, such as 10.1.0.0/24"},
+			{"network with a word for a subnet", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Subnets = []string{"blue"}
+			}), "CIDR notation"},
+			{"network with two IPv4 subnets", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Subnets = []string{"10.1.0.0/24", "10.2.0.0/24"}
+			}), "at most one IPv4 and one IPv6"},
+			{"network with gateways and reserved addresses",
+				&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "gated"},
+					Spec: v1alpha1.XPUNetworkSpec{
+						VLAN: 12, AllowedNamespaces: forAll,
+						Gateways: []string{"10.1.0.254", "fd00::1"},
+						Reserved: []string{"10.1.0.0/28", "10.1.0.32-10.1.0.40"},
+					}}, ""},
+			{"network with a prefix for a gateway", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Gateways = []string{"10.1.0.1/24"}
+			}), "each gateway must be an address"},
+			{"network with a word for reserved", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.Reserved = []string{"10.1.0.1-ten"}
+			}), "each entry must be a prefix"},
+			{"network with an odd source filter", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.SourceFilter = "Some"
+			}), "spec.sourceFilter"},
+			{"network with a small MTU", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.MTU = ptr.To(int32(500))
+			}), "spec.mtu"},
+			{"network that says nothing of namespaces", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.AllowedNamespaces.From = ""
+			}), "spec.allowedNamespaces.from"},
+			{"network for the same namespace", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.AllowedNamespaces.From = "Same"
+			}), `"All", "Selector", "None"`},
+			{"network without the selector", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.AllowedNamespaces.From = v1alpha1.NamespacesFromSelector
+			}), "selector is for from: Selector"},
+			{"network for all and some", network(func(s *v1alpha1.XPUNetworkSpec) {
+				s.AllowedNamespaces.Selector = &metav1.LabelSelector{}
+			}), "selector is for from: Selector"},
+			{"pool that allows an odd field", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Allow = []v1alpha1.PrivilegedField{"mtu"}
+			}), "spec.allow[0]"},
+			{"pool that allows a field twice", pool(func(p *v1alpha1.DevicePool) {
+				p.Spec.Allow = []v1alpha1.PrivilegedField{"mac", "mac"}
+			}), "spec.allow[1]: Duplicate value"},
 			{"port", port(func(*v1alpha1.XPUPortSpec) {}), ""},
-			{"port made ahead for a claim", port(func(s *v1alpha1.XPUPortSpec) { s.Ahead = true }), "made ahead is for no claim and for no pod"},
-			{"port with a group MAC", port(func(s *v1alpha1.XPUPortSpec) { s.MAC = "01:00:00:00:00:01" }), "spec.mac"},
-			{"port with a long address", port(func(s *v1alpha1.XPUPortSpec) { s.Addresses = []string{strings.Repeat("1", 65)} }), "spec.addresses[0]: Too long"},
-			{"port with a long XPU", port(func(s *v1alpha1.XPUPortSpec) { s.XPU = strings.Repeat("x", 254) }), "spec.xpu: Too long"},
-			{"port with a long network", port(func(s *v1alpha1.XPUPortSpec) { s.Network = strings.Repeat("x", 254) }), "spec.network: Too long"},
+			{"port made ahead for a claim", port(func(s *v1alpha1.XPUPortSpec) {
+				s.Ahead = true
+			}), "made ahead is for no claim and for no pod"},
+			{"port with a group MAC", port(func(s *v1alpha1.XPUPortSpec) {
+				s.MAC = "01:00:00:00:00:01"
+			}), "spec.mac"},
+			{"port with a long address", port(func(s *v1alpha1.XPUPortSpec) {
+				s.Addresses = []string{strings.Repeat("1", 65)}
+			}), "spec.addresses[0]: Too long"},
+			{"port with a long XPU", port(func(s *v1alpha1.XPUPortSpec) {
+				s.XPU = strings.Repeat("x", 254)
+			}), "spec.xpu: Too long"},
+			{"port with a long network", port(func(s *v1alpha1.XPUPortSpec) {
+				s.Network = strings.Repeat("x", 254)
+			}), "spec.network: Too long"},
 			{"port with a long claim", port(func(s *v1alpha1.XPUPortSpec) {
 				long := strings.Repeat("x", 254)
 				s.Claim = v1alpha1.ClaimRef{Name: long, UID: types.UID(long), Request: long}
 			}), "spec.claim.name: Too long"},
-			{"port with a number that no SF has", port(func(s *v1alpha1.XPUPortSpec) { s.Function.Subfunction = new(int64(1 << 32)) }), "spec.function.subfunction"},
-			{"port with a short address", port(func(s *v1alpha1.XPUPortSpec) { s.Function.PCIAddress = "3b:02.1" }), "spec.function.pciAddress"},
+			{"port with a number that no SF has", port(func(s *v1alpha1.XPUPortSpec) {
+				s.Function.Subfunction = new(int64(1 << 32))
+			}), "spec.function.subfunction"},
+			{"port with a short address", port(func(s *v1alpha1.XPUPortSpec) {
+				s.Function.PCIAddress = "3b:02.1"
+			}), "spec.function.pciAddress"},
 		} {
 			wantAnswer(t, test.name, api.Create(t.Context(), test.object), test.want)
 			devicePool, is := test.object.(*v1alpha1.DevicePool)
@@ -221,13 +371,27 @@ func TestValidation(t *testing.T) {
 			change func(client.Object)
 			want   string
 		}{
-			{"network's VLAN", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, func(o client.Object) { o.(*v1alpha1.XPUNetwork).Spec.VLAN = 11 }, "vlan cannot be changed"},
-			{"network gets a VNI", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, func(o client.Object) { o.(*v1alpha1.XPUNetwork).Spec.VNI = ptr.To(int32(5)) }, "vni cannot be added or removed"},
-			{"network's MTU", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}}, func(o client.Object) { o.(*v1alpha1.XPUNetwork).Spec.MTU = ptr.To(int32(9000)) }, ""},
-			{"port's network", &v1alpha1.XPUPort{ObjectMeta: named("p")}, func(o client.Object) { o.(*v1alpha1.XPUPort).Spec.Network = "red" }, "the spec of an XPUPort cannot be changed"},
-			{"port's labels", &v1alpha1.XPUPort{ObjectMeta: named("p")}, func(o client.Object) { o.SetLabels(map[string]string{"a": "b"}) }, ""},
+			{"network's VLAN", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}},
+				func(o client.Object) {
+					o.(*v1alpha1.XPUNetwork).Spec.VLAN = 11
+				}, "vlan cannot be changed"},
+			{"network gets a VNI", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}},
+				func(o client.Object) {
+					o.(*v1alpha1.XPUNetwork).Spec.VNI = ptr.To(int32(5))
+				}, "vni cannot be added or removed"},
+			{"network's MTU", &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n"}},
+				func(o client.Object) {
+					o.(*v1alpha1.XPUNetwork).Spec.MTU = ptr.To(int32(9000))
+				}, ""},
+			{"port's network", &v1alpha1.XPUPort{ObjectMeta: named("p")}, func(o client.Object) {
+				o.(*v1alpha1.XPUPort).Spec.Network = "red"
+			}, "the spec of an XPUPort cannot be changed"},
+			{"port's labels", &v1alpha1.XPUPort{ObjectMeta: named("p")}, func(o client.Object) {
+				o.SetLabels(map[string]string{"a": "b"})
+			}, ""},
 		} {
-			if err := api.Get(t.Context(), client.ObjectKeyFromObject(test.object), test.object); err != nil {
+			if err := api.Get(t.Context(), client.ObjectKeyFromObject(test.object),
+				test.object); err != nil {
 				t.Fatal(err)
 			}
 			test.change(test.object)
@@ -240,24 +404,28 @@ func TestValidation(t *testing.T) {
 		if err := api.Get(t.Context(), client.ObjectKey{Name: "p"}, &p); err != nil {
 			t.Fatal(err)
 		}
-		if p.Spec.Publish != v1alpha1.PublishDRA || p.Spec.Provision != v1alpha1.ProvisionOnPrepare {
+		if p.Spec.Publish != v1alpha1.PublishDRA ||
+			p.Spec.Provision != v1alpha1.ProvisionOnPrepare {
 			t.Errorf("publish %q, provision %q", p.Spec.Publish, p.Spec.Provision)
 		}
 		if err := api.Get(t.Context(), client.ObjectKey{Name: "plugin"}, &p); err != nil {
 			t.Fatal(err)
 		}
-		if d := p.Spec.DevicePlugin; d.ProvisionAt != v1alpha1.ProvisionAtAdd || d.PreferredAllocation != v1alpha1.PreferPack {
+		if d := p.Spec.DevicePlugin; d.ProvisionAt != v1alpha1.ProvisionAtAdd ||
+			d.PreferredAllocation != v1alpha1.PreferPack {
 			t.Errorf("provisionAt %q, preferredAllocation %q", d.ProvisionAt, d.PreferredAllocation)
 		}
 	})
 }
 
-// parseFile is the answer of an agent whose pools come from a file. It knows the rules of the CRD too, without an API
-// server.
+// parseFile is the answer of an agent whose pools come from a file. It knows the rules of the CRD
+// too, without an API server.
 func parseFile(t *testing.T, devicePool *v1alpha1.DevicePool) error {
 	t.Helper()
 	written := devicePool.DeepCopy()
-	written.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"}
+	written.TypeMeta = metav1.TypeMeta{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool",
+	}
 	written.ObjectMeta = metav1.ObjectMeta{Name: devicePool.Name}
 	text, err := yaml.Marshal(written)
 	if err != nil {

@@ -14,15 +14,17 @@ type Dialect string
 // DialectEVPNGW is spoken by opi-evpn-bridge and by opi-bridge.
 const DialectEVPNGW Dialect = "evpn-gw"
 
-// LabelAgents is on Services whose endpoints are OPI agents, one on each node that is an xPU: xpu-controller makes an XPU of the name of
-// the node for each. Its value there counts for nothing; on these XPUs it is the name of the Service.
+// LabelAgents is on Services whose endpoints are OPI agents, one on each node that is an xPU:
+// xpu-controller makes an XPU of the name of the node for each. Its value there counts for nothing;
+// on these XPUs it is the name of the Service.
 const LabelAgents = GroupName + "/opi-agents"
 
 // Annotations of such a Service, which say how the agents are reached.
 const (
 	// AnnotationTLSSecret is spec.tls.secretName of the XPUs; opi-client if it is absent.
 	AnnotationTLSSecret = GroupName + "/tls-secret"
-	// AnnotationServerName is spec.tls.serverName: the name in the certificate that all the agents have.
+	// AnnotationServerName is spec.tls.serverName: the name in the certificate that all the agents
+	// have.
 	AnnotationServerName = GroupName + "/server-name"
 	// AnnotationInsecure is "true" for agents without TLS.
 	AnnotationInsecure = GroupName + "/insecure"
@@ -30,8 +32,8 @@ const (
 
 // XPUTLS says where the controller finds its credentials for an OPI agent.
 type XPUTLS struct {
-	// SecretName names a Secret of type kubernetes.io/tls in the controller's namespace with tls.crt, tls.key
-	// (the client's) and ca.crt (the agent's CA).
+	// SecretName names a Secret of type kubernetes.io/tls in the controller's namespace with
+	// tls.crt, tls.key (the client's) and ca.crt (the agent's CA).
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	SecretName string `json:"secretName"`
@@ -45,23 +47,24 @@ type XPUTLS struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.endpoint) || has(self.tls) != (has(self.insecure) && self.insecure)",message="set tls, or insecure: true if the way to the agent is protected otherwise"
 // +kubebuilder:validation:XValidation:rule="has(self.endpoint) || !has(self.tls) && !(has(self.insecure) && self.insecure)",message="tls and insecure are for an endpoint: set endpoint too"
 type XPUSpec struct {
-	// NodeName is the node that has the card. Absent, it is the node whose card the OPI agent says that it serves: see the
-	// condition Card.
+	// NodeName is the node that has the card. Absent, it is the node whose card the OPI agent says
+	// that it serves: see the condition Card.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
 
-	// PFs are the PCI addresses of the card's PFs on that node, "dddd:bb:dd.f". Empty means those that the OPI agent says that it
-	// serves; or, if the agent does not tell and nodeName is set, every PF of the node: right for nodes with one card.
+	// PFs are the PCI addresses of the card's PFs on that node, "dddd:bb:dd.f". Empty means those
+	// that the OPI agent says that it serves; or, if the agent does not tell and nodeName is set,
+	// every PF of the node: right for nodes with one card.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:Pattern=`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`
 	PFs []string `json:"pfs,omitempty"`
 
-	// Endpoint is the OPI agent's address, "host:port".
-	// An IPv6 address may have a zone: "[fe80::1%eth0]:50151". An XPU without it is served by an infra cluster: the broker made it.
+	// Endpoint is the OPI agent's address, "host:port". An IPv6 address may have a zone:
+	// "[fe80::1%eth0]:50151". An XPU without it is served by an infra cluster: the broker made it.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^(\[[0-9a-fA-F:.]+(%[A-Za-z0-9._-]{1,15})?\]|[A-Za-z0-9.-]+):[0-9]{1,5}$`
 	Endpoint string `json:"endpoint,omitempty"`
@@ -79,9 +82,9 @@ type XPUSpec struct {
 	// +optional
 	Insecure bool `json:"insecure,omitempty"`
 
-	// Abandon gives the xPU up, for one that will not answer any more: its XPUPorts go without the agent being asked. Their
-	// Functions stay tainted until the agent is back and has let go of the ports, or the XPU is deleted, which says that the
-	// card is gone.
+	// Abandon gives the xPU up, for one that will not answer any more: its XPUPorts go without the
+	// agent being asked. Their Functions stay tainted until the agent is back and has let go of the
+	// ports, or the XPU is deleted, which says that the card is gone.
 	// +optional
 	Abandon bool `json:"abandon,omitempty"`
 
@@ -128,13 +131,13 @@ type XPUPF struct {
 	// +kubebuilder:validation:MaxLength=32
 	Address string `json:"address"`
 
-	// Name is how the xPU's eswitch calls it, "c1pf0": the phys_port_name of its representor. Ports of its Functions have ids at the
-	// OPI agent that begin with it.
+	// Name is how the xPU's eswitch calls it, "c1pf0": the phys_port_name of its representor. Ports
+	// of its Functions have ids at the OPI agent that begin with it.
 	// +kubebuilder:validation:MaxLength=32
 	Name string `json:"name"`
 
-	// VFOffset, VFStride and TotalVFs are those of the XPUNode: VF i, less than TotalVFs, has the routing ID of the PF plus VFOffset
-	// plus i times VFStride.
+	// VFOffset, VFStride and TotalVFs are those of the XPUNode: VF i, less than TotalVFs, has the
+	// routing ID of the PF plus VFOffset plus i times VFStride.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
@@ -151,7 +154,8 @@ type XPUPF struct {
 
 // XPUStatus is what the controller knows of the xPU.
 type XPUStatus struct {
-	// NodeName is the node that has the card: that of the spec, or else the one that was found by what the OPI agent tells.
+	// NodeName is the node that has the card: that of the spec, or else the one that was found by
+	// what the OPI agent tells.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	NodeName string `json:"nodeName,omitempty"`
@@ -179,8 +183,8 @@ type XPUStatus struct {
 	// +optional
 	Foreign *XPUForeign `json:"foreign,omitempty"`
 
-	// Conditions has Ready: True (Connected) while the OPI agent answers; and Card: True (Found) if the card that the agent
-	// says that it serves is that of the node.
+	// Conditions has Ready: True (Connected) while the OPI agent answers; and Card: True (Found) if
+	// the card that the agent says that it serves is that of the node.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -229,7 +233,8 @@ func (x *XPU) Serves(pf string) bool {
 // NamesPFs says whether the xPU serves certain PFs, and not just those of its node.
 func (x *XPU) NamesPFs() bool { return len(x.Spec.PFs)+len(x.Status.PFs) > 0 }
 
-// PF is what is known of a PF that the OPI agent says that it serves, by its PCI address; nil for others.
+// PF is what is known of a PF that the OPI agent says that it serves, by its PCI address; nil for
+// others.
 func (x *XPU) PF(address string) *XPUPF {
 	i := slices.IndexFunc(x.Status.PFs, func(pf XPUPF) bool { return pf.Address == address })
 	if i < 0 {

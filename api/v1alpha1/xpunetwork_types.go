@@ -21,12 +21,14 @@ type AllowedNamespaces struct {
 	// From is All, None, or Selector for those that the selector matches.
 	From FromNamespaces `json:"from"`
 
-	// Selector matches labels of Namespaces. Every Namespace has the label kubernetes.io/metadata.name.
+	// Selector matches labels of Namespaces. Every Namespace has the label
+	// kubernetes.io/metadata.name.
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
 
-// Allows says whether a namespace with these labels is one of them. The error says that the selector is invalid.
+// Allows says whether a namespace with these labels is one of them. The error says that the
+// selector is invalid.
 func (a AllowedNamespaces) Allows(namespace map[string]string) (bool, error) {
 	if a.From != NamespacesFromSelector {
 		return a.From == NamespacesFromAll, nil
@@ -47,43 +49,49 @@ const (
 
 // XPUNetworkSpec describes an L2 segment. The xPUs serve it as a LogicalBridge.
 type XPUNetworkSpec struct {
-	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). No two networks may share one. In a tenant cluster it means
-	// nothing and may be left out: the infra cluster gives the network a segment of the tenant's range.
+	// VLAN is the segment's VLAN id on the xPUs, 1-4094 (IEEE 802.1Q). No two networks may share
+	// one. In a tenant cluster it means nothing and may be left out: the infra cluster gives the
+	// network a segment of the tenant's range.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4094
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="vlan cannot be changed: make another XPUNetwork"
 	VLAN int32 `json:"vlan,omitempty"`
 
-	// AllowedNamespaces are the namespaces whose pods may join the network, by a claim, an extended resource or a
-	// NetworkAttachmentDefinition. A pod that has joined stays when its namespace is not allowed any more.
+	// AllowedNamespaces are the namespaces whose pods may join the network, by a claim, an extended
+	// resource or a NetworkAttachmentDefinition. A pod that has joined stays when its namespace is
+	// not allowed any more.
 	AllowedNamespaces AllowedNamespaces `json:"allowedNamespaces"`
 
-	// VNI joins the segment across xPUs by VXLAN, 1-16777215 (RFC 7348). Without it the segment ends at each xPU. In a tenant cluster
-	// it means nothing, like vlan.
+	// VNI joins the segment across xPUs by VXLAN, 1-16777215 (RFC 7348). Without it the segment
+	// ends at each xPU. In a tenant cluster it means nothing, like vlan.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=16777215
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="vni cannot be changed: make another XPUNetwork"
 	VNI *int32 `json:"vni,omitempty"`
 
-	// MTU is that of the pods' interfaces in bytes, unless an InterfaceConfig asks for less. Without it that of a network with a VNI is
-	// what VXLAN leaves of the MTU between the xPUs, where their agents tell it. An xPU that carries less does not serve the network.
+	// MTU is that of the pods' interfaces in bytes, unless an InterfaceConfig asks for less.
+	// Without it that of a network with a VNI is what VXLAN leaves of the MTU between the xPUs,
+	// where their agents tell it. An xPU that carries less does not serve the network.
 	// +optional
 	// +kubebuilder:validation:Minimum=1280
 	// +kubebuilder:validation:Maximum=9216
 	MTU *int32 `json:"mtu,omitempty"`
 
-	// SourceFilter says which source addresses the frames of an interface may have, for the xPUs' agents that filter them, such as
-	// opi-bridge: its MAC address and its addresses, those claimed by ARP and Neighbor Discovery among them, and nothing but these and IP
-	// (Addresses, the default); its MAC address (MAC), for pods that have further addresses or other protocols; any (None), for pods that
-	// bridge or route. An interface whose addresses are not known to its XPUPort is one of a network with MAC.
+	// SourceFilter says which source addresses the frames of an interface may have, for the xPUs'
+	// agents that filter them, such as opi-bridge: its MAC address and its addresses, those claimed
+	// by ARP and Neighbor Discovery among them, and nothing but these and IP (Addresses, the
+	// default); its MAC address (MAC), for pods that have further addresses or other protocols; any
+	// (None), for pods that bridge or route. An interface whose addresses are not known to its
+	// XPUPort is one of a network with MAC.
 	// +optional
 	SourceFilter SourceFilter `json:"sourceFilter,omitempty"`
 
-	// Subnets are the segment's prefixes in CIDR notation, at most one IPv4 and one IPv6. An interface that asks
-	// for no address gets the lowest free one of each. The addresses of gateways, those reserved, and the IPv4 broadcast
-	// address are never given, nor may an interface ask for them.
+	// Subnets are the segment's prefixes in CIDR notation, at most one IPv4 and one IPv6. An
+	// interface that asks for no address gets the lowest free one of each. The addresses of
+	// gateways, those reserved, and the IPv4 broadcast address are never given, nor may an
+	// interface ask for them.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -92,8 +100,8 @@ type XPUNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, !isCIDR(s) || self.filter(o, isCIDR(o) && cidr(o).ip().family() == cidr(s).ip().family()).size() == 1)",message="at most one IPv4 and one IPv6 subnet"
 	Subnets []string `json:"subnets,omitempty"`
 
-	// Gateways are the routers' addresses, at most one of each family. Without one of its family the first address of a
-	// subnet is taken to be the gateway's.
+	// Gateways are the routers' addresses, at most one of each family. Without one of its family
+	// the first address of a subnet is taken to be the gateway's.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=2
@@ -101,8 +109,8 @@ type XPUNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(a, isIP(a))",message="each gateway must be an address, such as 10.1.0.1"
 	Gateways []string `json:"gateways,omitempty"`
 
-	// Reserved are addresses that interfaces do not get: prefixes, such as "10.1.0.0/28", or ranges, such as
-	// "10.1.0.10-10.1.0.19".
+	// Reserved are addresses that interfaces do not get: prefixes, such as "10.1.0.0/28", or
+	// ranges, such as "10.1.0.10-10.1.0.19".
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
@@ -123,7 +131,8 @@ type XPUNetworkFailure struct {
 // MaxNetworkFailures bounds XPUNetworkStatus.Failures.
 const MaxNetworkFailures = 5
 
-// XPUNetworkStatus is how the xPUs serve the network. An xPU does from the first to the last XPUPort of the network there.
+// XPUNetworkStatus is how the xPUs serve the network. An xPU does from the first to the last
+// XPUPort of the network there.
 type XPUNetworkStatus struct {
 	// XPUs is how many XPUs have XPUPorts in the network.
 	// +optional
@@ -139,7 +148,8 @@ type XPUNetworkStatus struct {
 	// +listMapKey=xpu
 	Failures []XPUNetworkFailure `json:"failures,omitempty"`
 
-	// Conditions has Ready: True (Up) when every xPU that needs the network and can be reached serves it.
+	// Conditions has Ready: True (Up) when every xPU that needs the network and can be reached
+	// serves it.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

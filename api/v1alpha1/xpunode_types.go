@@ -34,7 +34,8 @@ type FunctionProblem struct {
 	Message string `json:"message"`
 }
 
-// Fallback is what a DevicePool gets in place of what it asks for, as the cluster lacks a feature gate.
+// Fallback is what a DevicePool gets in place of what it asks for, as the cluster lacks a feature
+// gate.
 type Fallback struct {
 	// Feature is the feature gate of Kubernetes that is off: "DRADeviceBindingConditions".
 	// +kubebuilder:validation:MaxLength=64
@@ -51,8 +52,8 @@ type XPUNodePool struct {
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
 
-	// ObservedGeneration is the metadata.generation of the DevicePool that the entry is about. While it is an older one, the
-	// agent has not done yet what the spec asks for, or does not run.
+	// ObservedGeneration is the metadata.generation of the DevicePool that the entry is about.
+	// While it is an older one, the agent has not done yet what the spec asks for, or does not run.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
@@ -74,8 +75,8 @@ type XPUNodePool struct {
 	// +listMapKey=taint
 	Problems []FunctionProblem `json:"problems,omitempty"`
 
-	// Overlapping names Functions that the pool selects but that belong to another pool: "0000:3b:02.1 in fast"; at
-	// most 16 are listed.
+	// Overlapping names Functions that the pool selects but that belong to another pool:
+	// "0000:3b:02.1 in fast"; at most 16 are listed.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
@@ -126,12 +127,14 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:MaxLength=64
 	Driver string `json:"driver,omitempty"`
 
-	// Serial is the serial number of the card, as its driver tells it or else as its Vital Product Data has it.
+	// Serial is the serial number of the card, as its driver tells it or else as its Vital Product
+	// Data has it.
 	// +optional
 	// +kubebuilder:validation:MaxLength=255
 	Serial string `json:"serial,omitempty"`
 
-	// Board is what kind of board the card is, as its driver tells it: its PSID, such as "MT_0000000884", or its board id.
+	// Board is what kind of board the card is, as its driver tells it: its PSID, such as
+	// "MT_0000000884", or its board id.
 	// +optional
 	// +kubebuilder:validation:MaxLength=255
 	Board string `json:"board,omitempty"`
@@ -147,8 +150,9 @@ type XPUNodePF struct {
 	// +kubebuilder:validation:Maximum=65536
 	VFs int32 `json:"vfs,omitempty"`
 
-	// VFOffset and VFStride say where VFs are: the routing ID of VF i is that of the PF plus VFOffset plus i times VFStride (PCI
-	// Express 6.0, section 9.2.1.2). Both are 0 for a PF without SR-IOV.
+	// VFOffset and VFStride say where VFs are: the routing ID of VF i is that of the PF plus
+	// VFOffset plus i times VFStride (PCI Express 6.0, section 9.2.1.2). Both are 0 for a PF
+	// without SR-IOV.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
@@ -179,8 +183,8 @@ type XPUNodeStatus struct {
 	// +listMapKey=address
 	PFs []XPUNodePF `json:"pfs,omitempty"`
 
-	// Pools are the DevicePools that have Functions of the node, select Functions that they may not have, or name PFs that
-	// are to have VFs or SFs.
+	// Pools are the DevicePools that have Functions of the node, select Functions that they may not
+	// have, or name PFs that are to have VFs or SFs.
 	// +optional
 	// +kubebuilder:validation:MaxItems=256
 	// +listType=map
@@ -197,8 +201,9 @@ const (
 	MaxNodeText    = 255 // of serial and board
 )
 
-// XPUNode is what xpu-agent found on the node of the same name. The agent makes it and writes it as a whole; nobody else
-// does. It belongs to the Node, and goes with it. xpu-controller sums up the pools in the status of DevicePools.
+// XPUNode is what xpu-agent found on the node of the same name. The agent makes it and writes it as
+// a whole; nobody else does. It belongs to the Node, and goes with it. xpu-controller sums up the
+// pools in the status of DevicePools.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=xnode

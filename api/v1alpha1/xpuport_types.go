@@ -39,12 +39,13 @@ type ClaimRef struct {
 	// +kubebuilder:validation:MaxLength=128
 	UID types.UID `json:"uid"`
 
-	// Request is the request of the claim that the Function was allocated for; "request/subrequest" for a
-	// prioritized list.
+	// Request is the request of the claim that the Function was allocated for; "request/subrequest"
+	// for a prioritized list.
 	// +kubebuilder:validation:MaxLength=127
 	Request string `json:"request"`
 
-	// Pod is the name of the pod that the claim was reserved for first, if there was one when the Port was made.
+	// Pod is the name of the pod that the claim was reserved for first, if there was one when the
+	// Port was made.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Pod string `json:"pod,omitempty"`
@@ -99,8 +100,8 @@ type XPUPortSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	MTU int32 `json:"mtu,omitempty"`
 
-	// AssignAddresses has xpu-controller give the interface the lowest free address of each of the network's subnets, where
-	// addresses is empty. They are in status.addresses.
+	// AssignAddresses has xpu-controller give the interface the lowest free address of each of the
+	// network's subnets, where addresses is empty. They are in status.addresses.
 	// +optional
 	AssignAddresses bool `json:"assignAddresses,omitempty"`
 
@@ -111,17 +112,19 @@ type XPUPortSpec struct {
 	// +kubebuilder:validation:items:MaxLength=64
 	Addresses []string `json:"addresses,omitempty"`
 
-	// Claim is the ResourceClaim that the Port is for; absent where the device plugin handed the Function out.
+	// Claim is the ResourceClaim that the Port is for; absent where the device plugin handed the
+	// Function out.
 	// +optional
 	Claim ClaimRef `json:"claim,omitzero"`
 
-	// Ahead says that the Port was made before any claim has the Function, for a pool with provision: Ahead. A claim's Port of the
-	// Function takes its place: with the same MAC, so that the xPU has nothing to change.
+	// Ahead says that the Port was made before any claim has the Function, for a pool with
+	// provision: Ahead. A claim's Port of the Function takes its place: with the same MAC, so that
+	// the xPU has nothing to change.
 	// +optional
 	Ahead bool `json:"ahead,omitempty"`
 
-	// Pod is the pod that the Port is for, where the device plugin handed the Function out and the pod is known:
-	// it is not when the Port is made by Allocate.
+	// Pod is the pod that the Port is for, where the device plugin handed the Function out and the
+	// pod is known: it is not when the Port is made by Allocate.
 	// +optional
 	Pod *PodRef `json:"pod,omitempty"`
 }
@@ -133,40 +136,45 @@ type XPUPortStatus struct {
 	// +kubebuilder:validation:MaxLength=253
 	BridgePort string `json:"bridgePort,omitempty"`
 
-	// Addresses are those of the pod's interface: of the spec, or those that the network's address book gave.
+	// Addresses are those of the pod's interface: of the spec, or those that the network's address
+	// book gave.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=64
 	Addresses []string `json:"addresses,omitempty"`
 
-	// Pod is the pod that the Port came up for: that of spec.pod, or the one that the claim was reserved for first.
+	// Pod is the pod that the Port came up for: that of spec.pod, or the one that the claim was
+	// reserved for first.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Pod string `json:"pod,omitempty"`
 
-	// Predecessor is the XPUPort that had the MAC address and the addresses before, "namespace/name": that of the pod that a virtual
-	// machine was migrated from. While it is there, this Port stands by.
+	// Predecessor is the XPUPort that had the MAC address and the addresses before,
+	// "namespace/name": that of the pod that a virtual machine was migrated from. While it is
+	// there, this Port stands by.
 	// +optional
 	// +kubebuilder:validation:MaxLength=317
 	Predecessor string `json:"predecessor,omitempty"`
 
-	// MTU is the network's in bytes, or the largest that the xPU carries where the network sets none; 0 if that is not known.
+	// MTU is the network's in bytes, or the largest that the xPU carries where the network sets
+	// none; 0 if that is not known.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 
-	// Conditions has Ready: True (Up) while the xPU serves the Port. In a tenant cluster a Port without a claim also has Admitted: True
-	// once it may go to the infra cluster.
+	// Conditions has Ready: True (Up) while the xPU serves the Port. In a tenant cluster a Port
+	// without a claim also has Admitted: True once it may go to the infra cluster.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// XPUPort is what backs a Function on its xPU. For a Function that is allocated to a claim the controller makes one, in
-// the claim's namespace, and takes it away when the claim no longer has it. For one that the device plugin handed out
-// the node's agent does both, in the namespace that the agent runs in, and so for one that is made ahead. Its name is a pure
-// function of node and Function, and of whether it was made ahead.
+// XPUPort is what backs a Function on its xPU. For a Function that is allocated to a claim the
+// controller makes one, in the claim's namespace, and takes it away when the claim no longer has
+// it. For one that the device plugin handed out the node's agent does both, in the namespace that
+// the agent runs in, and so for one that is made ahead. Its name is a pure function of node and
+// Function, and of whether it was made ahead.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -201,7 +209,9 @@ type XPUPortList struct {
 	Items           []XPUPort `json:"items"`
 }
 
-// IsAdmitted says whether an XPUPort of a tenant cluster may go to the infra cluster. A claim's was made because it may.
+// IsAdmitted says whether an XPUPort of a tenant cluster may go to the infra cluster. A claim's was
+// made because it may.
 func IsAdmitted(port *XPUPort) bool {
-	return port.Spec.Claim.Name != "" || meta.IsStatusConditionTrue(port.Status.Conditions, ConditionAdmitted)
+	return port.Spec.Claim.Name != "" ||
+		meta.IsStatusConditionTrue(port.Status.Conditions, ConditionAdmitted)
 }

@@ -8,7 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// LabelTenant is on every object of an infra cluster that stands for one of a tenant cluster: the name of the XPUTenant.
+// LabelTenant is on every object of an infra cluster that stands for one of a tenant cluster: the
+// name of the XPUTenant.
 const LabelTenant = GroupName + "/tenant"
 
 // Annotations of objects of an infra cluster that stand for one of a tenant cluster.
@@ -22,22 +23,23 @@ const (
 // TenantMember says how the broker reaches the tenant's cluster.
 // +kubebuilder:validation:XValidation:rule="has(self.secretName) != has(self.clusterProfile)",message="set secretName or clusterProfile"
 type TenantMember struct {
-	// SecretName names a Secret in the broker's namespace that has a kubeconfig in its key kubeconfig, and the label
-	// sigs.k8s.io/multicluster-runtime-kubeconfig: "true".
+	// SecretName names a Secret in the broker's namespace that has a kubeconfig in its key
+	// kubeconfig, and the label sigs.k8s.io/multicluster-runtime-kubeconfig: "true".
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	SecretName string `json:"secretName,omitempty"`
 
-	// ClusterProfile names a ClusterProfile (multicluster.x-k8s.io/v1alpha1, KEP-4322) in the broker's namespace.
+	// ClusterProfile names a ClusterProfile (multicluster.x-k8s.io/v1alpha1, KEP-4322) in the
+	// broker's namespace.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	ClusterProfile string `json:"clusterProfile,omitempty"`
 }
 
-// TenantXPUs says which XPUs of the infra cluster are the tenant's: those that are named, and those that the selector matches. Of two
-// XPUTenants that both say an XPU, the older has it.
+// TenantXPUs says which XPUs of the infra cluster are the tenant's: those that are named, and those
+// that the selector matches. Of two XPUTenants that both say an XPU, the older has it.
 type TenantXPUs struct {
 	// Names are names of XPUs.
 	// +optional
@@ -82,7 +84,8 @@ type DeletionPolicy string
 const (
 	// DeletionDelete has the xPUs let go of the tenant's ports and networks: its pods lose them.
 	DeletionDelete DeletionPolicy = "Delete"
-	// DeletionRetain leaves them in service, until an XPUTenant of the same name takes them over or a person deletes them.
+	// DeletionRetain leaves them in service, until an XPUTenant of the same name takes them over or
+	// a person deletes them.
 	DeletionRetain DeletionPolicy = "Retain"
 )
 
@@ -94,11 +97,12 @@ type XPUTenantSpec struct {
 	// XPUs are those that serve the tenant's nodes.
 	XPUs TenantXPUs `json:"xpus"`
 
-	// VLANs are given to the tenant's networks, one to each. No two XPUTenants may have some in common.
+	// VLANs are given to the tenant's networks, one to each. No two XPUTenants may have some in
+	// common.
 	VLANs VLANRange `json:"vlans"`
 
-	// VNIs are given to the tenant's networks too, so that their segments join all of the tenant's xPUs. Without them each segment ends
-	// at each xPU. No two XPUTenants may have some in common.
+	// VNIs are given to the tenant's networks too, so that their segments join all of the tenant's
+	// xPUs. Without them each segment ends at each xPU. No two XPUTenants may have some in common.
 	// +optional
 	VNIs *VNIRange `json:"vnis,omitempty"`
 
@@ -114,7 +118,8 @@ type XPUTenantSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	MaxNodes *int32 `json:"maxNodes,omitempty"`
 
-	// DeletionPolicy is what becomes of what the tenant has here when the XPUTenant is deleted: Delete or Retain.
+	// DeletionPolicy is what becomes of what the tenant has here when the XPUTenant is deleted:
+	// Delete or Retain.
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy"`
 }
 
@@ -137,8 +142,8 @@ const MaxTenantNetworks = 512
 
 // XPUTenantStatus is what the broker knows of the tenant.
 type XPUTenantStatus struct {
-	// Networks are the tenant's networks and their segments, at most 512. A segment is free again when the network is gone from the
-	// infra cluster.
+	// Networks are the tenant's networks and their segments, at most 512. A segment is free again
+	// when the network is gone from the infra cluster.
 	// +optional
 	// +kubebuilder:validation:MaxItems=512
 	// +listType=map
@@ -154,8 +159,8 @@ type XPUTenantStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// XPUTenant is a cluster whose nodes have cards that this cluster, an infra cluster, serves. The broker carries its XPUPorts and
-// XPUNetworks over, and what becomes of them back.
+// XPUTenant is a cluster whose nodes have cards that this cluster, an infra cluster, serves. The
+// broker carries its XPUPorts and XPUNetworks over, and what becomes of them back.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
@@ -195,8 +200,8 @@ func (x TenantXPUs) Has(xpu *XPU) (bool, error) {
 	return selector.Matches(labels.Set(xpu.Labels)), nil
 }
 
-// TenantOf is the tenant whose nodes the XPU serves, nil if there is none. A tenant whose selector is invalid has only XPUs that it
-// names. It returns a pointer into the slice.
+// TenantOf is the tenant whose nodes the XPU serves, nil if there is none. A tenant whose selector
+// is invalid has only XPUs that it names. It returns a pointer into the slice.
 func TenantOf(xpu *XPU, tenants []XPUTenant) *XPUTenant {
 	var found *XPUTenant
 	for i := range tenants {
@@ -211,8 +216,8 @@ func TenantOf(xpu *XPU, tenants []XPUTenant) *XPUTenant {
 	return found
 }
 
-// Precedes says whether the tenant is older than another one, by name where both were made in the same second, and so has what both
-// say that they have.
+// Precedes says whether the tenant is older than another one, by name where both were made in the
+// same second, and so has what both say that they have.
 func (t *XPUTenant) Precedes(other *XPUTenant) bool {
 	if !t.CreationTimestamp.Equal(&other.CreationTimestamp) {
 		return t.CreationTimestamp.Before(&other.CreationTimestamp)

@@ -1,4 +1,5 @@
-// Command opi-bridge is an OPI agent for xPUs that run plain Linux. See docs/reference/opi-bridge.md.
+// Command opi-bridge is an OPI agent for xPUs that run plain Linux. See
+// docs/reference/opi-bridge.md.
 package main
 
 import (
@@ -87,50 +88,67 @@ the agent stops.`,
 	f := cmd.Flags()
 	f.StringVar(&o.listen, "listen", "127.0.0.1:50151",
 		"`address` to serve gRPC on, host:port; others than loopback need TLS or --insecure")
-	f.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the agent's certificate chain; read again when it changes, as the next two are")
+	f.StringVar(&o.tls.Cert, "tls-cert", "", "PEM `file` with the agent's certificate chain; "+
+		"read again when it changes, as the next two are")
 	f.StringVar(&o.tls.Key, "tls-key", "", "PEM `file` with the key of --tls-cert")
-	f.StringVar(&o.tls.ClientCA, "tls-client-ca", "", "PEM `file` with the authorities of the clients' certificates")
+	f.StringVar(&o.tls.ClientCA, "tls-client-ca", "",
+		"PEM `file` with the authorities of the clients' certificates")
 	f.StringVar(&o.tls.Authorization, "authorization", "",
-		"YAML `file` with rules of who may see and change which networks and ports, in which segments and how many, by the subject of the client's certificate; "+
+		"YAML `file` with rules of who may see and change which networks and ports, in which "+
+			"segments and how many, by the subject of the client's certificate; "+
 			"read again when it changes; empty: whoever has a certificate may do anything")
 	f.BoolVar(&o.insecure, "insecure", false, "serve without TLS on any address")
 	f.StringVar(&o.agent.State, "state", "/var/lib/opi-bridge/state.db",
 		"`file` that keeps the logical bridges and bridge ports; made if missing")
 	f.BoolVar(&o.agent.NewState, "new-state", false,
-		"go on with a --state that is new although an agent has made networks and ports before: they are removed; for one start")
-	f.Func("uplink", "a `netdev` that VXLAN is sent from, a bond or a VLAN if need be; with several each says for which VNIs, as "+
-		"p0=1-9999, but one that has all others; without any, logical bridges with a VNI are refused", func(s string) error {
+		"go on with a --state that is new although an agent has made networks and ports before: "+
+			"they are removed; for one start")
+	f.Func("uplink", "a `netdev` that VXLAN is sent from, a bond or a VLAN if need be; with "+
+		"several each says for which VNIs, as "+
+		"p0=1-9999, but one that has all others; without any, logical bridges with a VNI are "+
+		"refused", func(s string) error {
 		uplink, err := bridge.ParseUplink(s)
 		o.agent.Uplinks = append(o.agent.Uplinks, uplink)
 		return err
 	})
 	f.StringVar((*string)(&o.agent.Underlay), "underlay", string(bridge.UnderlayAuto),
-		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, which is ipv4 where the uplink has an IPv4 address")
-	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's eswitch numbers its functions, "+
-		"or name,mac=address,serial=number: which of the host's PFs it is, or address=own: a PF of this machine, whose pods "+
+		"`version` of IP that VXLAN is sent over, the same on all xPUs: ipv4, ipv6, or auto, "+
+			"which is ipv4 where the uplink has an IPv4 address")
+	f.Func("host-pf", "a `pf` of the host, as address=name,offset=n,stride=n: how this xPU's "+
+		"eswitch numbers its functions, "+
+		"or name,mac=address,serial=number: which of the host's PFs it is, or address=own: a PF "+
+		"of this machine, whose pods "+
 		"get its functions; see the examples; once for each", func(s string) error {
 		pf, err := bridge.ParseHostPF(s)
 		o.agent.HostPFs = append(o.agent.HostPFs, pf)
 		return err
 	})
-	f.StringArrayVar(&o.agent.Representors, "representor", nil, "`name`, or pattern of names such as sim-*, of netdevs that may be ports "+
-		"although no eswitch says that they represent a function of the host; once for each")
+	f.StringArrayVar(&o.agent.Representors, "representor", nil,
+		"`name`, or pattern of names such as sim-*, of netdevs that may be ports "+
+			"although no eswitch says that they represent a function of the host; once for each")
 	f.StringVar(&o.hostPFFile, "host-pf-file", "",
-		"`file` that has in each line what --host-pf takes, so that all xPUs can have the same flags; # begins a comment; none if missing")
+		"`file` that has in each line what --host-pf takes, so that all xPUs can have the same "+
+			"flags; # begins a comment; none if missing")
 	f.StringVar((*string)(&o.agent.DataPlane), "data-plane", string(bridge.DataPlaneAuto),
-		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one for each; "+
+		"`kind` of data plane: vlan-aware is one bridge for all networks, bridge-per-network one "+
+			"for each; "+
 			"auto is vlan-aware where the kernel can")
 	f.StringVar(&o.agent.Sysctl, "sysctl", "/proc/sys",
-		"`directory` with the kernel's parameters: in a container, where nobody can write to /proc/sys, a mount of the machine's "+
+		"`directory` with the kernel's parameters: in a container, where nobody can write to "+
+			"/proc/sys, a mount of the machine's "+
 			"net/ipv4/igmp_max_memberships")
 	f.BoolVar(&o.agent.SourceFilter, "source-filter", true,
-		"drop what a port sends with another MAC address than its own; needs a kernel with nftables for bridges")
-	f.StringVar(&o.metricsListen, "metrics-listen", "", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
+		"drop what a port sends with another MAC address than its own; needs a kernel with "+
+			"nftables for bridges")
+	f.StringVar(&o.metricsListen, "metrics-listen",
+		"", "`address` to serve Prometheus metrics on at /metrics, host:port; empty: none")
 	f.BoolVar(&o.metricsTLS, "metrics-tls", false,
-		"serve metrics by TLS with --tls-cert, to clients that have a certificate of --tls-client-ca and, with --authorization, "+
+		"serve metrics by TLS with --tls-cert, to clients that have a certificate of "+
+			"--tls-client-ca and, with --authorization, "+
 			"a rule for all networks and ports")
 	f.StringVar(&o.profilesListen, "pprof-listen", "",
-		"loopback `address` to serve Go profiles on at /debug/pprof, such as 127.0.0.1:6060; empty: none")
+		"loopback `address` to serve Go profiles on at /debug/pprof, such as 127.0.0.1:6060; "+
+			"empty: none")
 	o.logs.AddFlags(f)
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key", "tls-client-ca")
 	cmd.MarkFlagsMutuallyExclusive("tls-cert", "insecure")
@@ -173,7 +191,8 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	}
 	server := agent.NewServer(serverOptions...)
 	healthpb.RegisterHealthServer(server, alive)
-	for service := range server.GetServiceInfo() { // clients ask for the inventory only if it is said to be there
+	// clients ask for the inventory only if it is said to be there
+	for service := range server.GetServiceInfo() {
 		alive.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
 	}
 	reflection.Register(server)
@@ -211,7 +230,8 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 	}
 	all.Go(func() error { return agent.Run(ctx) })
 	all.Go(func() error {
-		if err := server.Serve(bridge.LimitConnections(lis, log)); !errors.Is(err, grpc.ErrServerStopped) {
+		if err := server.Serve(bridge.LimitConnections(lis, log)); !errors.Is(err,
+			grpc.ErrServerStopped) {
 			return err
 		}
 		return nil // it was asked to end before it began
@@ -226,26 +246,29 @@ func run(ctx context.Context, o options, log logr.Logger) error {
 		return nil
 	})
 	log.Info("serving",
-		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplinks", o.agent.Uplinks, "version", version.String())
+		"address", lis.Addr().String(), "mtls", o.tls.Cert != "", "uplinks", o.agent.Uplinks,
+		"version", version.String())
 	err = all.Wait()
 	log.Info("stopped, the data plane stays as it is")
 	return err
 }
 
-// credentials refuses an address that other machines can reach, unless clients are authenticated or --insecure allows it. It returns nil
-// without TLS.
+// credentials refuses an address that other machines can reach, unless clients are authenticated or
+// --insecure allows it. It returns nil without TLS.
 func (o options) credentials() (*bridge.Credentials, error) {
 	if o.tls.Cert != "" {
 		return bridge.OpenCredentials(o.tls)
 	}
 	if o.tls.Authorization != "" {
-		return nil, errors.New("--authorization: needs --tls-cert, --tls-key and --tls-client-ca: clients are known by their certificates")
+		return nil, errors.New("--authorization: needs --tls-cert, --tls-key and " +
+			"--tls-client-ca: clients are known by their certificates")
 	}
 	if o.metricsTLS {
 		return nil, errors.New("--metrics-tls: needs --tls-cert, --tls-key and --tls-client-ca")
 	}
 	if err := bridge.CheckPlaintext(o.listen); err != nil && !o.insecure {
-		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or --insecure", err)
+		return nil, fmt.Errorf("--listen: %w; give --tls-cert, --tls-key and --tls-client-ca, or "+
+			"--insecure", err)
 	}
 	return nil, nil
 }

@@ -30,7 +30,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// program runs opi-bridge in a network namespace until the returned function ends it, as SIGTERM does.
+// program runs opi-bridge in a network namespace until the returned function ends it, as SIGTERM
+// does.
 func program(t *testing.T, n *netns.Namespace, args ...string) (terminate func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -59,9 +60,12 @@ func program(t *testing.T, n *netns.Namespace, args ...string) (terminate func()
 }
 
 // dial is a connection to the agent in the namespace, which waits until it serves.
-func dial(t *testing.T, n *netns.Namespace, creds credentials.TransportCredentials) *grpc.ClientConn {
+func dial(
+	t *testing.T, n *netns.Namespace, creds credentials.TransportCredentials,
+) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///127.0.0.1:50151", grpc.WithTransportCredentials(creds),
+	conn, err := grpc.NewClient("passthrough:///127.0.0.1:50151",
+		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (conn net.Conn, err error) {
 			err = n.Do(func() error {
@@ -79,13 +83,14 @@ func dial(t *testing.T, n *netns.Namespace, creds credentials.TransportCredentia
 
 // fetch gets a page of a server in the namespace.
 func fetch(n *netns.Namespace, config *tls.Config, url string) (string, error) {
-	transport := &http.Transport{TLSClientConfig: config, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-		err = n.Do(func() error {
-			conn, err = (&net.Dialer{}).DialContext(ctx, network, addr)
-			return err
-		})
-		return conn, err
-	}}
+	transport := &http.Transport{TLSClientConfig: config,
+		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+			err = n.Do(func() error {
+				conn, err = (&net.Dialer{}).DialContext(ctx, network, addr)
+				return err
+			})
+			return conn, err
+		}}
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Get(url)
 	if err != nil {
@@ -99,7 +104,8 @@ func fetch(n *netns.Namespace, config *tls.Config, url string) (string, error) {
 func TestServesAndLeavesTheDataPlane(t *testing.T) {
 	n := netns.New(t)
 	state := filepath.Join(t.TempDir(), "new", "state.db")
-	terminate := program(t, n, "--state", state, "--data-plane", "bridge-per-network", "--metrics-listen", "127.0.0.1:9100", "--log-format", "json")
+	terminate := program(t, n, "--state", state, "--data-plane", "bridge-per-network",
+		"--metrics-listen", "127.0.0.1:9100", "--log-format", "json")
 	conn := dial(t, n, insecure.NewCredentials())
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -109,14 +115,21 @@ func TestServesAndLeavesTheDataPlane(t *testing.T) {
 		t.Fatalf("health: %v, %v", alive, err)
 	}
 	networks := evpn.NewLogicalBridgeServiceClient(conn)
-	lb, err := networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-blue", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 10}}})
+	lb, err := networks.CreateLogicalBridge(ctx,
+		&evpn.CreateLogicalBridgeRequest{
+			LogicalBridgeId: "net-blue",
+			LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 10}},
+		})
 	if err != nil || lb.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_UP {
 		t.Fatalf("create: %v, %v", lb, err)
 	}
 
 	metrics, err := fetch(n, nil, "http://127.0.0.1:9100/metrics")
 	must.Succeed(t, err)
-	for _, want := range []string{`opi_bridge_rpc_duration_seconds_count{code="OK",method="CreateLogicalBridge"} 1`, `opi_bridge_networks{state="up"} 1`, "xpu_build_info"} {
+	for _, want := range []string{
+		`opi_bridge_rpc_duration_seconds_count{code="OK",method="CreateLogicalBridge"} 1`,
+		`opi_bridge_networks{state="up"} 1`, "xpu_build_info",
+	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("metrics lack %s", want)
 		}
@@ -144,13 +157,17 @@ func TestEndedWhileItStarts(t *testing.T) {
 
 func TestHostPFs(t *testing.T) {
 	n := netns.New(t)
-	program(t, n, "--state", filepath.Join(t.TempDir(), "state.db"), "--data-plane", "bridge-per-network",
-		"--host-pf", "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK", "--host-pf", "0000:3b:00.1=c1pf1")
+	program(t, n, "--state", filepath.Join(t.TempDir(), "state.db"), "--data-plane",
+		"bridge-per-network",
+		"--host-pf", "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK", "--host-pf",
+		"0000:3b:00.1=c1pf1")
 	agent := evpngw.Dialect(dial(t, n, insecure.NewCredentials()))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	got, err := agent.HostPFs(ctx)
-	if want := (opi.HostPF{Name: "c1pf0", MAC: "02:00:00:00:00:01", Serial: "MT2334XZ0LTK"}); err != nil || len(got) != 1 || got[0] != want {
+	if want := (opi.HostPF{
+		Name: "c1pf0", MAC: "02:00:00:00:00:01", Serial: "MT2334XZ0LTK",
+	}); err != nil || len(got) != 1 || got[0] != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 }
@@ -168,7 +185,8 @@ func TestMutualTLS(t *testing.T) {
 	}
 	cert, key := ca.Issue(t, "127.0.0.1")
 	program(t, n, "--listen", "0.0.0.0:50151", "--state", filepath.Join(dir, "state.db"),
-		"--tls-cert", write("tls.crt", cert), "--tls-key", write("tls.key", key), "--tls-client-ca", write("ca.crt", ca.PEM()),
+		"--tls-cert", write("tls.crt", cert), "--tls-key", write("tls.key", key), "--tls-client-ca",
+		write("ca.crt", ca.PEM()),
 		"--metrics-listen", "0.0.0.0:9100", "--metrics-tls", "--pprof-listen", "127.0.0.1:6060")
 	client := func(by *opitest.Authority) *tls.Config {
 		cert, key := by.Issue(t, "controller")
@@ -178,37 +196,47 @@ func TestMutualTLS(t *testing.T) {
 		}
 		return cfg
 	}
-	get := func(creds credentials.TransportCredentials, timeout time.Duration, opts ...grpc.CallOption) error {
+	get := func(
+		creds credentials.TransportCredentials, timeout time.Duration, opts ...grpc.CallOption,
+	) error {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		defer cancel()
-		_, err := evpn.NewBridgePortServiceClient(dial(t, n, creds)).GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: "bridgePorts/none"}, opts...)
+		_, err := evpn.NewBridgePortServiceClient(dial(t, n, creds)).GetBridgePort(ctx,
+			&evpn.GetBridgePortRequest{Name: "bridgePorts/none"}, opts...)
 		return err
 	}
-	if err := get(credentials.NewTLS(client(ca)), 20*time.Second); status.Code(err) != codes.NotFound {
+	if err := get(credentials.NewTLS(client(ca)),
+		20*time.Second); status.Code(err) != codes.NotFound {
 		t.Errorf("a client of the authority: %v, want NotFound", err)
 	}
-	if text, err := fetch(n, client(ca), "https://127.0.0.1:9100/metrics"); !strings.Contains(text, "opi_bridge_networks") {
+	if text, err := fetch(n, client(ca), "https://127.0.0.1:9100/metrics"); !strings.Contains(text,
+		"opi_bridge_networks") {
 		t.Errorf("metrics for a client of the authority: %.100q, %v", text, err)
 	}
 	if text, err := fetch(n, client(other), "https://127.0.0.1:9100/metrics"); err == nil {
 		t.Errorf("metrics for a client of another authority: %.100q, want an error", text)
 	}
-	if text, err := fetch(n, nil, "http://127.0.0.1:6060/debug/pprof/cmdline"); err != nil || text == "" {
+	if text, err := fetch(n, nil, "http://127.0.0.1:6060/debug/pprof/cmdline"); err != nil ||
+		text == "" {
 		t.Errorf("profiles: %v", err)
 	}
 	failFast := grpc.WaitForReady(false)
-	if err := get(credentials.NewTLS(client(other)), 20*time.Second, failFast); status.Code(err) != codes.Unavailable {
+	if err := get(credentials.NewTLS(client(other)), 20*time.Second,
+		failFast); status.Code(err) != codes.Unavailable {
 		t.Errorf("a client of another authority: %v, want Unavailable", err)
 	}
-	if err := get(insecure.NewCredentials(), 20*time.Second, failFast); status.Code(err) != codes.Unavailable {
+	if err := get(insecure.NewCredentials(), 20*time.Second,
+		failFast); status.Code(err) != codes.Unavailable {
 		t.Errorf("a client without TLS: %v, want Unavailable", err)
 	}
-	// A certificate that was renewed is soon used for new connections: here one that this client does not trust.
+	// A certificate that was renewed is soon used for new connections: here one that this client
+	// does not trust.
 	cert, key = other.Issue(t, "127.0.0.1")
 	write("tls.crt", cert)
 	write("tls.key", key)
 	must.Eventually(t, "a connection by the new certificate", func() bool {
-		return status.Code(get(credentials.NewTLS(client(ca)), 20*time.Second, failFast)) == codes.Unavailable
+		return status.Code(get(credentials.NewTLS(client(ca)), 20*time.Second,
+			failFast)) == codes.Unavailable
 	})
 }
 
@@ -229,8 +257,10 @@ rules:
 - {subject: CN=monitor, networks: ["*"], ports: ["*"], readOnly: true}
 `
 	cert, key := ca.Issue(t, "127.0.0.1")
-	program(t, n, "--state", filepath.Join(dir, "state.db"), "--source-filter=false", "--authorization", write("authorization.yaml", rules),
-		"--tls-cert", write("tls.crt", string(cert)), "--tls-key", write("tls.key", string(key)), "--tls-client-ca", write("ca.crt", string(ca.PEM())))
+	program(t, n, "--state", filepath.Join(dir, "state.db"), "--source-filter=false",
+		"--authorization", write("authorization.yaml", rules),
+		"--tls-cert", write("tls.crt", string(cert)), "--tls-key", write("tls.key", string(key)),
+		"--tls-client-ca", write("ca.crt", string(ca.PEM())))
 	as := func(name string) *grpc.ClientConn {
 		cert, key := ca.Issue(t, name)
 		cfg, err := opi.TLSConfig(cert, key, ca.PEM(), "127.0.0.1")
@@ -240,24 +270,30 @@ rules:
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	network := func(conn *grpc.ClientConn, id string, vlan uint32) codes.Code {
-		_, err := evpn.NewLogicalBridgeServiceClient(conn).CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
-			LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
-		})
+		_, err := evpn.NewLogicalBridgeServiceClient(conn).CreateLogicalBridge(ctx,
+			&evpn.CreateLogicalBridgeRequest{
+				LogicalBridgeId: id,
+				LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
+			})
 		return status.Code(err)
 	}
 	port := func(conn *grpc.ClientConn, id, network string, mac byte) codes.Code {
-		_, err := evpn.NewBridgePortServiceClient(conn).CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{
-			BridgePortId: id, BridgePort: &evpn.BridgePort{Spec: &evpn.BridgePortSpec{
-				MacAddress: []byte{2, 0, 0, 0, 0, mac}, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
-				LogicalBridges: []string{"logicalBridges/" + network},
-			}},
-		})
+		_, err := evpn.NewBridgePortServiceClient(conn).CreateBridgePort(ctx,
+			&evpn.CreateBridgePortRequest{
+				BridgePortId: id, BridgePort: &evpn.BridgePort{Spec: &evpn.BridgePortSpec{
+					MacAddress:     []byte{2, 0, 0, 0, 0, mac},
+					Ptype:          evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
+					LogicalBridges: []string{"logicalBridges/" + network},
+				}},
+			})
 		return status.Code(err)
 	}
 	seen := func(conn *grpc.ClientConn) (names []string) {
-		networks, err := evpn.NewLogicalBridgeServiceClient(conn).ListLogicalBridges(ctx, &evpn.ListLogicalBridgesRequest{})
+		networks, err := evpn.NewLogicalBridgeServiceClient(conn).ListLogicalBridges(ctx,
+			&evpn.ListLogicalBridgesRequest{})
 		must.Succeed(t, err)
-		ports, err := evpn.NewBridgePortServiceClient(conn).ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{})
+		ports, err := evpn.NewBridgePortServiceClient(conn).ListBridgePorts(ctx,
+			&evpn.ListBridgePortsRequest{})
 		must.Succeed(t, err)
 		for _, n := range networks.GetLogicalBridges() {
 			names = append(names, path.Base(n.GetName()))
@@ -267,7 +303,9 @@ rules:
 		}
 		return names
 	}
-	controller, tenant, monitor, stranger := as("controller"), as("tenant"), as("monitor"), as("stranger")
+	controller, tenant, monitor, stranger := as("controller"), as("tenant"), as(
+		"monitor",
+	), as("stranger")
 	for i, test := range []struct {
 		what string
 		got  codes.Code
@@ -278,10 +316,13 @@ rules:
 		{"tenant: own network", network(tenant, "net-a-1", 10), codes.OK},
 		{"tenant: own port", port(tenant, "vf-0000-3b-00-3", "net-a-1", 2), codes.OK},
 		{"tenant: another's VLAN", network(tenant, "net-a-2", 21), codes.PermissionDenied},
-		{"tenant: more than it may have", port(tenant, "vf-0000-3b-00-5", "net-a-1", 5), codes.ResourceExhausted},
+		{"tenant: more than it may have", port(tenant, "vf-0000-3b-00-5", "net-a-1", 5),
+			codes.ResourceExhausted},
 		{"tenant: another's network", network(tenant, "net-c", 30), codes.PermissionDenied},
-		{"tenant: port on another's network", port(tenant, "vf-0000-3b-00-4", "net-b", 3), codes.PermissionDenied},
-		{"tenant: another port", port(tenant, "sf-3b-00-0-88", "net-a-1", 4), codes.PermissionDenied},
+		{"tenant: port on another's network", port(tenant, "vf-0000-3b-00-4", "net-b", 3),
+			codes.PermissionDenied},
+		{"tenant: another port", port(tenant, "sf-3b-00-0-88", "net-a-1", 4),
+			codes.PermissionDenied},
 		{"monitor: network", network(monitor, "net-d", 40), codes.PermissionDenied},
 		{"stranger: network", network(stranger, "net-e", 50), codes.PermissionDenied},
 	} {
@@ -293,11 +334,18 @@ rules:
 	foreign := "bridgePorts/vf-0000-3b-00-2"
 	_, errGet := ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: foreign})
 	_, errDelete := ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: foreign})
-	_, errUpdate := ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: foreign, Spec: &evpn.BridgePortSpec{
-		MacAddress: []byte{2, 0, 0, 0, 0, 9}, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS, LogicalBridges: []string{"logicalBridges/net-a-1"},
-	}}})
-	for what, err := range map[string]error{"get": errGet, "delete": errDelete, "update": errUpdate} {
-		if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "CN=tenant") {
+	_, errUpdate := ports.UpdateBridgePort(ctx,
+		&evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: foreign,
+			Spec: &evpn.BridgePortSpec{
+				MacAddress:     []byte{2, 0, 0, 0, 0, 9},
+				Ptype:          evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
+				LogicalBridges: []string{"logicalBridges/net-a-1"},
+			}}})
+	for what, err := range map[string]error{
+		"get": errGet, "delete": errDelete, "update": errUpdate,
+	} {
+		if status.Code(err) != codes.PermissionDenied ||
+			!strings.Contains(err.Error(), "CN=tenant") {
 			t.Errorf("%s of another's port: %v", what, err)
 		}
 	}
@@ -313,13 +361,17 @@ rules:
 			t.Errorf("sees %q, want %q", got, test.want)
 		}
 	}
-	if _, err := healthpb.NewHealthClient(stranger).Check(ctx, &healthpb.HealthCheckRequest{}); err != nil {
+	if _, err := healthpb.NewHealthClient(stranger).Check(ctx,
+		&healthpb.HealthCheckRequest{}); err != nil {
 		t.Errorf("health for a stranger: %v", err)
 	}
 
 	write("authorization.yaml", "rules: [{subject: CN=stranger, networks: [") // changes nothing
-	write("authorization.yaml", rules+`- {subject: CN=stranger, networks: ["net-e"], ports: [], vlans: [50], vnis: []}`)
-	must.Eventually(t, "the stranger may make its network", func() bool { return network(stranger, "net-e", 50) == codes.OK })
+	write("authorization.yaml",
+		rules+`- {subject: CN=stranger, networks: ["net-e"], ports: [], vlans: [50], vnis: []}`)
+	must.Eventually(t, "the stranger may make its network", func() bool {
+		return network(stranger, "net-e", 50) == codes.OK
+	})
 }
 
 func TestRefuses(t *testing.T) {
@@ -330,25 +382,48 @@ func TestRefuses(t *testing.T) {
 		args []string
 		says string
 	}{
-		"plaintext for everybody": {[]string{"--listen", "0.0.0.0:50151"}, "not a loopback address"},
-		"half of TLS":             {[]string{"--tls-cert", "x"}, "tls-key"},
-		"TLS and not":             {[]string{"--tls-cert", "x", "--tls-key", "x", "--tls-client-ca", "x", "--insecure"}, "insecure"},
-		"missing certificate":     {[]string{"--tls-cert", dir + "/x", "--tls-key", dir + "/x", "--tls-client-ca", dir + "/x"}, dir + "/x"},
-		"log format":              {[]string{"--log-format", "xml"}, "text or json"},
-		"metrics by TLS without":  {[]string{"--metrics-listen", "127.0.0.1:0", "--metrics-tls"}, "needs --tls-cert"},
-		"profiles for everybody":  {[]string{"--listen", "127.0.0.1:0", "--pprof-listen", ":6060"}, "not a loopback address"},
-		"rules without TLS":       {[]string{"--authorization", dir + "/x"}, "needs --tls-cert"},
-		"representor":             {[]string{"--representor", "*"}, `representor "*": must be the name of a netdev`},
-		"arguments":               {[]string{"start"}, "start"},
-		"data plane":              {[]string{"--data-plane", "ovs"}, `"ovs": must be auto, vlan-aware or bridge-per-network`},
-		"host PF":                 {[]string{"--host-pf", "0000:3b:00.0=p0"}, "must be like 0000:3b:00.0=c1pf0,offset=2,stride=1"},
-		"host PFs of one name":    {[]string{"--host-pf", "0000:3b:00.0=pf0", "--host-pf", "0000:3b:00.1=pf0"}, "are both pf0"},
+		"plaintext for everybody": {
+			[]string{"--listen", "0.0.0.0:50151"}, "not a loopback address",
+		},
+		"half of TLS": {[]string{"--tls-cert", "x"}, "tls-key"},
+		"TLS and not": {
+			[]string{"--tls-cert", "x", "--tls-key", "x", "--tls-client-ca", "x", "--insecure"},
+			"insecure",
+		},
+		"missing certificate": {
+			[]string{"--tls-cert", dir + "/x", "--tls-key", dir + "/x", "--tls-client-ca", dir +
+				"/x"}, dir + "/x",
+		},
+		"log format": {[]string{"--log-format", "xml"}, "text or json"},
+		"metrics by TLS without": {
+			[]string{"--metrics-listen", "127.0.0.1:0", "--metrics-tls"}, "needs --tls-cert",
+		},
+		"profiles for everybody": {[]string{"--listen", "127.0.0.1:0", "--pprof-listen", ":6060"},
+			"not a loopback address"},
+		"rules without TLS": {[]string{"--authorization", dir + "/x"}, "needs --tls-cert"},
+		"representor": {
+			[]string{"--representor", "*"}, `representor "*": must be the name of a netdev`,
+		},
+		"arguments": {[]string{"start"}, "start"},
+		"data plane": {
+			[]string{"--data-plane", "ovs"},
+			`"ovs": must be auto, vlan-aware or bridge-per-network`,
+		},
+		"host PF": {
+			[]string{"--host-pf", "0000:3b:00.0=p0"},
+			"must be like 0000:3b:00.0=c1pf0,offset=2,stride=1",
+		},
+		"host PFs of one name": {
+			[]string{"--host-pf", "0000:3b:00.0=pf0", "--host-pf", "0000:3b:00.1=pf0"},
+			"are both pf0",
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			cmd := command(io.Discard)
 			cmd.SetArgs(append(test.args, "--state", filepath.Join(dir, "state.db")))
-			if err := cmd.ExecuteContext(ended); err == nil || !strings.Contains(err.Error(), test.says) {
+			if err := cmd.ExecuteContext(ended); err == nil ||
+				!strings.Contains(err.Error(), test.says) {
 				t.Errorf("got %v, want an error with %q", err, test.says)
 			}
 		})

@@ -57,8 +57,9 @@ type soak struct {
 	made, deleted, kills atomic.Int64
 }
 
-// TestSoak has clients make and delete networks and ports while opi-bridge is killed again and again. Two ports that nobody touches lose not a
-// frame, and at the end nothing is left of the others.
+// TestSoak has clients make and delete networks and ports while opi-bridge is killed again and
+// again. Two ports that nobody touches lose not a frame, and at the end nothing is left of the
+// others.
 func TestSoak(t *testing.T) {
 	const workers, portsEach = 4, 8
 	s := &soak{T: t, xpu: netns.New(t)}
@@ -122,7 +123,8 @@ func TestSoak(t *testing.T) {
 	must.Succeed(t, all.Wait())
 	sent, lost, err := traffic.Stop()
 	must.Succeed(t, err)
-	t.Logf("%d objects made, %d deleted, %d kills, %d frames sent, %d lost", s.made.Load(), s.deleted.Load(), s.kills.Load(), sent, lost)
+	t.Logf("%d objects made, %d deleted, %d kills, %d frames sent, %d lost", s.made.Load(),
+		s.deleted.Load(), s.kills.Load(), sent, lost)
 	if lost != 0 || s.made.Load() == 0 || s.deleted.Load() == 0 || s.kills.Load() == 0 {
 		t.Error("want all of these but no frame lost")
 	}
@@ -161,11 +163,16 @@ func (s *soak) start() (*exec.Cmd, error) {
 
 func (s *soak) dial() *grpc.ClientConn {
 	s.Helper()
-	conn, err := grpc.NewClient("passthrough:///127.0.0.1:50151", grpc.WithTransportCredentials(insecure.NewCredentials()),
+	conn, err := grpc.NewClient("passthrough:///127.0.0.1:50151",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}, MinConnectTimeout: time.Second,
+			Backoff: backoff.Config{
+				BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond,
+			}, MinConnectTimeout: time.Second,
 		}),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (conn net.Conn, err error) {
+		grpc.WithContextDialer(func(
+			ctx context.Context, address string,
+		) (conn net.Conn, err error) {
 			err = s.xpu.Do(func() error {
 				conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
 				return err
@@ -181,7 +188,10 @@ func (s *soak) dial() *grpc.ClientConn {
 func (s *soak) work(ctx context.Context, worker, firstPort, ports int) error {
 	for round := 0; ctx.Err() == nil; round++ {
 		vni := uint32(1000 + worker)
-		network := opi.Network{ID: fmt.Sprintf("net-%d-%d", worker, round%3), VLAN: uint16(100 + worker), VNI: &vni, MTU: 1400}
+		network := opi.Network{
+			ID: fmt.Sprintf("net-%d-%d", worker, round%3), VLAN: uint16(100 + worker),
+			VNI: &vni, MTU: 1400,
+		}
 		if err := s.ensureNetwork(network); err != nil {
 			return err
 		}
@@ -192,11 +202,15 @@ func (s *soak) work(ctx context.Context, worker, firstPort, ports int) error {
 			}
 		}
 		for i := range n {
-			if err := s.eventually("delete port", func(ctx context.Context) error { return s.agent.DeletePort(ctx, soakPort(firstPort+i).ID) }); err != nil {
+			if err := s.eventually("delete port", func(ctx context.Context) error {
+				return s.agent.DeletePort(ctx, soakPort(firstPort+i).ID)
+			}); err != nil {
 				return err
 			}
 		}
-		if err := s.eventually("delete network", func(ctx context.Context) error { return s.agent.DeleteNetwork(ctx, network.ID) }); err != nil {
+		if err := s.eventually("delete network", func(ctx context.Context) error {
+			return s.agent.DeleteNetwork(ctx, network.ID)
+		}); err != nil {
 			return err
 		}
 		s.made.Add(int64(1 + n))
@@ -240,7 +254,8 @@ func (s *soak) ensurePort(p opi.Port, network string) error {
 
 // eventually asks again and again, as the agent may be killed at any time.
 func (s *soak) eventually(what string, ask func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // an emulated machine does little between two kills
+	// an emulated machine does little between two kills
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	for {
 		err := ask(ctx)
@@ -268,7 +283,8 @@ func (s *soak) checkNothingLeft() {
 		}
 		networks, err := s.agent.Networks(ctx)
 		if err == nil && (len(ports) != 2 || len(networks) != 1) {
-			err = fmt.Errorf("%d ports and %d networks are left, want 2 and 1", len(ports), len(networks))
+			err = fmt.Errorf("%d ports and %d networks are left, want 2 and 1", len(ports),
+				len(networks))
 		}
 		return err
 	}))
@@ -279,7 +295,8 @@ func (s *soak) checkNothingLeft() {
 		if link.Attrs().MasterIndex != 0 {
 			masters++
 		}
-		if link.Type() == "vxlan" || link.Type() == "bridge" && !strings.HasSuffix(link.Attrs().Name, "-stable") && link.Attrs().Name != "br-opi" {
+		if link.Type() == "vxlan" || link.Type() == "bridge" &&
+			!strings.HasSuffix(link.Attrs().Name, "-stable") && link.Attrs().Name != "br-opi" {
 			s.Errorf("netdev %s is left", link.Attrs().Name)
 		}
 	}

@@ -42,7 +42,8 @@ and prints its answer in JSON. "xpuctl discover --node" and others show it to pe
 	return cmd
 }
 
-// readyCommand is the readiness probe of agents that may share a node, and with it a port, while one replaces the other.
+// readyCommand is the readiness probe of agents that may share a node, and with it a port, while
+// one replaces the other.
 func readyCommand() *cobra.Command {
 	var client nodestate.Client
 	cmd := &cobra.Command{
@@ -90,9 +91,11 @@ post-delete hook that keeps a Function from being free is given up: it becomes a
 		},
 	}
 	addSocketFlag(cmd.Flags(), &client)
-	cmd.Flags().StringVar(&wanted.Hook, "hook", "", "name of the hook, which must be the one that the Function waits for")
+	cmd.Flags().StringVar(&wanted.Hook, "hook", "",
+		"name of the hook, which must be the one that the Function waits for")
 	cmd.Flags().BoolVar(&wanted.PortGone, "port-gone", false,
-		"affirm that the xPU serves no Port of the Function any more, so that the hook "+nodestate.PortHook+" may be given up")
+		"affirm that the xPU serves no Port of the Function any more, so that the hook "+
+			nodestate.PortHook+" may be given up")
 	cmd.Flags().BoolVar(&wanted.AsItIs, "as-it-is", false,
 		"let the quarantined Function go without another try: its next owner gets it as it is")
 	cmd.MarkFlagsMutuallyExclusive("hook", "as-it-is")

@@ -13,7 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/cni"
 )
 
-// installCommand copies the CNI plugin to where the container runtime looks for it. The image has no shell to do that.
+// installCommand copies the CNI plugin to where the container runtime looks for it. The image has
+// no shell to do that.
 func installCommand() *cobra.Command {
 	var from, to string
 	paths := cni.DefaultPaths()
@@ -35,18 +36,23 @@ func installCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&from, "from", "/xpu-cni", "the plugin's binary")
-	cmd.Flags().StringVar(&to, "to", "/opt/cni/bin", "directory in which the container runtime looks for CNI plugins")
+	cmd.Flags().StringVar(&to, "to", "/opt/cni/bin",
+		"directory in which the container runtime looks for CNI plugins")
 	cmd.Flags().StringVar(&paths.Socket, "cni-socket", paths.Socket,
-		"--cni-socket of the agent; another one than the default is written to xpu-cni.json beside the plugin")
+		"--cni-socket of the agent; another one than the default is written to xpu-cni.json "+
+			"beside the plugin")
 	cmd.Flags().StringVar(&paths.SpoolDir, "spool-dir", paths.SpoolDir,
-		"--spool-dir of the agent; another one than the default is written to xpu-cni.json beside the plugin")
+		"--spool-dir of the agent; another one than the default is written to xpu-cni.json "+
+			"beside the plugin")
 	return cmd
 }
 
-// installPaths writes the file from which the plugin learns where the agent is, and removes it for an agent with the default
-// paths.
+// installPaths writes the file from which the plugin learns where the agent is, and removes it for
+// an agent with the default paths.
 func installPaths(paths cni.Paths, file string) error {
-	for flag, path := range map[string]string{"--cni-socket": paths.Socket, "--spool-dir": paths.SpoolDir} {
+	for flag, path := range map[string]string{
+		"--cni-socket": paths.Socket, "--spool-dir": paths.SpoolDir,
+	} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("%s: %q must be an absolute path", flag, path)
 		}

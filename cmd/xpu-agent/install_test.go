@@ -24,7 +24,8 @@ func TestInstall(t *testing.T) {
 			t.Fatalf("installed %q, %v; want %q", got, err, content)
 		}
 	}
-	if info, err := os.Stat(filepath.Join(to, "xpu-cni")); err != nil || info.Mode().Perm() != 0o755 {
+	if info, err := os.Stat(filepath.Join(to, "xpu-cni")); err != nil ||
+		info.Mode().Perm() != 0o755 {
 		t.Errorf("mode %v, %v; want 0755", info.Mode(), err)
 	}
 	if err := install(from+"-missing", to); err == nil {
@@ -41,11 +42,13 @@ func TestInstall(t *testing.T) {
 	}
 	entries, err := os.ReadDir(to)
 	if err != nil || len(entries) != 2 {
-		t.Errorf("%v, %v are in the directory; want the binary and what was in the way, and no temporary file", entries, err)
+		t.Errorf("%v, %v are in the directory; want the binary and what was in the way, and no "+
+			"temporary file", entries, err)
 	}
 }
 
-// TestInstallPaths: the plugin reads where the agent is from a file of the node, since network configurations come from tenants.
+// TestInstallPaths: the plugin reads where the agent is from a file of the node, since network
+// configurations come from tenants.
 func TestInstallPaths(t *testing.T) {
 	file := cni.PathsFile(filepath.Join(t.TempDir(), "xpu-cni"))
 	want := cni.Paths{Socket: "/run/other/cni.sock", SpoolDir: "/var/lib/other"}
@@ -64,7 +67,8 @@ func TestInstallPaths(t *testing.T) {
 			t.Errorf("with the defaults the file stays: %v", err)
 		}
 	}
-	if err := installPaths(cni.Paths{Socket: "cni.sock", SpoolDir: "/var/lib/other"}, file); err == nil {
+	if err := installPaths(cni.Paths{Socket: "cni.sock", SpoolDir: "/var/lib/other"},
+		file); err == nil {
 		t.Error("a relative path: no error")
 	}
 }

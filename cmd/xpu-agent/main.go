@@ -77,7 +77,8 @@ as a DaemonSet; see deploy/.`,
 			if err := o.complete(cmd.Flags().Changed("config-file")); err != nil {
 				return err
 			}
-			log.Info("Starting", "version", version.String(), "node", o.NodeName, "provisioner", o.Provisioner)
+			log.Info("Starting", "version", version.String(), "node", o.NodeName, "provisioner",
+				o.Provisioner)
 			return agent.Run(cmd.Context(), o.Config, monitoring.NewRegistry("xpu-agent"), log)
 		},
 	}
@@ -91,12 +92,14 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	o.Config.AddFlags(flags)
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
 		"file that says how to reach the API server; empty: the pod's service account")
-	flags.Float32Var(&o.qps, "kube-api-qps", 100, "requests per second to the API server, on average")
+	flags.Float32Var(&o.qps, "kube-api-qps",
+		100, "requests per second to the API server, on average")
 	flags.IntVar(&o.burst, "kube-api-burst", 200, "requests to the API server at once")
 	ignoreFlags(flags)
 }
 
-// ignoreFlags adds flags that DaemonSets of sriov-network-device-plugin have, and that this program ignores.
+// ignoreFlags adds flags that DaemonSets of sriov-network-device-plugin have, and that this program
+// ignores.
 func ignoreFlags(flags *pflag.FlagSet) {
 	for _, name := range []string{"log-dir", "log-level", "stderrthreshold", "vmodule"} {
 		flags.String(name, "", "")
@@ -108,8 +111,8 @@ func ignoreFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// complete checks the flags and sets what depends on them. configFileGiven says whether --config-file was set, so that the
-// file must exist.
+// complete checks the flags and sets what depends on them. configFileGiven says whether
+// --config-file was set, so that the file must exist.
 func (o *options) complete(configFileGiven bool) (err error) {
 	if o.ProvisionTimeout <= 0 {
 		return fmt.Errorf("--provision-timeout: %s must be more than 0", o.ProvisionTimeout)
@@ -128,7 +131,8 @@ func (o *options) complete(configFileGiven bool) (err error) {
 		return o.completeCRD()
 	case agent.ProvisionerDirect:
 		if o.MetricsSecure {
-			return errors.New("--metrics-secure: the API server says who may read metrics, and with --provisioner=direct there is none")
+			return errors.New("--metrics-secure: the API server says who may read metrics, and " +
+				"with --provisioner=direct there is none")
 		}
 		if o.NodeName == "" {
 			if o.NodeName, err = os.Hostname(); err != nil {
@@ -137,15 +141,18 @@ func (o *options) complete(configFileGiven bool) (err error) {
 		}
 		return nil
 	}
-	return fmt.Errorf("--provisioner: %q must be %s or %s", o.Provisioner, agent.ProvisionerCRD, agent.ProvisionerDirect)
+	return fmt.Errorf("--provisioner: %q must be %s or %s", o.Provisioner, agent.ProvisionerCRD,
+		agent.ProvisionerDirect)
 }
 
 func (o *options) completeCRD() error {
 	if o.NodeName == "" {
-		return errors.New("--node-name: must be the name of this node's Node object (or set NODE_NAME)")
+		return errors.New("--node-name: must be the name of this node's Node object (or set " +
+			"NODE_NAME)")
 	}
 	if o.DirectConfig != "" {
-		return errors.New("--direct-config: is only for --provisioner=direct; XPUs and XPUNetworks say the same at the API server")
+		return errors.New("--direct-config: is only for --provisioner=direct; XPUs and " +
+			"XPUNetworks say the same at the API server")
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Command xpu-cni is the CNI plugin that gives pods Functions: it passes what the container runtime asks for to the
-// node's xpu-agent.
+// Command xpu-cni is the CNI plugin that gives pods Functions: it passes what the container runtime
+// asks for to the node's xpu-agent.
 package main
 
 import (
@@ -32,7 +32,8 @@ func paths() (cni.Paths, error) {
 	return cni.ReadPaths(cni.PathsFile(binary))
 }
 
-// asked is the present moment; the zero value where the boot cannot be told, so that the clock decides.
+// asked is the present moment; the zero value where the boot cannot be told, so that the clock
+// decides.
 func asked() uptime.Moment {
 	id, err := uptime.BootID("/proc")
 	if err != nil {

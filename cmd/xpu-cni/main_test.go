@@ -86,7 +86,9 @@ func TestImports(t *testing.T) {
 	allowed := regexp.MustCompile(`^(github\.com/containernetworking/cni/pkg/(ns|skel|types|utils|version)` +
 		`|github\.com/vishvananda/netns|golang\.org/x/sys/unix` +
 		`|github\.com/opiproject/xpu-device-plugin/(cni/wire|cni|cmd/xpu-cni|pkg/kernel/uptime|pkg/version))(/|$)`)
-	forbidden := regexp.MustCompile(`^(net/http|net/rpc|html|reflect/internal|crypto/tls|database)(/|$)`)
+	forbidden := regexp.MustCompile(
+		`^(net/http|net/rpc|html|reflect/internal|crypto/tls|database)(/|$)`,
+	)
 	if !slices.Contains(packages, "github.com/opiproject/xpu-device-plugin/cni") {
 		t.Fatalf("this is not the shim: %q", packages)
 	}
@@ -104,13 +106,15 @@ func TestAbout(t *testing.T) {
 		cmd := exec.Command(filepath.Join(built, "xpu-cni"), args...)
 		cmd.Env = []string{}
 		output, err := cmd.CombinedOutput()
-		if err != nil || !strings.HasPrefix(string(output), "xpu-cni ") || !strings.Contains(string(output), "1.1.0") {
+		if err != nil || !strings.HasPrefix(string(output), "xpu-cni ") ||
+			!strings.Contains(string(output), "1.1.0") {
 			t.Errorf("%q: %v, %s", args, err, output)
 		}
 	}
 }
 
-// node is an agent that remembers who has which interface, as the real one does, and what one network needs.
+// node is an agent that remembers who has which interface, as the real one does, and what one
+// network needs.
 type node struct {
 	t       testing.TB
 	dir     string
@@ -194,7 +198,9 @@ func (n *node) serve(request wire.Request) wire.Reply {
 		return wire.Reply{Result: before}
 	case wire.Result:
 		if !known {
-			return wire.Reply{Error: &types.Error{Code: types.ErrUnknownContainer, Msg: "nothing is attached"}}
+			return wire.Reply{
+				Error: &types.Error{Code: types.ErrUnknownContainer, Msg: "nothing is attached"},
+			}
 		}
 		return wire.Reply{Result: before}
 	case wire.Del:
@@ -233,7 +239,8 @@ func (n *node) attachments() int {
 	return len(n.attached)
 }
 
-// shim is the binary as it is installed on the node, with the file beside it that says where the agent is.
+// shim is the binary as it is installed on the node, with the file beside it that says where the
+// agent is.
 func (n *node) shim() string {
 	binary := filepath.Join(n.dir, "xpu-cni")
 	if _, err := os.Stat(binary); err == nil {
@@ -275,7 +282,8 @@ func (n *node) cni(command, container string) *exec.Cmd {
 	return cmd
 }
 
-// run runs the shim to its end. What it printed comes back as a result, or as the error that it printed.
+// run runs the shim to its end. What it printed comes back as a result, or as the error that it
+// printed.
 func (n *node) run(command, container string) (*types100.Result, error) {
 	var stdout, stderr bytes.Buffer
 	cmd := n.cni(command, container)
@@ -378,7 +386,8 @@ func TestStatic(t *testing.T) {
 		for _, ip := range result.IPs {
 			got = append(got, ip.Address.String())
 		}
-		if want := []string{"192.0.2.7/24", "2001:db8::7/64"}; !slices.Equal(got, want) || result.CNIVersion != version {
+		if want := []string{"192.0.2.7/24", "2001:db8::7/64"}; !slices.Equal(got, want) ||
+			result.CNIVersion != version {
 			t.Errorf("%s: version %s, addresses %q, want %q", version, result.CNIVersion, got, want)
 		}
 		n.must("DEL", "c1")
@@ -409,7 +418,9 @@ func TestSecondAddHasTheFirstResult(t *testing.T) {
 func TestAddressesOfAFailedAddAreFree(t *testing.T) {
 	n := hostLocal(t)
 	n.on(func(request wire.Request) *wire.Reply {
-		return &wire.Reply{Error: &types.Error{Code: 104, Msg: "no such Function", Details: "0000:3b:02.1"}}
+		return &wire.Reply{
+			Error: &types.Error{Code: 104, Msg: "no such Function", Details: "0000:3b:02.1"},
+		}
 	})
 	_, err := n.run("ADD", "c1")
 	var said *types.Error
@@ -424,7 +435,8 @@ func TestAgentAway(t *testing.T) {
 	n.must("ADD", "c1")
 	n.stop()
 	for command, code := range map[string]uint{
-		"ADD": types.ErrTryAgainLater, "CHECK": types.ErrTryAgainLater, "STATUS": types.ErrPluginNotAvailable,
+		"ADD": types.ErrTryAgainLater, "CHECK": types.ErrTryAgainLater,
+		"STATUS": types.ErrPluginNotAvailable,
 	} {
 		container := "c1"
 		if command == "ADD" {
@@ -462,7 +474,8 @@ func TestAgentAway(t *testing.T) {
 	n.check(0)
 }
 
-// TestKilledBeforeTheAgentIsDone: whatever a shim that is killed has done by then, DEL gives it all back.
+// TestKilledBeforeTheAgentIsDone: whatever a shim that is killed has done by then, DEL gives it all
+// back.
 func TestKilledBeforeTheAgentIsDone(t *testing.T) {
 	for _, done := range []bool{false, true} {
 		t.Run(fmt.Sprintf("agent done: %v", done), func(t *testing.T) {
@@ -519,8 +532,10 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	group.Wait()
 	slices.SortFunc(addresses, cmp.Compare)
-	if distinct := slices.Compact(addresses); len(distinct) != containers || n.attachments() != containers {
-		t.Errorf("%d addresses and %d attachments, want %d", len(distinct), n.attachments(), containers)
+	if distinct := slices.Compact(addresses); len(distinct) != containers ||
+		n.attachments() != containers {
+		t.Errorf("%d addresses and %d attachments, want %d", len(distinct), n.attachments(),
+			containers)
 	}
 	n.stop() // all DELs meet in the spool
 	for i := range containers {

@@ -38,7 +38,8 @@ func main() {
 	}
 }
 
-// options are the command line's. Those of the manager are bound to flags as far as they can be chosen.
+// options are the command line's. Those of the manager are bound to flags as far as they can be
+// chosen.
 type options struct {
 	role            string
 	profiles        string
@@ -52,8 +53,9 @@ type options struct {
 	limits          broker.Limits // of each tenant
 }
 
-// A leader that was killed is followed by another within leaseDuration and 2.2 times retryPeriod, which client-go stretches. A leader
-// that cannot renew its Lease for renewDeadline ends before it runs out.
+// A leader that was killed is followed by another within leaseDuration and 2.2 times retryPeriod,
+// which client-go stretches. A leader that cannot renew its Lease for renewDeadline ends before it
+// runs out.
 const (
 	leaseDuration = 9 * time.Second
 	renewDeadline = 6 * time.Second
@@ -86,22 +88,29 @@ carries them from one to the other.`,
 		RunE:         func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.role, "role", string(controller.RoleAll), "which part of the work it does: all, tenant, infra or broker")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file; empty means the ServiceAccount of the pod")
+	f.StringVar(&o.role, "role", string(controller.RoleAll),
+		"which part of the work it does: all, tenant, infra or broker")
+	f.StringVar(&o.kubeconfig, "kubeconfig",
+		"", "kubeconfig file; empty means the ServiceAccount of the pod")
 	f.StringVar(&o.profiles, "clusterprofile-provider-file", "",
-		"role broker: JSON `file` with the programs that give credentials for ClusterProfiles (KEP-5339); empty uses no ClusterProfiles")
+		"role broker: JSON `file` with the programs that give credentials for ClusterProfiles "+
+			"(KEP-5339); empty uses no ClusterProfiles")
 	f.StringVar(&o.controller.Namespace, "namespace", os.Getenv("POD_NAMESPACE"),
-		"namespace of the leader election's Lease, and of Secrets: those with TLS keys that XPUs name, or for role broker those with "+
+		"namespace of the leader election's Lease, and of Secrets: those with TLS keys that XPUs "+
+			"name, or for role broker those with "+
 			"kubeconfigs that XPUTenants name; the default is $POD_NAMESPACE")
 	f.BoolVar(&o.manager.LeaderElection, "leader-elect", false,
-		"work only while holding the Lease xpu-controller, or xpu-broker; needed for more than one replica")
+		"work only while holding the Lease xpu-controller, or xpu-broker; needed for more than "+
+			"one replica")
 	f.StringVar(&o.manager.Metrics.BindAddress, "metrics-bind-address", ":8080",
 		"host:port for Prometheus metrics at /metrics; 0 serves none")
 	f.BoolVar(&o.manager.Metrics.SecureServing, "metrics-secure", false,
-		"serve metrics by TLS, and only to those who may get /metrics, as the API server says: with a bearer token of, for example, a "+
+		"serve metrics by TLS, and only to those who may get /metrics, as the API server says: "+
+			"with a bearer token of, for example, a "+
 			"ServiceAccount that has a ClusterRole for the nonResourceURL /metrics")
 	f.StringVar(&o.manager.Metrics.CertDir, "metrics-cert-dir", "",
-		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; empty makes a self-signed certificate")
+		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; "+
+			"empty makes a self-signed certificate")
 	f.StringVar(&o.manager.HealthProbeBindAddress, "health-probe-bind-address", ":8081",
 		"host:port for /healthz and /readyz; 0 serves none")
 	f.StringVar(&o.manager.PprofBindAddress, "pprof-bind-address", "0",
@@ -134,28 +143,37 @@ func (o *options) addTenantFlags(f *pflag.FlagSet) {
 	f.IntVar(&l.Objects, "tenant-objects", those.Objects,
 		"role broker: how many objects of a kind are read of a tenant's cluster")
 	f.IntVar(&l.CacheBytes, "tenant-cache-bytes", those.CacheBytes,
-		"role broker: how many bytes of JSON all objects have together that are kept of a tenant's cluster")
+		"role broker: how many bytes of JSON all objects have together that are kept of a "+
+			"tenant's cluster")
 	f.IntVar(&l.AnswerBytes, "tenant-answer-bytes", those.AnswerBytes,
-		"role broker: how many bytes an answer of a tenant's API server may have: an object, 50 of a list, or a change")
+		"role broker: how many bytes an answer of a tenant's API server may have: an object, 50 "+
+			"of a list, or a change")
 	f.IntVar(&l.BytesPerSecond, "tenant-bytes-per-second", those.BytesPerSecond,
 		"role broker: how many bytes are read of a tenant's API server in a second")
 	f.IntVar(&l.RequestsPerSecond, "tenant-requests-per-second", those.RequestsPerSecond,
-		"role broker: how often a tenant's API server is asked in a second, and how many changes are taken from it")
+		"role broker: how often a tenant's API server is asked in a second, and how many changes "+
+			"are taken from it")
 }
 
 // roleBroker is that of package broker; the others are of package controller.
 const roleBroker = "broker"
 
 func (o *options) validate() error {
-	roles := []string{string(controller.RoleAll), string(controller.RoleTenant), string(controller.RoleInfra), roleBroker}
+	roles := []string{
+		string(controller.RoleAll), string(controller.RoleTenant), string(controller.RoleInfra),
+		roleBroker,
+	}
 	if !slices.Contains(roles, o.role) {
 		return fmt.Errorf("--role: %q is none of %s", o.role, strings.Join(roles, ", "))
 	}
 	if o.controller.Namespace == "" {
 		return errors.New("--namespace: set it, or $POD_NAMESPACE")
 	}
-	if o.controller.ProvisionTimeout <= 0 || o.controller.AgentTimeout <= 0 || o.controller.ResyncPeriod <= 0 {
-		return errors.New("--provision-timeout, --agent-timeout and --resync-period must be more than 0")
+	if o.controller.ProvisionTimeout <= 0 || o.controller.AgentTimeout <= 0 ||
+		o.controller.ResyncPeriod <= 0 {
+		return errors.New(
+			"--provision-timeout, --agent-timeout and --resync-period must be more than 0",
+		)
 	}
 	if err := o.limits.Validate(); err != nil {
 		return err
@@ -203,7 +221,9 @@ func run(ctx context.Context, o options) error {
 	o.manager.LeaderElectionID = name
 	o.manager.LeaderElectionNamespace = o.controller.Namespace
 	o.manager.LeaderElectionReleaseOnCancel = true // the process ends right after
-	o.manager.LeaseDuration, o.manager.RenewDeadline, o.manager.RetryPeriod = new(leaseDuration), new(renewDeadline), new(retryPeriod)
+	o.manager.LeaseDuration, o.manager.RenewDeadline, o.manager.RetryPeriod = new(
+		leaseDuration,
+	), new(renewDeadline), new(retryPeriod)
 	if o.manager.Metrics.SecureServing {
 		o.manager.Metrics.FilterProvider = filters.WithAuthenticationAndAuthorization
 	}
@@ -219,13 +239,15 @@ func run(ctx context.Context, o options) error {
 		return fmt.Errorf("--tracing-endpoint: %w", err)
 	}
 	defer o.controller.Tracer.Stop(ctx)
-	log.Info("starting", "version", version.String(), "role", o.role, "namespace", o.controller.Namespace)
+	log.Info("starting", "version", version.String(), "role", o.role, "namespace",
+		o.controller.Namespace)
 	installation, err := controller.Installation(ctx, mgr.GetAPIReader())
 	if err != nil {
 		return err
 	}
 	if o.role == roleBroker {
-		options := broker.Options{Namespace: o.controller.Namespace, Identity: string(installation), Registerer: metrics.Registry, Limits: o.limits}
+		options := broker.Options{Namespace: o.controller.Namespace, Identity: string(installation),
+			Registerer: metrics.Registry, Limits: o.limits}
 		if o.profiles != "" {
 			if options.ProfileAccess, err = access.NewFromFile(o.profiles); err != nil {
 				return fmt.Errorf("--clusterprofile-provider-file: %w", err)
@@ -233,13 +255,16 @@ func run(ctx context.Context, o options) error {
 		}
 		return runBroker(ctx, mgr, options)
 	}
-	o.controller.Role, o.controller.Installation, o.controller.Registerer = controller.Role(o.role), installation, metrics.Registry
+	o.controller.Role, o.controller.Installation, o.controller.Registerer = controller.Role(
+		o.role,
+	), installation, metrics.Registry
 	if o.manager.LeaderElection {
 		host, err := os.Hostname() // as the leader election of controller-runtime does
 		if err != nil {
 			return fmt.Errorf("leader election: %w", err)
 		}
-		o.controller.Fence = controller.NewFence(mgr.GetAPIReader(), client.ObjectKey{Namespace: o.controller.Namespace, Name: name}, host)
+		o.controller.Fence = controller.NewFence(mgr.GetAPIReader(),
+			client.ObjectKey{Namespace: o.controller.Namespace, Name: name}, host)
 	}
 	if err := controller.Setup(ctx, mgr, o.controller); err != nil {
 		return err
@@ -268,5 +293,6 @@ func addChecks(mgr ctrl.Manager) error {
 		}
 		return nil
 	}
-	return errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("caches", ready))
+	return errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping),
+		mgr.AddReadyzCheck("caches", ready))
 }

@@ -37,10 +37,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestRun: in each role the command starts, is elected, is ready, serves its metrics, and ends when it is told to.
+// TestRun: in each role the command starts, is elected, is ready, serves its metrics, and ends when
+// it is told to.
 func TestRun(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, kube-apiserver and kubectl")
+		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
+			"kube-apiserver and kubectl")
 	}
 	environment := &envtest.Environment{
 		CRDDirectoryPaths:        []string{filepath.Join("..", "..", "deploy", "crds")},
@@ -75,8 +77,10 @@ func TestRun(t *testing.T) {
 	} {
 		t.Run(role, func(t *testing.T) {
 			metricsAddr, probeAddr := freeAddress(t), freeAddress(t)
-			c := exec.CommandContext(t.Context(), os.Args[0], "--role", role, "--kubeconfig", kubeconfig, "--namespace", "default",
-				"--leader-elect", "--metrics-bind-address", metricsAddr, "--health-probe-bind-address", probeAddr, "--log-format", "json",
+			c := exec.CommandContext(t.Context(), os.Args[0], "--role", role, "--kubeconfig",
+				kubeconfig, "--namespace", "default",
+				"--leader-elect", "--metrics-bind-address", metricsAddr,
+				"--health-probe-bind-address", probeAddr, "--log-format", "json",
 				"--metrics-secure="+strconv.FormatBool(want.secure))
 			c.Env = append(os.Environ(), asProgram+"=1")
 			var logs bytes.Buffer
@@ -84,8 +88,14 @@ func TestRun(t *testing.T) {
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, func() error { _, err := fetch("http://" + probeAddr + "/readyz"); return err })
-			eventually(t, func() error { _, err := fetch("http://" + probeAddr + "/healthz"); return err })
+			eventually(t, func() error {
+				_, err := fetch("http://" + probeAddr + "/readyz")
+				return err
+			})
+			eventually(t, func() error {
+				_, err := fetch("http://" + probeAddr + "/healthz")
+				return err
+			})
 			eventually(t, func() error {
 				scheme := map[bool]string{false: "http", true: "https"}[want.secure]
 				text, err := fetch(scheme + "://" + metricsAddr + "/metrics")
@@ -96,8 +106,10 @@ func TestRun(t *testing.T) {
 			})
 			eventually(t, func() error {
 				var lease coordinationv1.Lease
-				err := direct.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: want.lease}, &lease)
-				if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "") {
+				err := direct.Get(t.Context(),
+					client.ObjectKey{Namespace: "default", Name: want.lease}, &lease)
+				if err == nil &&
+					(lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "") {
 					err = fmt.Errorf("the Lease has no holder")
 				}
 				return err
@@ -113,7 +125,12 @@ func TestRun(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	good := options{role: "all", limits: broker.DefaultLimits(), controller: controller.Options{Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second, ResyncPeriod: time.Minute}}
+	good := options{
+		role: "all", limits: broker.DefaultLimits(), controller: controller.Options{
+			Namespace: "xpu-system", ProvisionTimeout: time.Minute, AgentTimeout: time.Second,
+			ResyncPeriod: time.Minute,
+		},
+	}
 	for _, profiles := range []string{"", "0", "127.0.0.1:6060", "localhost:6060", "[::1]:0"} {
 		good.manager.PprofBindAddress = profiles
 		if err := good.validate(); err != nil {
@@ -147,7 +164,8 @@ func freeAddress(t *testing.T) string {
 }
 
 func fetch(url string) (string, error) {
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // #nosec G402 -- the certificate is self-signed
+	// #nosec G402 -- the certificate is self-signed
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Get(url)
 	if err != nil {
@@ -164,10 +182,11 @@ func fetch(url string) (string, error) {
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) {
+			last = check()
+			return last == nil, nil
+		})
 	if err != nil {
 		t.Fatal(last)
 	}

@@ -27,15 +27,17 @@ import (
 const askAtOnce = 16
 
 func addAgentsFlag(f *pflag.FlagSet, namespace *string) {
-	f.StringVar(namespace, "agent-namespace", inspect.AgentNamespace, "namespace of the pods of xpu-agent")
+	f.StringVar(namespace, "agent-namespace", inspect.AgentNamespace,
+		"namespace of the pods of xpu-agent")
 }
 
 func deadLettersCommand() *cobra.Command {
 	cluster := clusterFlags()
 	var namespace, node string
 	c := &cobra.Command{
-		Use:   "dead-letters [--node NAME]",
-		Short: "Show Functions that do not get free: quarantined ones, and those whose post-delete hook fails",
+		Use: "dead-letters [--node NAME]",
+		Short: "Show Functions that do not get free: quarantined ones, and those whose " +
+			"post-delete hook fails",
 		Long: `Asks the agents, by a program in their pods, for the Functions that are quarantined, since they did not come back from their pods
 as they were; for Functions that are not free because a post-delete hook fails; and for the hooks that were given up: a person
 has to do what these hooks have not done. An agent keeps its last 100. Functions that are quarantined or wait can be freed by
@@ -55,7 +57,9 @@ Exit codes: 0 if there are none, 1 if there are some, 2 if an agent cannot be as
 				return err
 			}
 			rows := 0
-			for i, table := range []inspect.Table{quarantineTable(states), waitingTable(states), lettersTable(states)} {
+			for i, table := range []inspect.Table{
+				quarantineTable(states), waitingTable(states), lettersTable(states),
+			} {
 				if i > 0 {
 					err = blank(c)
 				}
@@ -81,7 +85,8 @@ func blank(c *cobra.Command) error {
 	return err
 }
 
-// askAll asks the agent of a node, or all if it is "". It tells of the progress where that takes long.
+// askAll asks the agent of a node, or all if it is "". It tells of the progress where that takes
+// long.
 func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.State, error) {
 	nodes := []string{node}
 	if node == "" {
@@ -107,7 +112,8 @@ func askAll(c *cobra.Command, agents inspect.Agents, node string) ([]*nodestate.
 
 func quarantineTable(states []*nodestate.State) inspect.Table {
 	table := inspect.Table{
-		Header: []string{"NODE", "FUNCTION", "POOL", "QUARANTINED", "TRIED AGAIN", "SINCE"}, Empty: "No Function is quarantined.",
+		Header: []string{"NODE", "FUNCTION", "POOL", "QUARANTINED", "TRIED AGAIN", "SINCE"},
+		Empty:  "No Function is quarantined.",
 	}
 	for _, state := range states {
 		for _, f := range state.Functions {
@@ -117,7 +123,8 @@ func quarantineTable(states []*nodestate.State) inspect.Table {
 			q := f.Attachment.Quarantine
 			table.Rows = append(table.Rows, inspect.Row{
 				Cells: []string{
-					state.Node, f.ID.String(), f.Pool, q.Reason, fmt.Sprintf("%d times", q.Attempts),
+					state.Node, f.ID.String(), f.Pool, q.Reason,
+					fmt.Sprintf("%d times", q.Attempts),
 					duration.HumanDuration(state.Time.Sub(q.Since)),
 				},
 				Notes: []string{q.Message},
@@ -129,7 +136,8 @@ func quarantineTable(states []*nodestate.State) inspect.Table {
 
 func waitingTable(states []*nodestate.State) inspect.Table {
 	table := inspect.Table{
-		Header: []string{"NODE", "FUNCTION", "POOL", "WAITS FOR HOOK", "FAILED", "SINCE"}, Empty: "No Function waits for a post-delete hook.",
+		Header: []string{"NODE", "FUNCTION", "POOL", "WAITS FOR HOOK", "FAILED", "SINCE"},
+		Empty:  "No Function waits for a post-delete hook.",
 	}
 	for _, state := range states {
 		for _, f := range state.Functions {
@@ -138,7 +146,8 @@ func waitingTable(states []*nodestate.State) inspect.Table {
 			}
 			hook := f.Attachment.Hook
 			row := inspect.Row{Cells: []string{
-				state.Node, f.ID.String(), f.Pool, hook.Name, fmt.Sprintf("%d times", hook.Attempts),
+				state.Node, f.ID.String(), f.Pool, hook.Name,
+				fmt.Sprintf("%d times", hook.Attempts),
 				duration.HumanDuration(state.Time.Sub(waitsSince(f.Attachment))),
 			}}
 			if hook.Error != "" {
@@ -150,7 +159,8 @@ func waitingTable(states []*nodestate.State) inspect.Table {
 	return table
 }
 
-// waitsSince is when the Function was back; or, for a quarantined one, whose Port goes before, when its way back began.
+// waitsSince is when the Function was back; or, for a quarantined one, whose Port goes before, when
+// its way back began.
 func waitsSince(a *nodestate.Attachment) time.Time {
 	if a.RestoredAt.IsZero() {
 		return a.StoppedAt
@@ -160,13 +170,15 @@ func waitsSince(a *nodestate.Attachment) time.Time {
 
 func lettersTable(states []*nodestate.State) inspect.Table {
 	table := inspect.Table{
-		Header: []string{"NODE", "FUNCTION", "HOOK", "WAS OF", "ATTEMPTS", "GIVEN UP"}, Empty: "No post-delete hook was given up.",
+		Header: []string{"NODE", "FUNCTION", "HOOK", "WAS OF", "ATTEMPTS", "GIVEN UP"},
+		Empty:  "No post-delete hook was given up.",
 	}
 	for _, state := range states {
 		for _, letter := range state.DeadLetters {
 			table.Rows = append(table.Rows, inspect.Row{
 				Cells: []string{
-					state.Node, letter.Function.String(), letter.Hook, ownerOf(letter), fmt.Sprint(letter.Attempts), letter.Time.Format(time.DateTime + "Z"),
+					state.Node, letter.Function.String(), letter.Hook, ownerOf(letter),
+					fmt.Sprint(letter.Attempts), letter.Time.Format(time.DateTime + "Z"),
 				},
 				Notes: []string{letter.Error},
 			})
@@ -195,7 +207,8 @@ type releaseOptions struct {
 func releaseCommand() *cobra.Command {
 	o := &releaseOptions{cluster: clusterFlags()}
 	c := &cobra.Command{
-		Use:   "release NODE FUNCTION [--as-it-is | --hook=NAME] | release xpu/NAME [FUNCTION [--port-gone]]",
+		Use: "release NODE FUNCTION [--as-it-is | --hook=NAME] | release xpu/NAME [FUNCTION " +
+			"[--port-gone]]",
 		Short: "Free Functions that are quarantined, or whose post-delete hook or card is dead",
 		Long: `Frees what does not get free by itself, when the administrator knows more than the programs.
 
@@ -238,9 +251,12 @@ cannot delete the port, and no pod gets the Function. With --port-gone it is tak
 	}
 	o.cluster.AddFlags(c.Flags())
 	addAgentsFlag(c.Flags(), &o.namespace)
-	c.Flags().StringVar(&o.hook, "hook", "", "name of the hook to give up, which must be the one that the Function waits for")
-	c.Flags().BoolVar(&o.portGone, "port-gone", false, "affirm that the xPU serves no Port of the Function any more")
-	c.Flags().BoolVar(&o.asItIs, "as-it-is", false, "let a quarantined Function go without another try: its next pod gets it as it is")
+	c.Flags().StringVar(&o.hook, "hook", "",
+		"name of the hook to give up, which must be the one that the Function waits for")
+	c.Flags().BoolVar(&o.portGone, "port-gone", false,
+		"affirm that the xPU serves no Port of the Function any more")
+	c.Flags().BoolVar(&o.asItIs, "as-it-is", false,
+		"let a quarantined Function go without another try: its next pod gets it as it is")
 	c.MarkFlagsMutuallyExclusive("hook", "as-it-is")
 	c.MarkFlagsMutuallyExclusive("port-gone", "as-it-is")
 	return c
@@ -252,13 +268,15 @@ func (o *releaseOptions) run(c *cobra.Command, args []string) error {
 	case isXPU && len(args) == 2:
 		return o.abandonFunction(c, xpu, args[1])
 	case isXPU && (o.portGone || o.asItIs || o.hook != ""):
-		return errors.New("--port-gone, --hook and --as-it-is: are for one Function; name it after xpu/" + xpu)
+		return errors.New("--port-gone, --hook and --as-it-is: are for one Function; name it " +
+			"after xpu/" + xpu)
 	case isXPU:
 		return o.abandon(c, xpu)
 	case len(args) < 2:
 		return fmt.Errorf("%q: must be xpu/NAME, or a node, with a Function after it", args[0])
 	case o.portGone && o.hook == "":
-		return errors.New("--port-gone: needs --hook=port; \"xpuctl dead-letters\" shows which hook a Function waits for")
+		return errors.New("--port-gone: needs --hook=port; \"xpuctl dead-letters\" shows which " +
+			"hook a Function waits for")
 	}
 
 	id, err := function.ParseID(args[1])
@@ -285,7 +303,9 @@ func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) er
 		return err
 	}
 	if o.hook != "" || o.asItIs {
-		return errors.New("--hook and --as-it-is: are for a node's Function, not for that of an XPU")
+		return errors.New(
+			"--hook and --as-it-is: are for a node's Function, not for that of an XPU",
+		)
 	}
 	api, err := newClient(o.cluster)
 	if err != nil {
@@ -297,13 +317,17 @@ func (o *releaseOptions) abandonFunction(c *cobra.Command, name, text string) er
 	}
 
 	before := xpu.DeepCopy()
-	given := slices.DeleteFunc(slices.Clone(xpu.Spec.AbandonedFunctions), func(f string) bool { return f == id })
+	given := slices.DeleteFunc(slices.Clone(xpu.Spec.AbandonedFunctions), func(f string) bool {
+		return f == id
+	})
 	outcome := "XPU %s: Function %s is not given up any more; pods get it again"
 	if !o.portGone {
-		given, outcome = append(given, id), "XPU %s: Function %s is given up; no pod gets it until you say --port-gone"
+		given, outcome = append(given, id), "XPU %s: Function %s is given up; no pod gets it "+
+			"until you say --port-gone"
 	}
 	xpu.Spec.AbandonedFunctions = given
-	if err := api.Patch(c.Context(), &xpu, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := api.Patch(c.Context(), &xpu,
+		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 		return err
 	}
 	return terminal.Line(c.OutOrStdout(), outcome, name, id)
@@ -344,5 +368,7 @@ func portsOf(ctx context.Context, reader client.Reader, xpu string) (int, error)
 	if err := reader.List(ctx, &ports); err != nil {
 		return 0, err
 	}
-	return len(slices.DeleteFunc(ports.Items, func(p v1alpha1.XPUPort) bool { return p.Spec.XPU != xpu })), nil
+	return len(slices.DeleteFunc(ports.Items, func(p v1alpha1.XPUPort) bool {
+		return p.Spec.XPU != xpu
+	})), nil
 }

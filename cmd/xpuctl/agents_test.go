@@ -10,23 +10,30 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestTablesOfQuarantine: a quarantined Function is in a table of its own, with the reason; and in that of hooks only while
-// its Port goes.
+// TestTablesOfQuarantine: a quarantined Function is in a table of its own, with the reason; and in
+// that of hooks only while its Port goes.
 func TestTablesOfQuarantine(t *testing.T) {
 	at := time.Unix(1e9, 0).UTC()
 	leaks := &nodestate.Attachment{
 		State: "Releasing", StoppedAt: at, Hook: &nodestate.Hook{Name: "port", Attempts: 2},
-		Quarantine: &nodestate.Quarantine{Reason: "MayLeak", Message: "macvlan evil0", Since: at.Add(time.Minute), Attempts: 3},
+		Quarantine: &nodestate.Quarantine{
+			Reason: "MayLeak", Message: "macvlan evil0", Since: at.Add(time.Minute), Attempts: 3,
+		},
 	}
-	states := []*nodestate.State{{Node: "node1", Time: at.Add(11 * time.Minute), Functions: []nodestate.Function{
-		{ID: function.ID{Address: "0000:3b:01.1"}, Pool: "fast", Attachment: leaks},
-		{ID: function.ID{Address: "0000:3b:01.2"}, Pool: "fast", Attachment: &nodestate.Attachment{State: "Attached"}},
-		{ID: function.ID{Address: "0000:3b:01.3"}, Pool: "fast"},
-	}}}
+	states := []*nodestate.State{{Node: "node1", Time: at.Add(11 * time.Minute),
+		Functions: []nodestate.Function{
+			{ID: function.ID{Address: "0000:3b:01.1"}, Pool: "fast", Attachment: leaks},
+			{ID: function.ID{Address: "0000:3b:01.2"}, Pool: "fast",
+				Attachment: &nodestate.Attachment{State: "Attached"}},
+			{ID: function.ID{Address: "0000:3b:01.3"}, Pool: "fast"},
+		}}}
 	var out strings.Builder
 	must.Succeed(t, quarantineTable(states).Write(&out, false))
 	must.Succeed(t, waitingTable(states).Write(&out, false))
-	for _, want := range []string{"0000:3b:01.1   fast   MayLeak       3 times       10m", "  macvlan evil0", "port             2 times   11m"} {
+	for _, want := range []string{
+		"0000:3b:01.1   fast   MayLeak       3 times       10m", "  macvlan evil0",
+		"port             2 times   11m",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("tables\n%s\nwant %q", out.String(), want)
 		}

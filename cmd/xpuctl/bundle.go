@@ -40,8 +40,10 @@ read is in its file errors.txt.`,
 	}
 	o.cluster.AddFlags(c.Flags())
 	addAgentsFlag(c.Flags(), &o.agents)
-	c.Flags().StringVarP(&o.file, "filename", "f", "", "file to write; xpu-bundle-DATE-TIME.tar.gz if empty. It must not exist")
-	c.Flags().Int64Var(&o.lines, "log-lines", 20000, "lines of each log that are taken, from its end")
+	c.Flags().StringVarP(&o.file, "filename", "f", "",
+		"file to write; xpu-bundle-DATE-TIME.tar.gz if empty. It must not exist")
+	c.Flags().Int64Var(&o.lines, "log-lines", 20000,
+		"lines of each log that are taken, from its end")
 	return c
 }
 
@@ -75,7 +77,8 @@ func (o *bundleOptions) run(c *cobra.Command) (err error) {
 	progress := newProgress(c.ErrOrStderr(), "parts collected", unknownTotal)
 	defer progress.end()
 	err = bundle.Write(c.Context(), file, bundle.Sources{
-		Reader: agents.Reader, Clientset: clientset, Namespace: o.agents, Nodes: agents.Nodes, State: agents.State, LogLines: o.lines,
+		Reader: agents.Reader, Clientset: clientset, Namespace: o.agents, Nodes: agents.Nodes,
+		State: agents.State, LogLines: o.lines,
 		Step: progress.step,
 	}, now)
 	if err != nil {

@@ -78,7 +78,8 @@ Nothing needs to be converted to try it: xpu-agent takes the configuration as it
 		},
 	}
 	c.Flags().StringVar(&prefix, "resource-prefix", sriovdp.DefaultPrefix,
-		"prefix of resources that have no resourcePrefix: what the plugin has as its flag -resource-prefix")
+		"prefix of resources that have no resourcePrefix: what the plugin has as its flag "+
+			"-resource-prefix")
 	c.Flags().StringVar(&key, "key", "",
 		"key of the configuration in the ConfigMap; if empty, config.json or the only key")
 	return c
@@ -91,8 +92,8 @@ func read(stdin io.Reader, name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// find returns the configuration: the content itself, or what a ConfigMap has by the key. The key may be "" where the
-// ConfigMap has only one, or config.json.
+// find returns the configuration: the content itself, or what a ConfigMap has by the key. The key
+// may be "" where the ConfigMap has only one, or config.json.
 func find(content []byte, key string) ([]byte, error) {
 	if sriovdp.Is(content) {
 		if key != "" {
@@ -110,13 +111,14 @@ func find(content []byte, key string) ([]byte, error) {
 	key = cmp.Or(key, "config.json")
 	config, ok := object.Data[key]
 	if !ok {
-		return nil, fmt.Errorf("ConfigMap %s: data has no key %q: name one with --key", object.Name, key)
+		return nil, fmt.Errorf("ConfigMap %s: data has no key %q: name one with --key",
+			object.Name, key)
 	}
 	return []byte(config), nil
 }
 
-// document is a DevicePool in YAML, without its status. A selector that selects everything gets a field that says nothing,
-// because the API server refuses one that has no field at all.
+// document is a DevicePool in YAML, without its status. A selector that selects everything gets a
+// field that says nothing, because the API server refuses one that has no field at all.
 func document(devicePool v1alpha1.DevicePool) (string, error) {
 	object, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&devicePool)
 	if err != nil {

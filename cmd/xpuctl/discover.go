@@ -54,8 +54,10 @@ otherwise the kernel, which knows nothing of pools and pods.`,
 	f := c.Flags()
 	o.cluster.AddFlags(f)
 	f.StringVar(&o.node, "node", "", "node of the cluster; this host if empty")
-	f.StringVar(&o.root, "root", "/", "where the host's file system is; what is elsewhere than / has no agent to ask")
-	f.StringVar(&o.socket, "socket", nodestate.DefaultSocket, "where the agent of this host listens")
+	f.StringVar(&o.root, "root",
+		"/", "where the host's file system is; what is elsewhere than / has no agent to ask")
+	f.StringVar(&o.socket, "socket", nodestate.DefaultSocket,
+		"where the agent of this host listens")
 	addAgentsFlag(f, &o.agents)
 	addOutputFlag(c, &o.output, discoverForms...)
 	return c
@@ -100,9 +102,10 @@ func printState(to io.Writer, form string, state *nodestate.State) error {
 		return printValue(to, form, state)
 	}
 	paint := terminal.NewPainter(to)
-	return view.Tree(to, state, view.TreeOptions{All: form == "wide", Paint: func(condition, text string) string {
-		return paint(tones[condition], text)
-	}})
+	return view.Tree(to, state,
+		view.TreeOptions{All: form == "wide", Paint: func(condition, text string) string {
+			return paint(tones[condition], text)
+		}})
 }
 
 // tones are how conditions of Functions are painted.

@@ -18,15 +18,18 @@ import (
 func TestDiscover(t *testing.T) {
 	root := t.TempDir()
 	host, err := simulate.New(t.Context(), simulate.Config{
-		Root: root, HostNS: netns.New(t).Path(), XPUNS: netns.New(t).Path(), Cards: []simulate.Card{{PFs: 2, VFs: 8, Bus: "3b"}}, Log: logr.Discard(),
+		Root: root, HostNS: netns.New(t).Path(), XPUNS: netns.New(t).Path(),
+		Cards: []simulate.Card{{PFs: 2, VFs: 8, Bus: "3b"}}, Log: logr.Discard(),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { host.Close() })
 	for form, want := range map[string]string{
-		"text": "├── 0000:3b:00.0 PF, enp59s0f0, mlx5_core, link up, 8 of 8 VFs", "wide": "0000:3b:02.7 VF 7",
-		"json": `"function": "0000:3b:01.0"`, "yaml": "function: 0000:3b:01.0", "svg": "0000:3b:01.3 VF 3", "html": "<td>0000:3b:01.3</td>",
+		"text": "├── 0000:3b:00.0 PF, enp59s0f0, mlx5_core, link up, 8 of 8 VFs",
+		"wide": "0000:3b:02.7 VF 7",
+		"json": `"function": "0000:3b:01.0"`, "yaml": "function: 0000:3b:01.0",
+		"svg": "0000:3b:01.3 VF 3", "html": "<td>0000:3b:01.3</td>",
 	} {
 		out, _, err := run("", "discover", "--root", filepath.Dir(host.SysRoot()), "-o", form)
 		if err != nil || !strings.Contains(out, want) {
@@ -59,9 +62,10 @@ func TestBadInput(t *testing.T) {
 		"release node1 3b:01.0 --hook=port":                 "3b:01.0",
 		"release xpu/card --port-gone":                      "name it after xpu/card",
 		"release xpu/card 3b:01.0":                          "3b:01.0",
-		"release xpu/card 0000:3b:01.0 --hook=port":         "--hook and --as-it-is: are for a node's Function",
-		"bundle --log-lines 0":                              "--log-lines 0: must be 1 or more",
-		"dead-letters --kubeconfig /nowhere":                "/nowhere",
+		"release xpu/card 0000:3b:01.0 --hook=port": "--hook and --as-it-is: are for a " +
+			"node's Function",
+		"bundle --log-lines 0":               "--log-lines 0: must be 1 or more",
+		"dead-letters --kubeconfig /nowhere": "/nowhere",
 	} {
 		_, _, err := run("", strings.Fields(arguments)...)
 		if err == nil || !strings.Contains(err.Error(), want) {

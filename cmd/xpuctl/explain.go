@@ -26,7 +26,9 @@ type explainOptions struct {
 func explainCommand() *cobra.Command {
 	o := &explainOptions{cluster: clusterFlags()}
 	o.cluster.Namespace = new("")
-	parent := &cobra.Command{Use: "explain", Short: "Tell the life of a pod's interfaces, and what is wrong with them"}
+	parent := &cobra.Command{
+		Use: "explain", Short: "Tell the life of a pod's interfaces, and what is wrong with them",
+	}
 	c := &cobra.Command{
 		Use:   "pod NAME",
 		Short: "Tell the life of a pod's interfaces, stage by stage, and what is wrong",
@@ -62,7 +64,8 @@ func (o *explainOptions) run(c *cobra.Command, name string) error {
 	if err != nil {
 		return err
 	}
-	pod, err := explain.Of(c.Context(), explain.Sources{Reader: agents.Reader, State: agents.State, Schedule: o.schedule},
+	pod, err := explain.Of(c.Context(),
+		explain.Sources{Reader: agents.Reader, State: agents.State, Schedule: o.schedule},
 		types.NamespacedName{Namespace: cmp.Or(namespace, corev1.NamespaceDefault), Name: name})
 	if err != nil {
 		return err
@@ -84,7 +87,9 @@ func (o *explainOptions) print(c *cobra.Command, pod *explain.Pod) error {
 }
 
 // schedule asks what the scheduler would do with a pod, as it is alone.
-func (o *explainOptions) schedule(ctx context.Context, pod *corev1.Pod) (why []string, node string, err error) {
+func (o *explainOptions) schedule(
+	ctx context.Context, pod *corev1.Pod,
+) (why []string, node string, err error) {
 	config, err := restConfig(o.cluster)
 	if err != nil {
 		return nil, "", err

@@ -62,11 +62,15 @@ Claims that --allocated makes have their devices in status, which kubectl apply 
 		},
 	}
 	c.Flags().IntVar(&o.Nodes, "nodes", 1, "how many hosts")
-	c.Flags().IntVar(&o.PFs, "pfs", 0, "how many PFs a host has; 0 for 2, only of shapes with SR-IOV")
-	c.Flags().IntVar(&o.VFs, "vfs", 0, "how many VFs a PF has; 0 for 64, only of shapes with SR-IOV")
+	c.Flags().IntVar(&o.PFs, "pfs",
+		0, "how many PFs a host has; 0 for 2, only of shapes with SR-IOV")
+	c.Flags().IntVar(&o.VFs, "vfs",
+		0, "how many VFs a PF has; 0 for 64, only of shapes with SR-IOV")
 	c.Flags().StringVar(&allocated, "allocated", "0%", "share of the devices that claims have")
-	c.Flags().BoolVar(&stats, "stats", false, "print how many objects and bytes that is, and what a change of a link writes, instead of the objects")
-	c.Flags().StringVarP(&output, "output", "o", "yaml", "yaml, or json for one List, which is read faster")
+	c.Flags().BoolVar(&stats, "stats", false, "print how many objects and bytes that is, and "+
+		"what a change of a link writes, instead of the objects")
+	c.Flags().StringVarP(&output, "output", "o", "yaml",
+		"yaml, or json for one List, which is read faster")
 	return c
 }
 

@@ -54,9 +54,11 @@ has an address on the host, or that has no netdev. It runs on the node, as root.
 		"PCI addresses of the VFs that may be touched, with commas between; all of one PF")
 	f.StringVar(&o.file, "output-file", "-",
 		`file that the personality is written to, "-" for standard output`)
-	f.StringVar(&o.socket, "socket", nodestate.DefaultSocket, "where the agent of this host listens")
+	f.StringVar(&o.socket, "socket", nodestate.DefaultSocket,
+		"where the agent of this host listens")
 	f.StringVar(&o.journal, "journal", "/var/lib/xpu-agent/journal.db",
-		"journal of the agent of this host; where it exists and no agent answers, nothing is touched")
+		"journal of the agent of this host; where it exists and no agent answers, nothing is "+
+			"touched")
 	return c
 }
 
@@ -104,7 +106,8 @@ func listVFs(to io.Writer, state *nodestate.State) {
 		terminal.Line(to, "%s can be asked: --functions %s", f.ID, f.ID)
 	}
 	if !found {
-		fmt.Fprintln(to, "This host has no VFs: write a number to sriov_numvfs of a PF that nobody uses.")
+		fmt.Fprintln(to,
+			"This host has no VFs: write a number to sriov_numvfs of a PF that nobody uses.")
 	}
 }
 
@@ -143,7 +146,8 @@ func notFree(f nodestate.Function) string {
 			", which may give it to a pod at any time: take it from the pool first"
 	case f.Netdev == "":
 		return fmt.Sprintf(
-			"has no netdev on the host (its driver is %q): bind it to its network driver first", f.Driver)
+			"has no netdev on the host (its driver is %q): bind it to its network driver first",
+			f.Driver)
 	case f.PFName == "":
 		return "has a PF without a netdev"
 	case f.DefaultRoute:
@@ -165,7 +169,8 @@ func (o *reportOptions) write(c *cobra.Command, p personality.Personality) error
 	}
 
 	said := c.ErrOrStderr()
-	fmt.Fprintf(said, "\nRow of docs/reference/hardware.md:\n\n%s%s\n", personality.Header(), p.Row())
+	fmt.Fprintf(said, "\nRow of docs/reference/hardware.md:\n\n%s%s\n",
+		personality.Header(), p.Row())
 	if o.file == "-" {
 		_, err = terminal.Raw(c.OutOrStdout()).Write(content)
 		return err

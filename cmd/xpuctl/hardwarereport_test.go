@@ -22,9 +22,11 @@ func TestHardwareReportRefuses(t *testing.T) {
 			pod := nodestate.Pod{Namespace: "default", Name: "web"}
 			f.Attachment = &nodestate.Attachment{State: "Attached", Pod: pod}
 		}, "is Attached in pod default/web"},
-		"in a pool": {func(f *nodestate.Function) { f.Pool = "fast" }, "belongs to DevicePool fast"},
-		"PF":        {func(f *nodestate.Function) { f.Kind = function.PF }, "is no VF"},
-		"gone":      {func(f *nodestate.Function) { f.Gone = true }, "is not there"},
+		"in a pool": {func(f *nodestate.Function) {
+			f.Pool = "fast"
+		}, "belongs to DevicePool fast"},
+		"PF":   {func(f *nodestate.Function) { f.Kind = function.PF }, "is no VF"},
+		"gone": {func(f *nodestate.Function) { f.Gone = true }, "is not there"},
 		"no netdev": {func(f *nodestate.Function) {
 			f.Netdev, f.Driver = "", "vfio-pci"
 		}, `its driver is "vfio-pci"`},

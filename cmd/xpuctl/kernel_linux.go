@@ -16,7 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// kernelState is what the kernel shows of a host whose file system is at root. What it tells only to root is missing for others.
+// kernelState is what the kernel shows of a host whose file system is at root. What it tells only
+// to root is missing for others.
 func kernelState(ctx context.Context, root string) (*nodestate.State, error) {
 	sys := filepath.Join(root, "sys")
 	if _, err := os.Stat(filepath.Join(sys, "bus")); err != nil {

@@ -60,7 +60,8 @@ func command(program string) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "xpuctl",
 		Short: "Help people who run xpu-device-plugin",
-		Long: `Helps people who run xpu-device-plugin. A link to it that is called ` + pluginName + ` and is on PATH makes it "kubectl xpu".
+		Long: `Helps people who run xpu-device-plugin. A link to it that is called ` + pluginName +
+			` and is on PATH makes it "kubectl xpu".
 
 Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for example), 2 for bad input and failures.`,
 		Version:      version.String(),
@@ -69,12 +70,16 @@ Exit codes: 0 for success, 1 if the answer is no (pods that stay pending, for ex
 	if strings.TrimSuffix(program, ".exe") == pluginName {
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl xpu"}
 	}
-	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(), discoverCommand(), hardwareReportCommand(),
-		explainCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(), bundleCommand(), manCommand(), &cobra.Command{
+	c.AddCommand(scheduleCommand(), generateCommand(), serveCommand(), convertCommand(),
+		discoverCommand(), hardwareReportCommand(),
+		explainCommand(), deadLettersCommand(), releaseCommand(), uninstallCommand(),
+		bundleCommand(), manCommand(), &cobra.Command{
 			Use:   "version",
 			Short: "Print the version",
 			Args:  cobra.NoArgs,
-			Run:   func(c *cobra.Command, _ []string) { fmt.Fprintln(c.OutOrStdout(), version.String()) },
+			Run: func(c *cobra.Command, _ []string) {
+				fmt.Fprintln(c.OutOrStdout(), version.String())
+			},
 		})
 	c.AddCommand(objectsCommands()...)
 	return c

@@ -90,19 +90,26 @@ func TestConvert(t *testing.T) {
 		t.Fatal(err)
 	}
 	indented := strings.ReplaceAll(config, "\n", "\n    ")
-	manifest := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: sriovdp-config}\ndata:\n  config.json: |\n    " + indented + "\n"
+	manifest := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: sriovdp-config}\ndata:\n  " +
+		"config.json: |\n    " + indented + "\n"
 	perNode := manifest + "  node-2: '{}'\n"
 	for name, tt := range map[string]struct {
 		stdin string
 		args  []string
 	}{
-		"file":                          {"", []string{file}},
-		"standard input":                {config, []string{"-"}},
-		"ConfigMap":                     {manifest, []string{"-"}},
-		"ConfigMap with another key":    {strings.Replace(manifest, "config.json", "node-1", 1), []string{"-"}},
-		"ConfigMap with two keys":       {perNode, []string{"-"}},
-		"ConfigMap with two keys again": {strings.Replace(perNode, "config.json", "node-1", 1), []string{"-", "--key", "node-1"}},
-		"other prefix":                  {config, []string{"-", "--resource-prefix", "example.com"}},
+		"file":           {"", []string{file}},
+		"standard input": {config, []string{"-"}},
+		"ConfigMap":      {manifest, []string{"-"}},
+		"ConfigMap with another key": {
+			strings.Replace(manifest, "config.json", "node-1", 1), []string{"-"},
+		},
+		"ConfigMap with two keys": {perNode, []string{"-"}},
+		"ConfigMap with two keys again": {
+			strings.Replace(perNode, "config.json", "node-1", 1), []string{"-", "--key", "node-1"},
+		},
+		"other prefix": {
+			config, []string{"-", "--resource-prefix", "example.com"},
+		},
 	} {
 		stdout, stderr, err := run(tt.stdin, append([]string{"convert", "sriovdp"}, tt.args...)...)
 		if err != nil {
@@ -116,7 +123,8 @@ func TestConvert(t *testing.T) {
 		if diff := cmp.Diff(want, stdout); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if want := "note: resourceList[0].selectors.pfNames[1]: \"ens3f0#7\" matches nothing"; !strings.HasPrefix(stderr, want) {
+		if want := "note: resourceList[0].selectors.pfNames[1]: \"ens3f0#7\" matches " +
+			"nothing"; !strings.HasPrefix(stderr, want) {
 			t.Errorf("%s: standard error is %q, want %q", name, stderr, want)
 		}
 		if _, _, err := source.Parse([]byte(stdout), ""); err != nil {
@@ -131,15 +139,36 @@ func TestConvertErrors(t *testing.T) {
 		args  []string
 		want  string
 	}{
-		"no file":            {"", []string{"convert", "sriovdp", "/does/not/exist"}, "/does/not/exist"},
-		"nothing named":      {"", []string{"convert", "sriovdp"}, "accepts 1 arg"},
-		"bad configuration":  {`{"resourceList": [{"resourceName": "a"}]}`, []string{"convert", "sriovdp", "-"}, "-: resourceList[0].selectors: must be"},
-		"something else":     {"kind: Pod\n", []string{"convert", "sriovdp", "-"}, "-: must be JSON with a resourceList, or a ConfigMap"},
-		"no YAML":            {"\t:", []string{"convert", "sriovdp", "-"}, "-: must be JSON with a resourceList, or a ConfigMap"},
-		"ConfigMap, no key":  {"kind: ConfigMap\nmetadata: {name: c}\ndata: {a: '', b: ''}\n", []string{"convert", "sriovdp", "-"}, `-: ConfigMap c: data has no key "config.json": name one with --key`},
-		"ConfigMap, bad key": {"kind: ConfigMap\nmetadata: {name: c}\ndata: {a: ''}\n", []string{"convert", "sriovdp", "-", "--key", "b"}, `-: ConfigMap c: data has no key "b"`},
-		"key, no ConfigMap":  {config, []string{"convert", "sriovdp", "-", "--key", "b"}, "-: --key is for ConfigMaps"},
-		"unknown command":    {"", []string{"convert", "cni"}, "unknown command"},
+		"no file": {
+			"", []string{"convert", "sriovdp", "/does/not/exist"}, "/does/not/exist",
+		},
+		"nothing named": {"", []string{"convert", "sriovdp"}, "accepts 1 arg"},
+		"bad configuration": {
+			`{"resourceList": [{"resourceName": "a"}]}`, []string{"convert", "sriovdp", "-"},
+			"-: resourceList[0].selectors: must be",
+		},
+		"something else": {
+			"kind: Pod\n", []string{"convert", "sriovdp", "-"},
+			"-: must be JSON with a resourceList, or a ConfigMap",
+		},
+		"no YAML": {
+			"\t:", []string{"convert", "sriovdp", "-"},
+			"-: must be JSON with a resourceList, or a ConfigMap",
+		},
+		"ConfigMap, no key": {
+			"kind: ConfigMap\nmetadata: {name: c}\ndata: {a: '', b: ''}\n",
+			[]string{"convert", "sriovdp", "-"},
+			`-: ConfigMap c: data has no key "config.json": name one with --key`,
+		},
+		"ConfigMap, bad key": {
+			"kind: ConfigMap\nmetadata: {name: c}\ndata: {a: ''}\n", []string{
+				"convert", "sriovdp", "-", "--key", "b",
+			}, `-: ConfigMap c: data has no key "b"`,
+		},
+		"key, no ConfigMap": {
+			config, []string{"convert", "sriovdp", "-", "--key", "b"}, "-: --key is for ConfigMaps",
+		},
+		"unknown command": {"", []string{"convert", "cni"}, "unknown command"},
 	} {
 		stdout, stderr, err := run(tt.stdin, tt.args...)
 		if err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -156,7 +185,8 @@ func TestKubectlPlugin(t *testing.T) {
 	c := command("kubectl-xpu")
 	c.SetArgs([]string{"schedule", "--help"})
 	c.SetOut(&out)
-	if err := c.Execute(); err != nil || !strings.Contains(out.String(), "Usage:\n  kubectl xpu schedule ") {
+	if err := c.Execute(); err != nil ||
+		!strings.Contains(out.String(), "Usage:\n  kubectl xpu schedule ") {
 		t.Errorf("%v, %s", err, out.String())
 	}
 }

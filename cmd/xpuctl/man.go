@@ -17,7 +17,9 @@ func manCommand() *cobra.Command {
   man xpuctl-schedule`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			return doc.GenManTree(c.Root(), &doc.GenManHeader{Title: "XPUCTL", Section: "1", Source: "xpuctl " + version.String()}, args[0])
+			return doc.GenManTree(c.Root(), &doc.GenManHeader{
+				Title: "XPUCTL", Section: "1", Source: "xpuctl " + version.String(),
+			}, args[0])
 		},
 	}
 }

@@ -31,32 +31,43 @@ type lister func(ctx context.Context, reader client.Reader, namespace string) (c
 // objectsCommands show the objects of a cluster.
 func objectsCommands() []*cobra.Command {
 	return []*cobra.Command{
-		objectsCommand("pools", "Show the DevicePools, who has their Functions, and what keeps Functions from pods",
+		objectsCommand("pools",
+			"Show the DevicePools, who has their Functions, and what keeps Functions from pods",
 			`DevicePools with the Functions that they have on the nodes. Below each is what is wrong with it, node by node. ALLOCATED is how many
 devices ResourceClaims have; of pools that the device plugin offers the kubelets know.`, "",
-			func(ctx context.Context, reader client.Reader, _ string) (client.ObjectList, inspect.Table, error) {
+			func(
+				ctx context.Context, reader client.Reader, _ string,
+			) (client.ObjectList, inspect.Table, error) {
 				return withList(inspect.Pools(ctx, reader, time.Now()))
 			}),
 		objectsCommand("ports", "Show the XPUPorts, whom they are for, and why one is not up",
 			`XPUPorts: what the xPUs serve, or are to serve, for Functions that pods have. Below each is why it is not up.`,
 			"\n  # Of one namespace:\n  xpuctl ports -n default\n",
-			func(ctx context.Context, reader client.Reader, namespace string) (client.ObjectList, inspect.Table, error) {
+			func(
+				ctx context.Context, reader client.Reader, namespace string,
+			) (client.ObjectList, inspect.Table, error) {
 				return withList(inspect.Ports(ctx, reader, namespace, time.Now()))
 			}),
 		objectsCommand("networks", "Show the XPUNetworks, and the xPUs that do not serve one",
 			`XPUNetworks, how many XPUPorts join each, and how many of the XPUs that need it serve it. Below each is why one does not.`, "",
-			func(ctx context.Context, reader client.Reader, _ string) (client.ObjectList, inspect.Table, error) {
+			func(
+				ctx context.Context, reader client.Reader, _ string,
+			) (client.ObjectList, inspect.Table, error) {
 				return withList(inspect.Networks(ctx, reader, time.Now()))
 			}),
 		objectsCommand("xpus", "Show the XPUs, and why an OPI agent is not connected",
 			`XPUs, the nodes that have their cards, and how many of their XPUPorts are up. Below each is what is wrong with it.`, "",
-			func(ctx context.Context, reader client.Reader, _ string) (client.ObjectList, inspect.Table, error) {
+			func(
+				ctx context.Context, reader client.Reader, _ string,
+			) (client.ObjectList, inspect.Table, error) {
 				return withList(inspect.XPUs(ctx, reader, time.Now()))
 			}),
 	}
 }
 
-func withList[L client.ObjectList](list L, table inspect.Table, err error) (client.ObjectList, inspect.Table, error) {
+func withList[L client.ObjectList](
+	list L, table inspect.Table, err error,
+) (client.ObjectList, inspect.Table, error) {
 	return list, table, err
 }
 
@@ -109,15 +120,18 @@ func objectsCommand(name, short, long, example string, list lister) *cobra.Comma
 
 // addOutputFlag adds -o, of which the first form is the default.
 func addOutputFlag(c *cobra.Command, output *string, forms ...string) {
-	c.Flags().StringVarP(output, "output", "o", forms[0], strings.Join(forms[:len(forms)-1], ", ")+" or "+forms[len(forms)-1])
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp))
+	c.Flags().StringVarP(output, "output", "o", forms[0], strings.Join(forms[:len(forms)-1], ", ")+
+		" or "+forms[len(forms)-1])
+	_ = c.RegisterFlagCompletionFunc("output",
+		cobra.FixedCompletions(forms, cobra.ShellCompDirectiveNoFileComp))
 }
 
 func checkOutput(output string, forms ...string) error {
 	if slices.Contains(forms, output) {
 		return nil
 	}
-	return fmt.Errorf("--output %q: must be %s or %s", output, strings.Join(forms[:len(forms)-1], ", "), forms[len(forms)-1])
+	return fmt.Errorf("--output %q: must be %s or %s", output,
+		strings.Join(forms[:len(forms)-1], ", "), forms[len(forms)-1])
 }
 
 // printValue prints a value that is no Kubernetes object, as json or yaml.
@@ -153,7 +167,8 @@ func printList(to io.Writer, form string, objects client.ObjectList) error {
 // newScheme has the kinds that commands read.
 func newScheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, appsv1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
+	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, appsv1.AddToScheme,
+		resourceapi.AddToScheme, v1alpha1.AddToScheme)
 	return scheme, builder.AddToScheme(scheme)
 }
 

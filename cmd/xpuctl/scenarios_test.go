@@ -16,8 +16,8 @@ import (
 
 var update = flag.Bool("update", false, "write what xpuctl schedule says into test/scenarios")
 
-// TestScenarios runs the command in the header of each file in test/scenarios. What it prints is the last document of the
-// file.
+// TestScenarios runs the command in the header of each file in test/scenarios. What it prints is
+// the last document of the file.
 func TestScenarios(t *testing.T) {
 	t.Chdir("../..")
 	files, err := filepath.Glob("test/scenarios/*.yaml")
@@ -31,14 +31,18 @@ func TestScenarios(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := pipe(t, commandLine(t, content))
-			objects, want, _ := strings.Cut(string(content), "\n---\napiVersion: "+report.GroupVersionKind().GroupVersion().String()+"\n")
+			objects, want, _ := strings.Cut(string(content), "\n---\napiVersion: "+
+				report.GroupVersionKind().GroupVersion().String()+"\n")
 			if *update {
-				if err := os.WriteFile(file, []byte(strings.TrimRight(objects, "\n")+"\n---\n"+got), 0o644); err != nil {
+				if err := os.WriteFile(file, []byte(strings.TrimRight(objects, "\n")+"\n---\n"+got),
+					0o644); err != nil {
 					t.Fatal(err)
 				}
 				return
 			}
-			if diff := cmp.Diff(scheduleOf(t, "apiVersion: "+report.GroupVersionKind().GroupVersion().String()+"\n"+want), scheduleOf(t, got)); diff != "" {
+			if diff := cmp.Diff(scheduleOf(t,
+				"apiVersion: "+report.GroupVersionKind().GroupVersion().String()+"\n"+want),
+				scheduleOf(t, got)); diff != "" {
 				t.Errorf("%s says (-want +got):\n%s", file, diff)
 			}
 		})

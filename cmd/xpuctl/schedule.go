@@ -75,17 +75,26 @@ Exit codes: 0 if all pods have a node, 1 if some stay pending, 2 for bad input.`
 	}
 	f := c.Flags()
 	o.cluster.AddFlags(f)
-	f.StringArrayVarP(&o.files, "filename", "f", nil, "file or directory with objects, or - for standard input; can be given several times")
-	f.StringArrayVar(&o.add, "add", nil, "what if: file with more objects, in place of those that have their names; can be given several times")
-	f.StringArrayVar(&o.remove, "remove", nil, "what if: object that is gone, KIND/NAME or KIND/NAMESPACE/NAME; pods of a node that is gone are placed anew")
-	f.StringArrayVar(&o.taint, "taint", nil, "what if: taint, PLACE:KEY[=VALUE]:EFFECT, where PLACE is node=NAME, or some of driver=, pool= and device=")
-	f.StringVar(&o.kubernetes, "kubernetes", "", "version of the scheduler, "+schedule.OldestKubernetes+" to "+schedule.NewestKubernetes+
+	f.StringArrayVarP(&o.files, "filename", "f", nil,
+		"file or directory with objects, or - for standard input; can be given several times")
+	f.StringArrayVar(&o.add, "add", nil, "what if: file with more objects, in place of those "+
+		"that have their names; can be given several times")
+	f.StringArrayVar(&o.remove, "remove", nil, "what if: object that is gone, KIND/NAME or "+
+		"KIND/NAMESPACE/NAME; pods of a node that is gone are placed anew")
+	f.StringArrayVar(&o.taint, "taint", nil, "what if: taint, PLACE:KEY[=VALUE]:EFFECT, where "+
+		"PLACE is node=NAME, or some of driver=, pool= and device=")
+	f.StringVar(&o.kubernetes, "kubernetes", "", "version of the scheduler, "+
+		schedule.OldestKubernetes+" to "+schedule.NewestKubernetes+
 		"; that of the cluster, or "+schedule.NewestKubernetes+" with files alone, if empty")
-	f.StringVar(&o.gates, "feature-gates", "", "feature gates of the scheduler that are not as by default, for example DRAConsumableCapacity=false")
+	f.StringVar(&o.gates, "feature-gates", "", "feature gates of the scheduler that are not as "+
+		"by default, for example DRAConsumableCapacity=false")
 	addOutputFlag(c, &o.output, "text", "yaml", "json")
-	f.BoolVar(&o.apply, "apply", false, "bind the pods whose spec.schedulerName is "+bind.SchedulerName+"; only for what the cluster has, without -f and what if")
-	f.DurationVar(&o.timeout, "binding-timeout", bind.DefaultTimeout, "how long --apply waits for the binding conditions of a pod's devices")
-	f.BoolVar(&o.all, "all", false, "in text, tell also why nodes refuse pods that another node takes")
+	f.BoolVar(&o.apply, "apply", false, "bind the pods whose spec.schedulerName is "+
+		bind.SchedulerName+"; only for what the cluster has, without -f and what if")
+	f.DurationVar(&o.timeout, "binding-timeout", bind.DefaultTimeout,
+		"how long --apply waits for the binding conditions of a pod's devices")
+	f.BoolVar(&o.all, "all", false,
+		"in text, tell also why nodes refuse pods that another node takes")
 	return c
 }
 
@@ -94,7 +103,8 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 		return err
 	}
 	if o.apply && len(o.files)+len(o.add)+len(o.remove)+len(o.taint) > 0 {
-		return errors.New("--apply: is for what the cluster has; leave -f, --add, --remove and --taint out")
+		return errors.New("--apply: is for what the cluster has; leave -f, --add, --remove and " +
+			"--taint out")
 	}
 
 	from, err := o.snapshot(c)
@@ -128,7 +138,8 @@ func (o *scheduleOptions) run(c *cobra.Command) error {
 	return nil
 }
 
-// snapshot reads what there is, and changes it as wished. It finds out the version of the scheduler.
+// snapshot reads what there is, and changes it as wished. It finds out the version of the
+// scheduler.
 func (o *scheduleOptions) snapshot(c *cobra.Command) (*snapshot.Snapshot, error) {
 	reader, err := snapshot.NewReader(c.InOrStdin(), report.GroupVersionKind())
 	if err != nil {
@@ -190,7 +201,8 @@ func (o *scheduleOptions) list(ctx context.Context) (*snapshot.Snapshot, error) 
 	return snapshot.List(ctx, client)
 }
 
-// bindAll does what was decided for the pods that are xpuctl's. What it does is told on standard error, as standard output may be JSON.
+// bindAll does what was decided for the pods that are xpuctl's. What it does is told on standard
+// error, as standard output may be JSON.
 func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decision) error {
 	config, err := restConfig(o.cluster)
 	if err != nil {
@@ -207,7 +219,8 @@ func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decisi
 		if d.Node == "" || d.Pod.Spec.SchedulerName != bind.SchedulerName {
 			continue
 		}
-		if err := (bind.Binder{Client: client, Timeout: o.timeout}).Bind(c.Context(), d); err != nil {
+		if err := (bind.Binder{Client: client, Timeout: o.timeout}).Bind(c.Context(),
+			d); err != nil {
 			errs = append(errs, err)
 			continue
 		}
@@ -218,7 +231,9 @@ func (o *scheduleOptions) bindAll(c *cobra.Command, decisions []*schedule.Decisi
 }
 
 // scheduleAll schedules the pods that have no node yet.
-func scheduleAll(ctx context.Context, from *snapshot.Snapshot, features schedule.Features) ([]*schedule.Decision, error) {
+func scheduleAll(
+	ctx context.Context, from *snapshot.Snapshot, features schedule.Features,
+) ([]*schedule.Decision, error) {
 	scheduler := schedule.New(ctx, from, features)
 	var decisions []*schedule.Decision
 	for _, pod := range from.Pods {

@@ -27,8 +27,10 @@ default/gpu-2 is pending: none of 2 nodes can take it.
   node-01:
     the node has the taint gone:NoSchedule, which the pod does not tolerate
 `
-	stdout, stderr, err := run("", "schedule", "-f", capacity+"classes.yaml", "-f", capacity+"two-simple-gpus.yaml",
-		"--add", "../../test/scenarios/pools-two-nodes-two-simple-gpus.yaml", "--taint", "node=node-01:gone:NoSchedule")
+	stdout, stderr, err := run("", "schedule", "-f", capacity+"classes.yaml", "-f",
+		capacity+"two-simple-gpus.yaml",
+		"--add", "../../test/scenarios/pools-two-nodes-two-simple-gpus.yaml", "--taint",
+		"node=node-01:gone:NoSchedule")
 	if !errors.Is(err, errNo) || stderr != "" {
 		t.Errorf("%v, %q", err, stderr)
 	}
@@ -36,9 +38,13 @@ default/gpu-2 is pending: none of 2 nodes can take it.
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	stdout, _, err = run("", "schedule", "-f", capacity+"classes.yaml", "-f", capacity+"two-simple-gpus.yaml",
-		"-f", "../../test/scenarios/pod-one-container-one-gpu.yaml", "--taint", "node=node-01:gone:NoSchedule", "--all")
-	if err != nil || !strings.Contains(stdout, "\ndefault/foozer is on node-00: 1 of 2 nodes can take it.\n  node-01:\n    the node has the taint") {
+	stdout, _, err = run("", "schedule", "-f", capacity+"classes.yaml",
+		"-f", capacity+"two-simple-gpus.yaml",
+		"-f", "../../test/scenarios/pod-one-container-one-gpu.yaml", "--taint",
+		"node=node-01:gone:NoSchedule", "--all")
+	if err != nil ||
+		!strings.Contains(stdout, "\ndefault/foozer is on node-00: 1 of 2 nodes can take it.\n  "+
+			"node-01:\n    the node has the taint") {
 		t.Errorf("--all: %v, %s", err, stdout)
 	}
 }
@@ -52,33 +58,44 @@ func TestScheduleErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no file":        {[]string{"-f", "/does/not/exist"}, "/does/not/exist"},
-		"output":         {[]string{"-f", "-", "-o", "wide"}, `--output "wide": must be text, yaml or json`},
-		"version":        {[]string{"-f", "-", "--kubernetes", "1.20"}, "the oldest is 1.34"},
-		"gate":           {[]string{"-f", "-", "--feature-gates", "X=true"}, "unrecognized feature gate: X"},
-		"remove":         {[]string{"-f", "-", "--remove", "node/x"}, "remove node/x: there is none of that name"},
+		"no file": {[]string{"-f", "/does/not/exist"}, "/does/not/exist"},
+		"output": {
+			[]string{"-f", "-", "-o", "wide"}, `--output "wide": must be text, yaml or json`,
+		},
+		"version": {[]string{"-f", "-", "--kubernetes", "1.20"}, "the oldest is 1.34"},
+		"gate": {
+			[]string{"-f", "-", "--feature-gates", "X=true"}, "unrecognized feature gate: X",
+		},
+		"remove": {
+			[]string{"-f", "-", "--remove", "node/x"}, "remove node/x: there is none of that name",
+		},
 		"add":            {[]string{"-f", "-", "--add", "/does/not/exist"}, "/does/not/exist"},
 		"taint":          {[]string{"-f", "-", "--taint", "x"}, "taint x: must be PLACE:KEY"},
 		"argument":       {[]string{"pod.yaml"}, `unknown command "pod.yaml"`},
 		"bad kubeconfig": {[]string{"--kubeconfig", bad}, "kubeconfig"},
 	} {
 		stdout, stderr, err := run("", append([]string{"schedule"}, tt.args...)...)
-		if err == nil || errors.Is(err, errNo) || !strings.Contains(err.Error(), tt.want) || stdout != "" || !strings.Contains(stderr, "Error: ") {
-			t.Errorf("%s: %v, want %q; standard output %q, standard error %q", name, err, tt.want, stdout, stderr)
+		if err == nil || errors.Is(err, errNo) || !strings.Contains(err.Error(), tt.want) ||
+			stdout != "" || !strings.Contains(stderr, "Error: ") {
+			t.Errorf("%s: %v, want %q; standard output %q, standard error %q", name, err, tt.want,
+				stdout, stderr)
 		}
 	}
 }
 
 func TestScheduleNotes(t *testing.T) {
-	_, stderr, err := run("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\n", "schedule", "-f", "-")
-	if err != nil || !strings.HasPrefix(stderr, "note: left out, ") || !strings.HasSuffix(stderr, ": 1 Deployment\n") {
+	_, stderr, err := run("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: d}\n",
+		"schedule", "-f", "-")
+	if err != nil || !strings.HasPrefix(stderr, "note: left out, ") ||
+		!strings.HasSuffix(stderr, ": 1 Deployment\n") {
 		t.Errorf("%v, %q", err, stderr)
 	}
 }
 
 func TestGenerate(t *testing.T) {
 	stdout, stderr, err := run("", "generate", "foozer-1000-tiny", "--nodes", "3", "--stats")
-	if err != nil || stderr != "" || !strings.Contains(stdout, " 3 Nodes\n") || !strings.Contains(stdout, " 6 devices\n") {
+	if err != nil || stderr != "" || !strings.Contains(stdout, " 3 Nodes\n") ||
+		!strings.Contains(stdout, " 6 devices\n") {
 		t.Errorf("%v, %s%s", err, stdout, stderr)
 	}
 	for name, tt := range map[string]struct {
@@ -87,11 +104,14 @@ func TestGenerate(t *testing.T) {
 	}{
 		"no shape":      {nil, "accepts 1 arg"},
 		"unknown shape": {[]string{"x"}, `there is no shape "x"`},
-		"share":         {[]string{"sriov", "--allocated", "half"}, `--allocated "half": must be a percentage`},
-		"too much":      {[]string{"sriov", "--allocated", "101%"}, "must be 0% to 100%"},
-		"output":        {[]string{"sriov", "-o", "text"}, `--output "text": must be yaml or json`},
+		"share": {
+			[]string{"sriov", "--allocated", "half"}, `--allocated "half": must be a percentage`,
+		},
+		"too much": {[]string{"sriov", "--allocated", "101%"}, "must be 0% to 100%"},
+		"output":   {[]string{"sriov", "-o", "text"}, `--output "text": must be yaml or json`},
 	} {
-		if stdout, _, err := run("", append([]string{"generate"}, tt.args...)...); err == nil || !strings.Contains(err.Error(), tt.want) || stdout != "" {
+		if stdout, _, err := run("", append([]string{"generate"}, tt.args...)...); err == nil ||
+			!strings.Contains(err.Error(), tt.want) || stdout != "" {
 			t.Errorf("%s: %v, want %q; printed %q", name, err, tt.want, stdout)
 		}
 	}
@@ -99,7 +119,8 @@ func TestGenerate(t *testing.T) {
 
 func TestServeErrors(t *testing.T) {
 	if _, _, err := run("", "serve", "--assets", t.TempDir()); err == nil ||
-		!strings.Contains(err.Error(), "lacks etcd, kube-apiserver, kube-scheduler, kube-controller-manager: name a directory with --assets") {
+		!strings.Contains(err.Error(), "lacks etcd, kube-apiserver, kube-scheduler, "+
+			"kube-controller-manager: name a directory with --assets") {
 		t.Error(err)
 	}
 }

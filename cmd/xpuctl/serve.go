@@ -50,11 +50,13 @@ The programs are those of a release of Kubernetes, or of "make images" in bin/ku
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c) },
 	}
-	c.Flags().StringVar(&o.assets, "assets", "", "directory with etcd, kube-apiserver, kube-scheduler and kube-controller-manager; "+
-		"$KUBEBUILDER_ASSETS or bin/kubernetes if empty")
+	c.Flags().StringVar(&o.assets, "assets",
+		"", "directory with etcd, kube-apiserver, kube-scheduler and kube-controller-manager; "+
+			"$KUBEBUILDER_ASSETS or bin/kubernetes if empty")
 	c.Flags().StringVar(&o.kubeconfig, "write-kubeconfig", "xpuctl.kubeconfig",
 		"new file to write the kubeconfig to, for you alone; removed at the end")
-	c.Flags().StringArrayVarP(&o.files, "filename", "f", nil, "file or directory with objects to create first, or - for standard input")
+	c.Flags().StringArrayVarP(&o.files, "filename", "f", nil,
+		"file or directory with objects to create first, or - for standard input")
 	return c
 }
 
@@ -64,7 +66,8 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 		return o.exists()
 	}
 
-	assets, err := controlplane.Find(cmp.Or(o.assets, os.Getenv("KUBEBUILDER_ASSETS"), filepath.Join("bin", "kubernetes")))
+	assets, err := controlplane.Find(cmp.Or(o.assets, os.Getenv("KUBEBUILDER_ASSETS"),
+		filepath.Join("bin", "kubernetes")))
 	if err != nil {
 		return fmt.Errorf("%w: name a directory with --assets", err)
 	}
@@ -106,7 +109,9 @@ func (o serveOptions) run(c *cobra.Command) (err error) {
 }
 
 // fill creates the objects.
-func (o serveOptions) fill(ctx context.Context, plane *controlplane.ControlPlane, objects *snapshot.Snapshot) error {
+func (o serveOptions) fill(
+	ctx context.Context, plane *controlplane.ControlPlane, objects *snapshot.Snapshot,
+) error {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), resourceapi.AddToScheme(scheme)); err != nil {
 		return err

@@ -19,7 +19,8 @@ func TestServeLeavesFilesAlone(t *testing.T) {
 
 	for _, path := range []string{file, link} {
 		_, err := (serveOptions{kubeconfig: path}).writeKubeconfig([]byte("admin"))
-		if err == nil || !strings.Contains(err.Error(), "--write-kubeconfig: "+path+" exists already") {
+		if err == nil ||
+			!strings.Contains(err.Error(), "--write-kubeconfig: "+path+" exists already") {
 			t.Errorf("%s: error %v", path, err)
 		}
 	}

@@ -9,18 +9,21 @@ import (
 	"net"
 )
 
-// Errors of [Call], beside a request that is larger than [MaxMessage]. What the agent itself refuses is in [Reply.Error].
+// Errors of [Call], beside a request that is larger than [MaxMessage]. What the agent itself
+// refuses is in [Reply.Error].
 var (
 	// ErrAway: there is nobody at the socket. The request was not sent.
 	ErrAway = errors.New("xpu-agent is away")
-	// ErrNoReply: no reply came that can be understood. What was asked for may be done, half done, or still going on.
+	// ErrNoReply: no reply came that can be understood. What was asked for may be done, half done,
+	// or still going on.
 	ErrNoReply = errors.New("no reply of xpu-agent")
 	// ErrVersion: the other side speaks another [Version] and did nothing.
 	ErrVersion = errors.New("another version of the agent's contract")
 )
 
-// Call sends a request to the agent that listens on a unix socket and waits for its reply. [Request.Version] is set.
-// The deadline of ctx is that of the whole call; when ctx ends, the connection is closed, which tells the agent.
+// Call sends a request to the agent that listens on a unix socket and waits for its reply.
+// [Request.Version] is set. The deadline of ctx is that of the whole call; when ctx ends, the
+// connection is closed, which tells the agent.
 func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	request.Version = Version
 	message, err := Encode(request)
@@ -51,16 +54,19 @@ func Call(ctx context.Context, socket string, request Request) (Reply, error) {
 	return DecodeReply(reply)
 }
 
-// Encode is a request as it is sent. A request that is larger than [MaxMessage] is an error that says which part is large.
+// Encode is a request as it is sent. A request that is larger than [MaxMessage] is an error that
+// says which part is large.
 func Encode(request Request) ([]byte, error) {
 	message, err := json.Marshal(request)
 	if err != nil {
 		return nil, fmt.Errorf("request %s: %w", request.Command, err)
 	}
 	if len(message) > MaxMessage {
-		return nil, fmt.Errorf("request %s has %d bytes, at most %d are allowed: the network configuration has %d, with what the "+
+		return nil, fmt.Errorf("request %s has %d bytes, at most %d are allowed: the network "+
+			"configuration has %d, with what the "+
 			"plugins before put into prevResult, the IPAM plugin's result %d, CNI_ARGS %d",
-			request.Command, len(message), MaxMessage, len(request.Config), len(request.IPAM), len(request.Args))
+			request.Command, len(message), MaxMessage, len(request.Config), len(request.IPAM),
+			len(request.Args))
 	}
 	return message, nil
 }
@@ -69,15 +75,17 @@ func Encode(request Request) ([]byte, error) {
 func DecodeReply(data []byte) (Reply, error) {
 	const missing = -1
 	reply := Reply{Version: missing}
-	err := json.Unmarshal(data, &reply) // decodes the version also where other fields have the form of another version
+	// decodes the version also where other fields have the form of another version
+	err := json.Unmarshal(data, &reply)
 	switch {
 	case len(data) > MaxMessage:
 		return Reply{}, fmt.Errorf("%w: it has more than %d bytes", ErrNoReply, MaxMessage)
 	case len(data) == 0:
 		return Reply{}, fmt.Errorf("%w: the connection was closed", ErrNoReply)
 	case reply.Version != missing && reply.Version != Version:
-		return Reply{}, fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
-			ErrVersion, Version, reply.Version)
+		return Reply{},
+			fmt.Errorf("%w: this side speaks %d, xpu-agent %d; install both from one release",
+				ErrVersion, Version, reply.Version)
 	case err != nil:
 		return Reply{}, fmt.Errorf("%w: %w", ErrNoReply, err)
 	case reply.Version == missing:

@@ -60,11 +60,14 @@ func TestCall(t *testing.T) {
 			t.Error(err)
 		}
 		asked <- request
-		_, _ = io.WriteString(conn, `{"version":1,"result":{"ips":[]},"deviceInfo":null,"new":"ignored"}`)
+		_, _ = io.WriteString(conn,
+			`{"version":1,"result":{"ips":[]},"deviceInfo":null,"new":"ignored"}`)
 	})
 	request := Request{
-		Command: Add, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1", Args: "K8S_POD_NAME=a",
-		Config: json.RawMessage(`{"name":"n"}`), IPAM: json.RawMessage(`{"ips":[]}`), At: time.Unix(1, 2).UTC(),
+		Command: Add, ContainerID: "c1", NetNS: "/run/netns/c1", IfName: "net1",
+		Args:   "K8S_POD_NAME=a",
+		Config: json.RawMessage(`{"name":"n"}`), IPAM: json.RawMessage(`{"ips":[]}`),
+		At: time.Unix(1, 2).UTC(),
 	}
 	reply, err := Call(t.Context(), socket, request)
 	if err != nil {
@@ -81,12 +84,14 @@ func TestCall(t *testing.T) {
 }
 
 func TestCallTellsTheAgentsError(t *testing.T) {
-	socket := listen(t, answer(`{"version":1,"error":{"code":11,"msg":"busy","details":"0000:3b:02.1"}}`))
+	socket := listen(t,
+		answer(`{"version":1,"error":{"code":11,"msg":"busy","details":"0000:3b:02.1"}}`))
 	reply, err := Call(t.Context(), socket, Request{Command: Add, Config: json.RawMessage(`{}`)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (&types.Error{Code: 11, Msg: "busy", Details: "0000:3b:02.1"}); !cmp.Equal(want, reply.Error) {
+	if want := (&types.Error{Code: 11, Msg: "busy", Details: "0000:3b:02.1"}); !cmp.Equal(want,
+		reply.Error) {
 		t.Errorf("error is %v, want %v", reply.Error, want)
 	}
 	if got := reply.Error.Error(); got != "busy; 0000:3b:02.1" {
@@ -124,11 +129,17 @@ func TestCallFails(t *testing.T) {
 		"null":             {listen(t, answer("null")), ErrNoReply},
 		"no version":       {listen(t, answer("{}")), ErrNoReply},
 		"another form":     {listen(t, answer(`{"version":1,"error":"failed"}`)), ErrNoReply},
-		"huge":             {listen(t, answer(`{"version":1,"x":"`+strings.Repeat("x", MaxMessage)+`"}`)), ErrNoReply},
-		"another version":  {listen(t, answer(`{"version":2,"error":"in another form"}`)), ErrVersion},
+		"huge": {
+			listen(t, answer(`{"version":1,"x":"`+strings.Repeat("x", MaxMessage)+`"}`)),
+			ErrNoReply,
+		},
+		"another version": {
+			listen(t, answer(`{"version":2,"error":"in another form"}`)), ErrVersion,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			reply, err := Call(t.Context(), test.socket, Request{Command: Del, Config: json.RawMessage(`{}`)})
+			reply, err := Call(t.Context(), test.socket,
+				Request{Command: Del, Config: json.RawMessage(`{}`)})
 			if !errors.Is(err, test.want) {
 				t.Errorf("error is %v, want %v", err, test.want)
 			}

@@ -45,17 +45,20 @@ A value without a meaning is the field of Pods, DaemonSets or Deployments of tha
 	return page.Bytes(), nil
 }
 
-// rows has a row for each value below a mapping. One whose entries have comments is a group of values; another is a value itself.
+// rows has a row for each value below a mapping. One whose entries have comments is a group of
+// values; another is a value itself.
 func rows(page *bytes.Buffer, path string, mapping *yaml.Node) {
 	for i := 0; i < len(mapping.Content); i += 2 {
 		key, value := mapping.Content[i], mapping.Content[i+1]
 		name := path + "." + key.Value
 		if key.Value == "hostPaths" {
-			fmt.Fprintf(page, "| `%s` | | %s |\n", name, strings.ReplaceAll(meaning(key), "\n", " "))
+			fmt.Fprintf(page, "| `%s` | | %s |\n", name,
+				strings.ReplaceAll(meaning(key), "\n", " "))
 			rows(page, name, value)
 			continue
 		}
-		fmt.Fprintf(page, "| `%s` | %s | %s |\n", name, shown(value), strings.ReplaceAll(meaning(key), "\n", " "))
+		fmt.Fprintf(page, "| `%s` | %s | %s |\n", name, shown(value),
+			strings.ReplaceAll(meaning(key), "\n", " "))
 	}
 }
 
@@ -65,7 +68,8 @@ func meaning(key *yaml.Node) string {
 	for line := range strings.Lines(key.HeadComment) {
 		line = strings.TrimPrefix(strings.TrimSuffix(line, "\n"), "#")
 		line = strings.TrimPrefix(line, " ")
-		if word, rest, ok := strings.Cut(strings.TrimSpace(line), "  "); ok && strings.HasPrefix(line, "  ") {
+		if word, rest, ok := strings.Cut(strings.TrimSpace(line), "  "); ok &&
+			strings.HasPrefix(line, "  ") {
 			if len(lines) > 0 && !strings.HasPrefix(lines[len(lines)-1], "- ") {
 				lines = append(lines, "")
 			}

@@ -14,8 +14,9 @@ import (
 
 // The lines that begin the tables of hardware.md; tableEnd ends both.
 const (
-	featuresBegin = "<!-- Made by docs/gen from docs/gen/hardware.yaml and test/qemu/zoo. Do not edit. -->\n"
-	cardsBegin    = "<!-- Made by docs/gen from test/qemu/zoo. Do not edit. -->\n"
+	featuresBegin = "<!-- Made by docs/gen from docs/gen/hardware.yaml and test/qemu/zoo. Do not " +
+		"edit. -->\n"
+	cardsBegin = "<!-- Made by docs/gen from test/qemu/zoo. Do not edit. -->\n"
 )
 
 // features are the table of hardware.md that says what works on which card.
@@ -75,7 +76,8 @@ func replace(page, begin, with string) (string, error) {
 	before, rest, begun := strings.Cut(page, begin)
 	_, after, ended := strings.Cut(rest, tableEnd)
 	if !begun || !ended {
-		return "", fmt.Errorf("the lines that enclose what follows %q are missing", strings.TrimSpace(begin))
+		return "", fmt.Errorf("the lines that enclose what follows %q are missing",
+			strings.TrimSpace(begin))
 	}
 	return before + begin + "\n" + with + "\n" + tableEnd + after, nil
 }
@@ -83,13 +85,15 @@ func replace(page, begin, with string) (string, error) {
 func (f features) table(zoo []personality.Personality) (string, error) {
 	var out strings.Builder
 	columns := len(f.Columns)
-	fmt.Fprintf(&out, "| feature | %s |\n| ---%s |\n", strings.Join(f.Columns, " | "), strings.Repeat(" | ---", columns))
+	fmt.Fprintf(&out, "| feature | %s |\n| ---%s |\n", strings.Join(f.Columns, " | "),
+		strings.Repeat(" | ---", columns))
 
 	for _, s := range f.Sections {
 		fmt.Fprintf(&out, "| **%s** |%s\n", s.Title, strings.Repeat(" |", columns))
 		for _, r := range s.Rows {
 			if len(r.Cells) != columns || len(r.Plays) != 0 && len(r.Plays) != 2 {
-				return "", fmt.Errorf("row %q: must have %d cells, and plays a field and a knob", r.Feature, columns)
+				return "", fmt.Errorf("row %q: must have %d cells, and plays a field and a knob",
+					r.Feature, columns)
 			}
 			fmt.Fprintf(&out, "| %s |", r.Feature)
 			for i, cell := range r.Cells {
@@ -151,7 +155,8 @@ func deviations(zoo []personality.Personality) string {
 	var out strings.Builder
 	for _, p := range zoo {
 		fmt.Fprintf(&out, "\n### %s\n\n%s; Linux %s.\n\n", p.Name, p.Title, p.Kernel)
-		out.WriteString("| it | played | what is done about it | source |\n| --- | --- | --- | --- |\n")
+		out.WriteString("| it | played | what is done about it | source |\n| --- | --- | --- | " +
+			"--- |\n")
 		for _, d := range p.Deviations {
 			var knobs []string
 			for _, s := range d.Play {

@@ -30,7 +30,8 @@ func lifecycleTable(path string) error {
 	return os.WriteFile(path, []byte(before+tableBegin+stateTable()+tableEnd+after), 0o644)
 }
 
-// stateTable has a row for each event and whoever has the Function. It refers to evidence by number, and lists it below.
+// stateTable has a row for each event and whoever has the Function. It refers to evidence by
+// number, and lists it below.
 func stateTable() string {
 	var out bytes.Buffer
 	out.WriteString("\n| event | whose |")
@@ -61,7 +62,8 @@ func stateTable() string {
 				case rule.If == "":
 					fmt.Fprintf(&out, " %s |", rule.Step)
 				default:
-					fmt.Fprintf(&out, " %s if (%d), else %s |", rule.Step, number(rule.If), rule.Else)
+					fmt.Fprintf(&out, " %s if (%d), else %s |", rule.Step,
+						number(rule.If), rule.Else)
 				}
 			}
 			out.WriteString("\n")

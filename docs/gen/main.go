@@ -1,7 +1,7 @@
-// Command gen writes the parts of the documents that can be read from the programs and their source: flags.md, metrics.md,
-// chart.md, quirks.md and schedule.schema.json of docs/reference, and the tables in docs/reference/hardware.md and
-// docs/explanation/lifecycle.md. It tidies api.md. It runs at the root of the project; "make generate" calls it after
-// crd-ref-docs.
+// Command gen writes the parts of the documents that can be read from the programs and their
+// source: flags.md, metrics.md, chart.md, quirks.md and schedule.schema.json of docs/reference, and
+// the tables in docs/reference/hardware.md and docs/explanation/lifecycle.md. It tidies api.md. It
+// runs at the root of the project; "make generate" calls it after crd-ref-docs.
 package main
 
 import (
@@ -27,17 +27,22 @@ func main() {
 
 func run(dir string) error {
 	flags, err := flagsPage([]string{
-		"xpu-agent", "xpu-agent install-cni", "xpu-agent state", "xpu-agent release", "xpu-controller", "opi-bridge",
-		"xpuctl", "xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools", "xpuctl ports", "xpuctl networks", "xpuctl xpus",
-		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule", "xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp",
+		"xpu-agent", "xpu-agent install-cni", "xpu-agent state", "xpu-agent release",
+		"xpu-controller", "opi-bridge",
+		"xpuctl", "xpuctl explain pod", "xpuctl discover", "xpuctl hardware-report", "xpuctl pools",
+		"xpuctl ports", "xpuctl networks", "xpuctl xpus",
+		"xpuctl dead-letters", "xpuctl release", "xpuctl bundle", "xpuctl schedule",
+		"xpuctl generate", "xpuctl serve", "xpuctl convert sriovdp",
 	})
 	if err != nil {
 		return err
 	}
 	metrics, err := metricsPage([]program{
 		{"xpu-agent", []string{
-			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source", "pkg/node/deviceplugin", "pkg/node/dra",
-			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/lifecycle", "pkg/node/sriov", "pkg/node/traffic", "pkg/monitoring",
+			"pkg/node/inventory", "pkg/node/health", "pkg/node/pool/source",
+			"pkg/node/deviceplugin", "pkg/node/dra",
+			"pkg/node/provisioning", "pkg/node/cniserver", "pkg/node/hooks", "pkg/node/lifecycle",
+			"pkg/node/sriov", "pkg/node/traffic", "pkg/monitoring",
 		}},
 		{"xpu-controller", []string{"pkg/controller", "pkg/broker", "pkg/monitoring"}},
 		{"opi-bridge", []string{"pkg/bridge", "pkg/monitoring"}},
@@ -58,13 +63,15 @@ func run(dir string) error {
 		return err
 	}
 	for name, page := range map[string][]byte{
-		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(cards), "chart.md": chart, "schedule.schema.json": schema,
+		"flags.md": flags, "metrics.md": metrics, "quirks.md": quirksPage(cards), "chart.md": chart,
+		"schedule.schema.json": schema,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), page, 0o644); err != nil {
 			return err
 		}
 	}
-	if err := hardwareTables(filepath.Join(dir, "hardware.md"), "docs/gen/hardware.yaml", cards); err != nil {
+	if err := hardwareTables(filepath.Join(dir, "hardware.md"), "docs/gen/hardware.yaml",
+		cards); err != nil {
 		return err
 	}
 	if err := lifecycleTable("docs/explanation/lifecycle.md"); err != nil {
@@ -73,7 +80,8 @@ func run(dir string) error {
 	return tidyAPI(filepath.Join(dir, "api.md"))
 }
 
-// tidyAPI takes from patterns what crd-ref-docs escapes although it stands in code, and line breaks at the end of cells.
+// tidyAPI takes from patterns what crd-ref-docs escapes although it stands in code, and line breaks
+// at the end of cells.
 func tidyAPI(path string) error {
 	page, err := os.ReadFile(path)
 	if err != nil {
@@ -89,7 +97,8 @@ func flagsPage(programs []string) ([]byte, error) {
 	var page bytes.Buffer
 	page.WriteString("# Flags\n\n<!-- Made by docs/gen from --help. Do not edit. -->\n")
 	for _, name := range programs {
-		cmd := exec.Command("go", append([]string{"run"}, strings.Fields("./cmd/"+name+" --help")...)...)
+		cmd := exec.Command("go",
+			append([]string{"run"}, strings.Fields("./cmd/"+name+" --help")...)...)
 		// Defaults that come from the environment would be this machine's.
 		cmd.Env = append(os.Environ(), "NODE_NAME=", "POD_NAMESPACE=", "POD_NAME=")
 		cmd.Stderr = os.Stderr
@@ -116,7 +125,8 @@ What single drivers do otherwise than the rest, and what this project does about
 | --- | --- | --- | --- | --- | --- |
 `)
 	for _, q := range quirk.All() {
-		fmt.Fprintf(&page, "| %s | %s | %s | %s | %s | %s |\n", q.Driver, q.Name, q.Does, q.Answer, q.Source, q.Row)
+		fmt.Fprintf(&page, "| %s | %s | %s | %s | %s | %s |\n", q.Driver, q.Name, q.Does, q.Answer,
+			q.Source, q.Row)
 	}
 	page.WriteString(`
 ## Cards

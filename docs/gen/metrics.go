@@ -49,7 +49,8 @@ Functions are read at most once a second, and 16 scrapes are answered at a time;
 			found = append(found, metrics...)
 		}
 		slices.SortFunc(found, func(a, b metric) int { return cmp.Compare(a.name, b.name) })
-		fmt.Fprintf(&page, "\n## %s\n\n| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n", p.name)
+		fmt.Fprintf(&page,
+			"\n## %s\n\n| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n", p.name)
 		for _, m := range found {
 			labels := ""
 			if len(m.labels) > 0 {
@@ -65,7 +66,8 @@ controller-runtime (` + "`controller_runtime_*`, `workqueue_*`, `rest_client_*`,
 	return page.Bytes(), nil
 }
 
-// metricsOf finds the metrics for which the package calls constructors of the Prometheus client library.
+// metricsOf finds the metrics for which the package calls constructors of the Prometheus client
+// library.
 func metricsOf(dir string) ([]metric, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
@@ -95,15 +97,17 @@ func metricsOf(dir string) ([]metric, error) {
 	return found, nil
 }
 
-// constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or NewDesc(name, help, labels,
-// nil), whose labels may be one of the lists. Its name is empty for any other call.
+// constructed is the metric of a call such as NewCounterVec(CounterOpts{...}, labels) or
+// NewDesc(name, help, labels, nil), whose labels may be one of the lists. Its name is empty for any
+// other call.
 func constructed(call *ast.CallExpr, lists map[string]ast.Expr) metric {
 	_, kind, ok := strings.Cut(types.ExprString(call.Fun), ".New")
 	if !ok || len(call.Args) == 0 {
 		return metric{}
 	}
 	if kind == "Desc" && len(call.Args) == 4 {
-		m := metric{name: text(call.Args[0]), kind: "gauge", help: text(call.Args[1]), labels: texts(call.Args[2])}
+		m := metric{name: text(call.Args[0]), kind: "gauge", help: text(call.Args[1]),
+			labels: texts(call.Args[2])}
 		if list, named := lists[types.ExprString(call.Args[2])]; named {
 			m.labels = texts(list)
 		}
@@ -128,7 +132,8 @@ func constructed(call *ast.CallExpr, lists map[string]ast.Expr) metric {
 	for _, argument := range call.Args[1:] {
 		labels = append(labels, texts(argument)...)
 	}
-	return metric{name: text(fields["Name"]), kind: strings.ToLower(kind), help: text(fields["Help"]), labels: labels}
+	return metric{name: text(fields["Name"]), kind: strings.ToLower(kind),
+		help: text(fields["Help"]), labels: labels}
 }
 
 // listsOf are the variables of a file, by name.

@@ -22,7 +22,8 @@ import (
 // records are what a file has, by bucket and key. The value of key "" is the bucket's sequence.
 type records map[string]map[string]string
 
-// pageSize of small files: their trees are deep although they are small. bbolt keeps the page size that a file has.
+// pageSize of small files: their trees are deep although they are small. bbolt keeps the page size
+// that a file has.
 const pageSize = 1024
 
 // newFile makes an empty file of small pages.
@@ -125,7 +126,9 @@ func grown(t testing.TB) (path string, content []byte, want records) {
 }
 
 // wantRefusedOrSame opens a file with this content. It says whether it was refused.
-func wantRefusedOrSame(t *testing.T, path string, content []byte, want records, what string) (refused bool) {
+func wantRefusedOrSame(
+	t *testing.T, path string, content []byte, want records, what string,
+) (refused bool) {
 	t.Helper()
 	must.Succeed(t, os.WriteFile(path, content, 0o600))
 	file, got, err := open(t, path)
@@ -139,7 +142,10 @@ func wantRefusedOrSame(t *testing.T, path string, content []byte, want records, 
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Fatalf("%s: opens with other content: -want +got\n%s", what, diff)
 	}
-	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error { return tx.Put("a", []byte("new"), []byte("value")) }))
+	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
+		return tx.Put("a", []byte("new"),
+			[]byte("value"))
+	}))
 	must.Succeed(t, file.Close())
 	file, got, err = open(t, path)
 	if err != nil || got["a"]["new"] != "value" || len(got["a"]) != len(want["a"])+1 {
@@ -149,8 +155,8 @@ func wantRefusedOrSame(t *testing.T, path string, content []byte, want records, 
 	return false
 }
 
-// TestFlippedBits: a file with a flipped bit is refused, or the bit is in none of its records. It neither ends the process
-// nor keeps it busy.
+// TestFlippedBits: a file with a flipped bit is refused, or the bit is in none of its records. It
+// neither ends the process nor keeps it busy.
 func TestFlippedBits(t *testing.T) {
 	path, intact, want := grown(t)
 	bits := make([]int, 0, len(intact)*8)
@@ -158,7 +164,9 @@ func TestFlippedBits(t *testing.T) {
 		bits = append(bits, bit)
 	}
 	if !*boltfile.Full {
-		rand.New(rand.NewPCG(1, 2)).Shuffle(len(bits), func(i, j int) { bits[i], bits[j] = bits[j], bits[i] })
+		rand.New(rand.NewPCG(1, 2)).Shuffle(len(bits), func(i, j int) {
+			bits[i], bits[j] = bits[j], bits[i]
+		})
 		bits = bits[:1500]
 	}
 
@@ -166,7 +174,8 @@ func TestFlippedBits(t *testing.T) {
 	for _, bit := range bits {
 		content := bytes.Clone(intact)
 		content[bit/8] ^= 1 << (bit % 8)
-		if wantRefusedOrSame(t, path, content, want, fmt.Sprintf("page %d, byte %d, bit %d", bit/8/pageSize, bit/8%pageSize, bit%8)) {
+		if wantRefusedOrSame(t, path, content, want,
+			fmt.Sprintf("page %d, byte %d, bit %d", bit/8/pageSize, bit/8%pageSize, bit%8)) {
 			refused++
 		}
 	}
@@ -176,8 +185,8 @@ func TestFlippedBits(t *testing.T) {
 	t.Logf("%d of %d refused", refused, len(bits))
 }
 
-// TestLostWrites: a page that is what it was before the last transaction is found, although it is whole. The meta page is
-// another matter: without its last write the file is the one of before.
+// TestLostWrites: a page that is what it was before the last transaction is found, although it is
+// whole. The meta page is another matter: without its last write the file is the one of before.
 func TestLostWrites(t *testing.T) {
 	path, before, want := grown(t)
 	file, _, err := open(t, path)
@@ -210,8 +219,8 @@ func TestLostWrites(t *testing.T) {
 	}
 }
 
-// TestCutOff: a transaction of which only some pages reached the disk, and not the meta page, which is written after them, has
-// not been.
+// TestCutOff: a transaction of which only some pages reached the disk, and not the meta page, which
+// is written after them, has not been.
 func TestCutOff(t *testing.T) {
 	path, before, want := grown(t)
 	file, _, err := open(t, path)
@@ -279,7 +288,8 @@ func TestWhatBboltWrites(t *testing.T) {
 	}
 }
 
-// TestOlderProgram: a program without seals can use the file, and what it wrote opens here; but no damage beside.
+// TestOlderProgram: a program without seals can use the file, and what it wrote opens here; but no
+// damage beside.
 func TestOlderProgram(t *testing.T) {
 	path, _, want := grown(t)
 	for round := range 3 {
@@ -364,7 +374,9 @@ func TestLocked(t *testing.T) {
 func TestLoadFails(t *testing.T) {
 	path, before, _ := grown(t)
 	failure := errors.New("no")
-	if _, err := boltfile.Open(path, func(*boltfile.Tx) error { return failure }); !errors.Is(err, failure) {
+	if _, err := boltfile.Open(path, func(*boltfile.Tx) error {
+		return failure
+	}); !errors.Is(err, failure) {
 		t.Errorf("error %v, want %v", err, failure)
 	}
 	after, err := os.ReadFile(path)

@@ -8,9 +8,9 @@ import (
 	"hash/fnv"
 )
 
-// The format of a file, version 2 (go.etcd.io/bbolt, internal/common). Numbers have the machine's byte order. Pages 0 and 1
-// are meta pages, of which transactions write one each by turns. The others are branches and leaves of trees, or have the
-// list of free pages, or are free.
+// The format of a file, version 2 (go.etcd.io/bbolt, internal/common). Numbers have the machine's
+// byte order. Pages 0 and 1 are meta pages, of which transactions write one each by turns. The
+// others are branches and leaves of trees, or have the list of free pages, or are free.
 //
 //	page:    id u64, kind u16, count u16, further pages that belong to this one u32
 //	meta:    magic u32, version u32, page size u32, flags u32, root page u64, sequence u64, page of the free list u64,
@@ -44,19 +44,21 @@ const (
 
 var order = binary.NativeEndian
 
-// contents is what a file has, besides the records. sealed says that sum was compared with the sum that was written.
+// contents is what a file has, besides the records. sealed says that sum was compared with the sum
+// that was written.
 type contents struct {
 	sum    uint64
 	sealed bool
 }
 
-// check reads a whole file without trust. It returns an error unless bbolt can use the file, now and after further writes:
-// both meta pages are valid, each page is used once or free, keys and values lie one after the other in their page, keys are
-// in order, and a branch has the first key of each of its pages. If the last transaction wrote a seal, the records are
-// those that it wrote.
+// check reads a whole file without trust. It returns an error unless bbolt can use the file, now
+// and after further writes: both meta pages are valid, each page is used once or free, keys and
+// values lie one after the other in their page, keys are in order, and a branch has the first key
+// of each of its pages. If the last transaction wrote a seal, the records are those that it wrote.
 //
-// A meta page that is not valid is damage too, although bbolt then takes the other one, which is the file before the last
-// transaction. A write that was cut off does not make one: the part of the page that counts is in one sector of the disk.
+// A meta page that is not valid is damage too, although bbolt then takes the other one, which is
+// the file before the last transaction. A write that was cut off does not make one: the part of the
+// page that counts is in one sector of the disk.
 func check(data []byte) (contents, error) {
 	pageSize, m, err := checkMetas(data)
 	if err != nil {
@@ -92,7 +94,8 @@ func checkMetas(data []byte) (pageSize uint64, last meta, err error) {
 		}
 	}
 	if last.pages < 2 || last.pages > uint64(len(data))/pageSize {
-		return 0, meta{}, fmt.Errorf("has %d bytes, want %d pages of %d", len(data), last.pages, pageSize)
+		return 0, meta{}, fmt.Errorf("has %d bytes, want %d pages of %d", len(data),
+			last.pages, pageSize)
 	}
 	return pageSize, last, nil
 }
@@ -184,7 +187,8 @@ func (c *checker) take(id uint64) ([]byte, error) {
 	case order.Uint64(page) != id:
 		return nil, fmt.Errorf("page %d: says that it is page %d", id, order.Uint64(page))
 	case further >= pages-id:
-		return nil, fmt.Errorf("page %d: has %d further pages, there are %d in all", id, further, pages)
+		return nil, fmt.Errorf("page %d: has %d further pages, there are %d in all",
+			id, further, pages)
 	}
 
 	for ; id <= order.Uint64(page)+further; id++ {
@@ -224,9 +228,11 @@ func (c *checker) free(page []byte) error {
 	return nil
 }
 
-// tree reads the tree of a bucket below a page. All keys are larger than after, unless that is nil. It returns the first key
-// and the last one, both nil for an empty bucket.
-func (c *checker) tree(bucket string, id uint64, after []byte, depth int) (keys [2][]byte, err error) {
+// tree reads the tree of a bucket below a page. All keys are larger than after, unless that is nil.
+// It returns the first key and the last one, both nil for an empty bucket.
+func (c *checker) tree(
+	bucket string, id uint64, after []byte, depth int,
+) (keys [2][]byte, err error) {
 	if depth > maxDepth {
 		return keys, fmt.Errorf("page %d: is too deep", id)
 	}
@@ -272,7 +278,8 @@ func (c *checker) branch(bucket string, page, after []byte, depth int) (keys [2]
 			return keys, err
 		}
 		if !bytes.Equal(key, below[0]) {
-			return keys, fmt.Errorf("element %d: page %d has another first key", n, order.Uint64(element[8:]))
+			return keys, fmt.Errorf("element %d: page %d has another first key", n,
+				order.Uint64(element[8:]))
 		}
 		if n == 0 {
 			keys[0] = key
@@ -313,7 +320,8 @@ func (c *checker) leaf(bucket string, page, after []byte) (keys [2][]byte, size 
 	return keys, items.at, nil
 }
 
-// record adds a record to the sum. The records of the root, which has the bucket name "", are buckets, and no others are.
+// record adds a record to the sum. The records of the root, which has the bucket name "", are
+// buckets, and no others are.
 func (c *checker) record(bucket string, flags uint32, key, value []byte) error {
 	switch {
 	case flags == bucketFlag && bucket == "":
@@ -353,7 +361,8 @@ func (c *checker) bucket(name string, value []byte) error {
 	if len(inline) < headerSize {
 		return errors.New("has no root")
 	}
-	if order.Uint64(inline) != 0 || order.Uint16(inline[8:]) != kindLeaf || order.Uint32(inline[12:]) != 0 {
+	if order.Uint64(inline) != 0 || order.Uint16(inline[8:]) != kindLeaf ||
+		order.Uint32(inline[12:]) != 0 {
 		return errors.New("has no leaf in it")
 	}
 	_, size, err := c.leaf(name, inline, nil)

@@ -41,8 +41,8 @@ func smallFile(t testing.TB) []byte {
 	return content
 }
 
-// TestEveryBit: each bit of a file is in none of its records and of what bbolt relies on, or the file is refused if it is
-// another one.
+// TestEveryBit: each bit of a file is in none of its records and of what bbolt relies on, or the
+// file is refused if it is another one.
 func TestEveryBit(t *testing.T) {
 	content := smallFile(t)
 	_, last, err := checkMetas(content)
@@ -67,7 +67,8 @@ func TestEveryBit(t *testing.T) {
 		if err != nil {
 			refused++
 		} else if got.sum != want.sum {
-			t.Fatalf("page %d, byte %d, bit %d: accepted with other records", bit/8/minPage, bit/8%minPage, bit%8)
+			t.Fatalf("page %d, byte %d, bit %d: accepted with other records", bit/8/minPage,
+				bit/8%minPage, bit%8)
 		}
 	}
 	t.Logf("%d of %d refused", refused, tried)

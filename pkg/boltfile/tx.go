@@ -11,8 +11,8 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// Tx is one transaction. The records are in buckets, which have names. Slices that Tx returns hold until the transaction
-// ends, and must not be changed. A Tx is for one goroutine.
+// Tx is one transaction. The records are in buckets, which have names. Slices that Tx returns hold
+// until the transaction ends, and must not be changed. A Tx is for one goroutine.
 type Tx struct {
 	tx  *bolt.Tx
 	sum uint64 // of the records, as far as the transaction has changed them
@@ -41,7 +41,8 @@ func (t *Tx) Get(bucket string, key []byte) []byte {
 	return nil
 }
 
-// ForEach calls f for each record of a bucket, ordered by key, until f returns an error. A bucket that is missing has none.
+// ForEach calls f for each record of a bucket, ordered by key, until f returns an error. A bucket
+// that is missing has none.
 func (t *Tx) ForEach(bucket string, f func(key, value []byte) error) error {
 	if b := t.tx.Bucket([]byte(bucket)); b != nil {
 		return b.ForEach(f)
@@ -85,7 +86,8 @@ func (t *Tx) Delete(bucket string, key []byte) error {
 	return nil
 }
 
-// NextSequence returns a number that the bucket has not returned before, which is the last one and 1.
+// NextSequence returns a number that the bucket has not returned before, which is the last one and
+// 1.
 func (t *Tx) NextSequence(bucket string) (uint64, error) {
 	b := t.tx.Bucket([]byte(bucket))
 	if b == nil {
@@ -101,9 +103,10 @@ func (t *Tx) NextSequence(bucket string) (uint64, error) {
 	return number, nil
 }
 
-// sumOf is what a record adds to the sum of all records, modulo 2^64. The sum does not depend on their order, so that a
-// transaction computes it from what it changes. The hash is a cryptographic one because the differences of several records
-// must not cancel each other, as they would with a CRC.
+// sumOf is what a record adds to the sum of all records, modulo 2^64. The sum does not depend on
+// their order, so that a transaction computes it from what it changes. The hash is a cryptographic
+// one because the differences of several records must not cancel each other, as they would with a
+// CRC.
 func sumOf(bucket string, key, value []byte) uint64 {
 	h := sha256.New()
 	for _, part := range [][]byte{[]byte(bucket), key, value} {
@@ -113,13 +116,15 @@ func sumOf(bucket string, key, value []byte) uint64 {
 	return binary.BigEndian.Uint64(h.Sum(nil))
 }
 
-// sumOfBucket is what a bucket adds to the sum, without its records. A bucket with an empty name does not exist in bbolt.
+// sumOfBucket is what a bucket adds to the sum, without its records. A bucket with an empty name
+// does not exist in bbolt.
 func sumOfBucket(bucket string, sequence uint64) uint64 {
 	return sumOf("", []byte(bucket), binary.BigEndian.AppendUint64(nil, sequence))
 }
 
-// seal is the sum of all records, with the transaction that wrote them. A program without seals leaves it as it is and
-// raises the file's number of transactions, so that the seal is seen not to be about its records.
+// seal is the sum of all records, with the transaction that wrote them. A program without seals
+// leaves it as it is and raises the file's number of transactions, so that the seal is seen not to
+// be about its records.
 type seal struct{ transaction, sum uint64 }
 
 // The seal is the one record of its bucket, and not in the sum.

@@ -20,11 +20,13 @@ import (
 
 // Config is what an Agent needs to know.
 type Config struct {
-	State     string    // the file that holds what clients asked for; made if missing
-	NewState  bool      // take what an agent with another state file has made out of service
-	Uplinks   []Uplink  // that VXLAN is sent from; none: networks with a VNI are refused
-	Underlay  Underlay  // empty is UnderlayAuto
-	Sysctl    string    // a directory that has, of what is in /proc/sys, what VXLAN needs to be changed; empty is /proc/sys
+	State    string   // the file that holds what clients asked for; made if missing
+	NewState bool     // take what an agent with another state file has made out of service
+	Uplinks  []Uplink // that VXLAN is sent from; none: networks with a VNI are refused
+	Underlay Underlay // empty is UnderlayAuto
+	// a directory that has, of what is in /proc/sys, what VXLAN needs to be changed; empty is
+	// /proc/sys
+	Sysctl    string
 	DataPlane DataPlane // empty is DataPlaneAuto
 	// SourceFilter drops what ports send with another source address than their own.
 	SourceFilter bool
@@ -34,12 +36,13 @@ type Config struct {
 	// Representors are patterns of path.Match: names, or alternative names, of netdevs that may be
 	// ports although no eswitch says that they represent a Function for clients.
 	Representors []string
-	// Stuck is called with true when work takes longer than it should, since the kernel or a driver hangs, and with false when it
-	// has ended after all; nil: nobody is told.
+	// Stuck is called with true when work takes longer than it should, since the kernel or a driver
+	// hangs, and with false when it has ended after all; nil: nobody is told.
 	Stuck func(bool)
 }
 
-// Agent keeps networks and ports as clients want them, and is a [prometheus.Collector]. Several goroutines may use it at once.
+// Agent keeps networks and ports as clients want them, and is a [prometheus.Collector]. Several
+// goroutines may use it at once.
 type Agent struct {
 	cfg   Config
 	log   logr.Logger
@@ -59,9 +62,10 @@ type Agent struct {
 	carried        map[string]int // the largest MTU of networks that other xPUs have too, by id
 }
 
-// New opens the state file and brings the data plane of the calling thread's network namespace to it: it adopts what exists,
-// makes what is missing, and removes what has the agent's mark and is not in the state file. A namespace can have one Agent.
-// An object that cannot be realised is DOWN until Run succeeds with it; New returns no error for it.
+// New opens the state file and brings the data plane of the calling thread's network namespace to
+// it: it adopts what exists, makes what is missing, and removes what has the agent's mark and is
+// not in the state file. A namespace can have one Agent. An object that cannot be realised is DOWN
+// until Run succeeds with it; New returns no error for it.
 func New(cfg Config, log logr.Logger) (*Agent, error) {
 	a, err := newAgent(cfg, log, func() (dataplane, error) { return openDataPlane(cfg, log) })
 	if err != nil {
@@ -87,9 +91,11 @@ func New(cfg Config, log logr.Logger) (*Agent, error) {
 
 // newAgent loads the objects and opens the data plane, which it leaves as it is.
 func newAgent(cfg Config, log logr.Logger, openPlane func() (dataplane, error)) (*Agent, error) {
-	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second, 30*time.Second)
+	backoff := workqueue.NewTypedItemExponentialFailureRateLimiter[task](time.Second,
+		30*time.Second)
 	a := &Agent{
-		cfg: cfg, log: log, tasks: workqueue.NewTypedRateLimitingQueue(backoff), calls: newCallDurations(), work: make(chan struct{}, 1),
+		cfg: cfg, log: log, tasks: workqueue.NewTypedRateLimitingQueue(backoff),
+		calls: newCallDurations(), work: make(chan struct{}, 1),
 		carried: map[string]int{},
 	}
 	a.work <- struct{}{}
@@ -121,7 +127,8 @@ func (a *Agent) Close() error {
 // task is something that Run reconciles. Reconciling more often than needed does no harm.
 type task struct {
 	kind taskKind
-	id   string // of taskNetwork and taskPort; for a port it may be the name of a netdev that is no port's
+	// of taskNetwork and taskPort; for a port it may be the name of a netdev that is no port's
+	id string
 }
 
 type taskKind int
@@ -136,8 +143,8 @@ const (
 	taskRetry                   // everything that failed
 )
 
-// Run follows what happens to netdevs and keeps the data plane as it has to be. It returns nil when the context ends, and
-// an error when there are no more events. It may be called once.
+// Run follows what happens to netdevs and keeps the data plane as it has to be. It returns nil when
+// the context ends, and an error when there are no more events. It may be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, a.tasks.ShutDown)()
 	ended := make(chan error, 1)
@@ -158,16 +165,18 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// stuckAfter is how long work takes only where something is wrong. The longest is to look at all networks and ports once.
+// stuckAfter is how long work takes only where something is wrong. The longest is to look at all
+// networks and ports once.
 const stuckAfter = 20 * time.Second
 
-// begin waits until all other work has ended, work being what changes objects or the data plane. The caller ends it. The error is a gRPC
-// status that says that ctx ended before.
+// begin waits until all other work has ended, work being what changes objects or the data plane.
+// The caller ends it. The error is a gRPC status that says that ctx ended before.
 func (a *Agent) begin(ctx context.Context) (end func(), err error) {
 	select {
 	case <-a.work:
 	case <-ctx.Done():
-		return nil, status.Errorf(status.FromContextError(ctx.Err()).Code(), "the agent is at work on something else: %v", ctx.Err())
+		return nil, status.Errorf(status.FromContextError(ctx.Err()).Code(),
+			"the agent is at work on something else: %v", ctx.Err())
 	}
 	var mu sync.Mutex
 	ended, told := false, false
@@ -192,7 +201,8 @@ func (a *Agent) begin(ctx context.Context) (end func(), err error) {
 
 func (a *Agent) stuck(is bool) {
 	if is {
-		a.log.Error(nil, "work takes too long, does the kernel or a driver hang?", "after", stuckAfter.String())
+		a.log.Error(nil, "work takes too long, does the kernel or a driver hang?", "after",
+			stuckAfter.String())
 	} else {
 		a.log.Info("work goes on")
 	}
@@ -248,8 +258,9 @@ func (a *Agent) retry() bool {
 	return len(a.networks.failed)+len(a.ports.failed) > 0
 }
 
-// retrySoon has Run retry in a second, and then after 2, 4 ... 30 s. It does not postpone a retry that is due sooner. Not every
-// failure ends with an event: the kernel sends none for an alternative name of a netdev that is down (netdev_state_change).
+// retrySoon has Run retry in a second, and then after 2, 4 ... 30 s. It does not postpone a retry
+// that is due sooner. Not every failure ends with an event: the kernel sends none for an
+// alternative name of a netdev that is down (netdev_state_change).
 func (a *Agent) retrySoon() {
 	a.tasks.Forget(task{kind: taskRetry})
 	a.tasks.AddRateLimited(task{kind: taskRetry})

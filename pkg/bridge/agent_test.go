@@ -83,14 +83,19 @@ func (p *paper) watch(func(task)) error  { return nil }
 func (p *paper) made() ([]string, error) { return nil, nil }
 func (p *paper) close()                  {}
 
-// onPaper gives an agent on paper with the networks net-blue (VLAN 10) and net-red (VLAN 20, VNI 200).
+// onPaper gives an agent on paper with the networks net-blue (VLAN 10) and net-red (VLAN 20, VNI
+// 200).
 func onPaper(t *testing.T) (*Agent, *paper) {
 	t.Helper()
 	plane := &paper{networks: map[string]uint32{}, ports: map[string]string{}}
 	a := open(t, filepath.Join(t.TempDir(), "state.db"), plane)
 	s := networkServer{Agent: a}
-	for id, spec := range map[string]*evpn.LogicalBridgeSpec{"net-blue": {VlanId: 10}, "net-red": {VlanId: 20, Vni: proto.Uint32(200)}} {
-		if _, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: spec}}); err != nil {
+	for id, spec := range map[string]*evpn.LogicalBridgeSpec{
+		"net-blue": {VlanId: 10}, "net-red": {VlanId: 20, Vni: proto.Uint32(200)},
+	} {
+		if _, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{
+			LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: spec},
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -99,7 +104,8 @@ func onPaper(t *testing.T) (*Agent, *paper) {
 
 func open(t *testing.T, path string, plane dataplane) *Agent {
 	t.Helper()
-	a, err := newAgent(Config{Uplinks: []Uplink{{Name: "p0"}}, State: path}, testr.New(t), func() (dataplane, error) { return plane, nil })
+	a, err := newAgent(Config{Uplinks: []Uplink{{Name: "p0"}}, State: path}, testr.New(t),
+		func() (dataplane, error) { return plane, nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +117,8 @@ func open(t *testing.T, path string, plane dataplane) *Agent {
 
 func access(mac string, networks ...string) *evpn.BridgePortSpec {
 	hw, _ := net.ParseMAC(mac)
-	return &evpn.BridgePortSpec{MacAddress: hw, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS, LogicalBridges: networks}
+	return &evpn.BridgePortSpec{MacAddress: hw, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
+		LogicalBridges: networks}
 }
 
 const (
@@ -122,17 +129,26 @@ const (
 	mac2 = "02:00:00:00:00:02"
 )
 
-func (a *Agent) create(t *testing.T, id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
-	return portServer{Agent: a}.CreateBridgePort(t.Context(), &evpn.CreateBridgePortRequest{BridgePortId: id, BridgePort: &evpn.BridgePort{Spec: spec}})
+func (a *Agent) create(
+	t *testing.T, id string, spec *evpn.BridgePortSpec,
+) (*evpn.BridgePort, error) {
+	return portServer{Agent: a}.CreateBridgePort(t.Context(),
+		&evpn.CreateBridgePortRequest{BridgePortId: id, BridgePort: &evpn.BridgePort{Spec: spec}})
 }
 
 func (a *Agent) delete(t *testing.T, id string, allowMissing bool) error {
-	_, err := portServer{Agent: a}.DeleteBridgePort(t.Context(), &evpn.DeleteBridgePortRequest{Name: portKind.prefix + id, AllowMissing: allowMissing})
+	_, err := portServer{Agent: a}.DeleteBridgePort(t.Context(),
+		&evpn.DeleteBridgePortRequest{Name: portKind.prefix + id, AllowMissing: allowMissing})
 	return err
 }
 
-func (a *Agent) update(t *testing.T, id string, spec *evpn.BridgePortSpec, allowMissing bool, mask ...string) (*evpn.BridgePort, error) {
-	req := &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: portKind.prefix + id, Spec: spec}, AllowMissing: allowMissing}
+func (a *Agent) update(
+	t *testing.T, id string, spec *evpn.BridgePortSpec, allowMissing bool, mask ...string,
+) (*evpn.BridgePort, error) {
+	req := &evpn.UpdateBridgePortRequest{
+		BridgePort:   &evpn.BridgePort{Name: portKind.prefix + id, Spec: spec},
+		AllowMissing: allowMissing,
+	}
 	if mask != nil {
 		req.UpdateMask = &fieldmaskpb.FieldMask{Paths: mask}
 	}
@@ -163,7 +179,8 @@ func TestCreatePortStatusCodes(t *testing.T) {
 		says string
 	}{
 		{"the same again", p1, access(mac1, blue), codes.OK, ""},
-		{"the same, network by the proto's name", p1, access(mac1, "logicalBridges/net-blue"), codes.OK, ""},
+		{"the same, network by the proto's name", p1, access(mac1, "logicalBridges/net-blue"),
+			codes.OK, ""},
 		{"another MAC", p1, access(mac2, blue), codes.AlreadyExists, mac1},
 		{"another network", p1, access(mac1, red), codes.AlreadyExists, "net-blue"},
 		{"MAC in use", "vf-0000-03-00-3", access(mac1, blue), codes.AlreadyExists, p1},
@@ -172,7 +189,8 @@ func TestCreatePortStatusCodes(t *testing.T) {
 		{"bad id", "Port_1", access(mac2, blue), codes.InvalidArgument, "4-63 characters"},
 		{"no spec", "vf-4", nil, codes.InvalidArgument, "spec"},
 		{"no MAC", "vf-4", access("", blue), codes.InvalidArgument, "mac_address"},
-		{"MAC of 8 bytes", "vf-4", access("02:00:00:00:00:00:00:01", blue), codes.InvalidArgument, "8 bytes"},
+		{"MAC of 8 bytes", "vf-4", access("02:00:00:00:00:00:00:01", blue), codes.InvalidArgument,
+			"8 bytes"},
 		{"group MAC", "vf-4", access("01:00:5e:00:00:01", blue), codes.InvalidArgument, "unicast"},
 		{"zero MAC", "vf-4", access("00:00:00:00:00:00", blue), codes.InvalidArgument, "not zero"},
 		{"no type", "vf-4", untyped, codes.InvalidArgument, "ptype"},
@@ -180,7 +198,8 @@ func TestCreatePortStatusCodes(t *testing.T) {
 		{"no network", "vf-4", access(mac2), codes.InvalidArgument, "exactly one"},
 		{"two networks", "vf-4", access(mac2, blue, red), codes.InvalidArgument, "exactly one"},
 		{"network by VLAN", "vf-4", access(mac2, "10"), codes.InvalidArgument, "logical_bridges"},
-		{"missing network", "vf-4", access(mac2, networkKind.prefix+"net-none"), codes.NotFound, "net-none"},
+		{"missing network", "vf-4", access(mac2, networkKind.prefix+"net-none"), codes.NotFound,
+			"net-none"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -213,10 +232,13 @@ func TestOneVLANSpace(t *testing.T) {
 		says string
 	}{
 		{"the same in another order", p1, trunk(mac1, blue, red), codes.OK, ""},
-		{"as an access port", p1, access(mac1, blue), codes.AlreadyExists, "TRUNK port with MAC " + mac1 + " on logical bridge net-blue, net-red"},
+		{"as an access port", p1, access(mac1, blue), codes.AlreadyExists, "TRUNK port with MAC " +
+			mac1 + " on logical bridge net-blue, net-red"},
 		{"no network", "vf-4", trunk(mac2), codes.InvalidArgument, "names each that it carries"},
-		{"a network twice", "vf-4", trunk(mac2, blue, "logicalBridges/net-blue"), codes.InvalidArgument, "only once"},
-		{"a missing network", "vf-4", trunk(mac2, blue, networkKind.prefix+"net-none"), codes.NotFound, "net-none"},
+		{"a network twice", "vf-4", trunk(mac2, blue, "logicalBridges/net-blue"),
+			codes.InvalidArgument, "only once"},
+		{"a missing network", "vf-4", trunk(mac2, blue, networkKind.prefix+"net-none"),
+			codes.NotFound, "net-none"},
 		{"MAC in use in its second network", "vf-4", access(mac1, red), codes.AlreadyExists, p1},
 	}
 	for _, test := range tests {
@@ -227,22 +249,37 @@ func TestOneVLANSpace(t *testing.T) {
 	}
 
 	s := networkServer{Agent: a}
-	_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-green", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 20}}})
+	_, err := s.CreateLogicalBridge(t.Context(),
+		&evpn.CreateLogicalBridgeRequest{
+			LogicalBridgeId: "net-green",
+			LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 20}},
+		})
 	wantCode(t, err, codes.AlreadyExists, "net-red")
 	_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: red})
 	wantCode(t, err, codes.FailedPrecondition, p1)
-	_, err = s.UpdateLogicalBridge(t.Context(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 20}}})
+	_, err = s.UpdateLogicalBridge(t.Context(),
+		&evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{
+			Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 20},
+		}})
 	wantCode(t, err, codes.AlreadyExists, "net-red")
-	_, err = s.UpdateLogicalBridge(t.Context(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 11}}})
+	_, err = s.UpdateLogicalBridge(t.Context(),
+		&evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{
+			Name: blue, Spec: &evpn.LogicalBridgeSpec{VlanId: 11},
+		}})
 	wantCode(t, err, codes.OK, "")
 	if got, want := plane.ports[p1], "net-blue@11 net-red@20"; got != want {
 		t.Errorf("after the VLAN id changed the data plane has %q, want %q", got, want)
 	}
 
-	// Two networks with one VLAN id, from a time with the other data plane: what is there can be asked for again.
+	// Two networks with one VLAN id, from a time with the other data plane: what is there can be
+	// asked for again.
 	plane.vlans = false
 	create := func(id string) error {
-		_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 40}}})
+		_, err := s.CreateLogicalBridge(t.Context(),
+			&evpn.CreateLogicalBridgeRequest{
+				LogicalBridgeId: id,
+				LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 40}},
+			})
 		return err
 	}
 	wantCode(t, errors.Join(create("net-pink"), create("net-grey")), codes.OK, "")
@@ -262,28 +299,44 @@ func TestNetworkStatusCodes(t *testing.T) {
 		says string
 	}{
 		{"the same again", "net-blue", &evpn.LogicalBridgeSpec{VlanId: 10}, codes.OK, ""},
-		{"another VLAN", "net-blue", &evpn.LogicalBridgeSpec{VlanId: 11}, codes.AlreadyExists, "VLAN 10"},
-		{"another VNI", "net-blue", &evpn.LogicalBridgeSpec{VlanId: 10, Vni: proto.Uint32(5)}, codes.AlreadyExists, "VNI 0"},
+		{"another VLAN", "net-blue", &evpn.LogicalBridgeSpec{VlanId: 11}, codes.AlreadyExists,
+			"VLAN 10"},
+		{"another VNI", "net-blue", &evpn.LogicalBridgeSpec{VlanId: 10, Vni: proto.Uint32(5)},
+			codes.AlreadyExists, "VNI 0"},
 		{"no id", "", &evpn.LogicalBridgeSpec{VlanId: 10}, codes.OK, ""},
 		{"bad id", "net", &evpn.LogicalBridgeSpec{VlanId: 10}, codes.InvalidArgument, "4-63"},
 		{"no spec", "net-green", nil, codes.InvalidArgument, "spec"},
 		{"VLAN 0", "net-green", &evpn.LogicalBridgeSpec{}, codes.InvalidArgument, "1-4094"},
-		{"VLAN 4095", "net-green", &evpn.LogicalBridgeSpec{VlanId: 4095}, codes.InvalidArgument, "1-4094"},
-		{"VNI 0", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(0)}, codes.InvalidArgument, "1-16777215"},
-		{"VNI too large", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(1 << 24)}, codes.InvalidArgument, "1-16777215"},
-		{"VNI in use", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(200)}, codes.AlreadyExists, "net-red"},
-		{"VTEP", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, VtepIpPrefix: vtep}, codes.InvalidArgument, "vtep_ip_prefix"},
+		{"VLAN 4095", "net-green", &evpn.LogicalBridgeSpec{VlanId: 4095},
+			codes.InvalidArgument, "1-4094"},
+		{"VNI 0", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(0)},
+			codes.InvalidArgument, "1-16777215"},
+		{"VNI too large", "net-green", &evpn.LogicalBridgeSpec{
+			VlanId: 1, Vni: proto.Uint32(1 << 24),
+		}, codes.InvalidArgument, "1-16777215"},
+		{"VNI in use", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(200)},
+			codes.AlreadyExists, "net-red"},
+		{"VTEP", "net-green", &evpn.LogicalBridgeSpec{VlanId: 1, VtepIpPrefix: vtep},
+			codes.InvalidArgument, "vtep_ip_prefix"},
 	}
 	s := networkServer{Agent: a}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: test.id, LogicalBridge: &evpn.LogicalBridge{Spec: test.spec}})
+			_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{
+				LogicalBridgeId: test.id, LogicalBridge: &evpn.LogicalBridge{Spec: test.spec},
+			})
 			wantCode(t, err, test.code, test.says)
 		})
 	}
 	t.Run("VNI without an uplink", func(t *testing.T) {
 		a.cfg.Uplinks = nil
-		_, err := s.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: "net-green", LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(7)}}})
+		_, err := s.CreateLogicalBridge(t.Context(),
+			&evpn.CreateLogicalBridgeRequest{
+				LogicalBridgeId: "net-green",
+				LogicalBridge: &evpn.LogicalBridge{
+					Spec: &evpn.LogicalBridgeSpec{VlanId: 1, Vni: proto.Uint32(7)},
+				},
+			})
 		wantCode(t, err, codes.FailedPrecondition, "--uplink")
 	})
 	t.Run("delete in use", func(t *testing.T) {
@@ -294,22 +347,31 @@ func TestNetworkStatusCodes(t *testing.T) {
 		wantCode(t, err, codes.FailedPrecondition, p1)
 	})
 	t.Run("missing", func(t *testing.T) {
-		_, err := s.GetLogicalBridge(t.Context(), &evpn.GetLogicalBridgeRequest{Name: "logicalBridges/net-none"})
+		_, err := s.GetLogicalBridge(t.Context(),
+			&evpn.GetLogicalBridgeRequest{Name: "logicalBridges/net-none"})
 		wantCode(t, err, codes.NotFound, "net-none")
-		_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: "logicalBridges/net-none"})
+		_, err = s.DeleteLogicalBridge(t.Context(),
+			&evpn.DeleteLogicalBridgeRequest{Name: "logicalBridges/net-none"})
 		wantCode(t, err, codes.NotFound, "net-none")
-		_, err = s.DeleteLogicalBridge(t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: "logicalBridges/net-none", AllowMissing: true})
+		_, err = s.DeleteLogicalBridge(t.Context(),
+			&evpn.DeleteLogicalBridgeRequest{Name: "logicalBridges/net-none", AllowMissing: true})
 		wantCode(t, err, codes.OK, "")
-		_, err = s.GetLogicalBridge(t.Context(), &evpn.GetLogicalBridgeRequest{Name: "somebody/net-none"})
+		_, err = s.GetLogicalBridge(t.Context(),
+			&evpn.GetLogicalBridgeRequest{Name: "somebody/net-none"})
 		wantCode(t, err, codes.InvalidArgument, "logicalBridges/<id>")
 	})
 	t.Run("update", func(t *testing.T) {
 		update := func(spec *evpn.LogicalBridgeSpec, mask ...string) error {
-			_, err := s.UpdateLogicalBridge(t.Context(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: spec}, UpdateMask: &fieldmaskpb.FieldMask{Paths: mask}})
+			_, err := s.UpdateLogicalBridge(t.Context(),
+				&evpn.UpdateLogicalBridgeRequest{
+					LogicalBridge: &evpn.LogicalBridge{Name: blue, Spec: spec},
+					UpdateMask:    &fieldmaskpb.FieldMask{Paths: mask},
+				})
 			return err
 		}
 		wantCode(t, update(&evpn.LogicalBridgeSpec{VlanId: 12}, "spec.vlan_id"), codes.OK, "")
-		wantCode(t, update(&evpn.LogicalBridgeSpec{}, "spec.vlan_id"), codes.InvalidArgument, "vlan_id")
+		wantCode(t, update(&evpn.LogicalBridgeSpec{}, "spec.vlan_id"),
+			codes.InvalidArgument, "vlan_id")
 		if got := a.networks.objects["net-blue"].spec.GetVlanId(); got != 12 {
 			t.Errorf("VLAN %d, want 12", got)
 		}
@@ -357,7 +419,8 @@ func TestUpdatePort(t *testing.T) {
 	}
 }
 
-// TestDeleteThatFails: the port stays, says why, survives a restart as what it is, and goes as soon as it can.
+// TestDeleteThatFails: the port stays, says why, survives a restart as what it is, and goes as soon
+// as it can.
 func TestDeleteThatFails(t *testing.T) {
 	a, plane := onPaper(t)
 	if _, err := a.create(t, p1, access(mac1, blue)); err != nil {
@@ -371,11 +434,13 @@ func TestDeleteThatFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	a = open(t, a.cfg.State, plane)
-	got, err := portServer{Agent: a}.GetBridgePort(t.Context(), &evpn.GetBridgePortRequest{Name: "bridgePorts/" + p1})
+	got, err := portServer{Agent: a}.GetBridgePort(t.Context(),
+		&evpn.GetBridgePortRequest{Name: "bridgePorts/" + p1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED || got.Status.Components[0].Details != "device or resource busy" {
+	if got.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED ||
+		got.Status.Components[0].Details != "device or resource busy" {
 		t.Errorf("status %v, want TO_BE_DELETED with the reason", got.Status)
 	}
 	_, err = a.create(t, p1, access(mac1, blue))
@@ -409,7 +474,8 @@ func TestCreateSurvivesRestart(t *testing.T) {
 	clear(plane.networks)
 	clear(plane.ports)
 	open(t, a.cfg.State, plane)
-	if diff := cmp.Diff(map[string]uint32{"net-blue": 0, "net-red": 200}, plane.networks); diff != "" {
+	if diff := cmp.Diff(map[string]uint32{"net-blue": 0, "net-red": 200},
+		plane.networks); diff != "" {
 		t.Errorf("networks (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string]string{p1: "net-red@20"}, plane.ports); diff != "" {
@@ -427,7 +493,8 @@ func TestPage(t *testing.T) {
 			t.Fatal(err)
 		}
 		got = append(got, part...)
-		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == "bbbb" }) // also the one the token names
+		// also the one the token names
+		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return id == "bbbb" })
 		if token = next; token == "" {
 			break
 		}
@@ -500,13 +567,16 @@ func TestRecovered(t *testing.T) {
 
 func TestInventory(t *testing.T) {
 	t.Run("nothing there", func(t *testing.T) {
-		inv, err := inventoryServer{root: t.TempDir(), ports: noPorts}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		inv, err := inventoryServer{root: t.TempDir(), ports: noPorts}.GetInventory(t.Context(),
+			&inventory.GetInventoryRequest{})
 		if err != nil || len(inv.Pci) != 0 {
 			t.Errorf("got %v, %v", inv, err)
 		}
 	})
 	t.Run("this machine", func(t *testing.T) {
-		inv, err := inventoryServer{ports: devlinkPorts, serial: cardid.Read}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		inv, err := inventoryServer{
+			ports: devlinkPorts, serial: cardid.Read,
+		}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
 		if err != nil || inv.Processor.TotalThreads < 1 || inv.Memory.TotalUsableBytes < 1<<20 {
 			t.Errorf("got %v, %v", inv, err)
 		}
@@ -514,14 +584,15 @@ func TestInventory(t *testing.T) {
 	t.Run("an xPU", func(t *testing.T) {
 		root := t.TempDir()
 		files := map[string]string{
-			"sys/class/dmi/id/product_name":                      "BlueField SoC\n",
-			"sys/firmware/devicetree/base/serial-number":         "MT0001\x00",
-			"sys/devices/system/cpu/cpu0/topology/core_id":       "0\n",
-			"sys/devices/system/cpu/cpu1/topology/core_id":       "0\n",
-			"sys/bus/pci/devices/0000:03:00.0/vendor":            "0x15b3\n",
-			"sys/bus/pci/devices/0000:03:00.0/device":            "0xa2d6\n",
-			"sys/bus/pci/devices/0000:03:00.0/class":             "0x020000\n",
-			"proc/meminfo":                                       "MemTotal:       1024 kB\nMemFree: 1 kB\n",
+			"sys/class/dmi/id/product_name":                "BlueField SoC\n",
+			"sys/firmware/devicetree/base/serial-number":   "MT0001\x00",
+			"sys/devices/system/cpu/cpu0/topology/core_id": "0\n",
+			"sys/devices/system/cpu/cpu1/topology/core_id": "0\n",
+			"sys/bus/pci/devices/0000:03:00.0/vendor":      "0x15b3\n",
+			"sys/bus/pci/devices/0000:03:00.0/device":      "0xa2d6\n",
+			"sys/bus/pci/devices/0000:03:00.0/class":       "0x020000\n",
+			"proc/meminfo": "MemTotal:       1024 " +
+				"kB\nMemFree: 1 kB\n",
 			"sys/bus/pci/drivers/mlx5_core/module_is_not_needed": "",
 		}
 		for name, data := range files {
@@ -533,19 +604,26 @@ func TestInventory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := os.Symlink("../../drivers/mlx5_core", filepath.Join(root, "sys/bus/pci/devices/0000:03:00.0/driver")); err != nil {
+		if err := os.Symlink("../../drivers/mlx5_core",
+			filepath.Join(root, "sys/bus/pci/devices/0000:03:00.0/driver")); err != nil {
 			t.Fatal(err)
 		}
-		inv, err := inventoryServer{root: root, ports: noPorts}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
+		inv, err := inventoryServer{
+			root: root, ports: noPorts,
+		}.GetInventory(t.Context(), &inventory.GetInventoryRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := &inventory.Inventory{
-			Bios: &inventory.BIOSInfo{}, Baseboard: &inventory.BaseboardInfo{}, Chassis: &inventory.ChassisInfo{},
+			Bios: &inventory.BIOSInfo{}, Baseboard: &inventory.BaseboardInfo{},
+			Chassis:   &inventory.ChassisInfo{},
 			System:    &inventory.SystemInfo{Name: "BlueField SoC", SerialNumber: "MT0001"},
 			Processor: &inventory.CPUInfo{TotalCores: 1, TotalThreads: 2},
 			Memory:    &inventory.MemoryInfo{TotalUsableBytes: 1 << 20},
-			Pci:       []*inventory.PCIeDeviceInfo{{Address: "0000:03:00.0", Vendor: "0x15b3", Product: "0xa2d6", Class: "0x02", Subclass: "0x00", Driver: "mlx5_core"}},
+			Pci: []*inventory.PCIeDeviceInfo{
+				{Address: "0000:03:00.0", Vendor: "0x15b3", Product: "0xa2d6", Class: "0x02",
+					Subclass: "0x00", Driver: "mlx5_core"},
+			},
 		}
 		if diff := cmp.Diff(want, inv, protocmp.Transform()); diff != "" {
 			t.Errorf("inventory (-want +got):\n%s", diff)
@@ -564,7 +642,8 @@ func TestHostPFs(t *testing.T) {
 		return ports
 	}
 	pf := func(number uint16, mac function.MAC) devlink.Port {
-		return devlink.Port{Flavour: devlink.PCIPF, External: true, Controller: 1, PF: number, Function: devlink.Function{MAC: mac}}
+		return devlink.Port{Flavour: devlink.PCIPF, External: true, Controller: 1, PF: number,
+			Function: devlink.Function{MAC: mac}}
 	}
 	ports := append(
 		eswitch("0000:03:00.1", pf(1, "02:00:00:00:00:02")),
@@ -572,19 +651,28 @@ func TestHostPFs(t *testing.T) {
 			devlink.Port{Flavour: devlink.PCIPF, PF: 7}, // the DPU's own
 			devlink.Port{Flavour: devlink.PCIVF, External: true, Controller: 1})...,
 	)
-	const one, two = "host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT0001", "host-pf c1pf1 hw_addr 02:00:00:00:00:02 serial MT0001"
+	const one, two = "host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT0001", "host-pf c1pf1 " +
+		"hw_addr 02:00:00:00:00:02 serial MT0001"
 	for what, test := range map[string]struct {
 		told []string
 		want []string
 	}{
-		"devlink tells":        {want: []string{one, two}},
-		"another serial":       {[]string{"c1pf1,serial=MT 9"}, []string{one, "host-pf c1pf1 hw_addr 02:00:00:00:00:02 serial MT 9"}},
-		"one more":             {[]string{"pf3,mac=02:00:00:00:00:03"}, []string{one, two, "host-pf pf3 hw_addr 02:00:00:00:00:03"}},
+		"devlink tells": {want: []string{one, two}},
+		"another serial": {
+			[]string{"c1pf1,serial=MT 9"},
+			[]string{one, "host-pf c1pf1 hw_addr 02:00:00:00:00:02 serial MT 9"},
+		},
+		"one more": {
+			[]string{"pf3,mac=02:00:00:00:00:03"},
+			[]string{one, two, "host-pf pf3 hw_addr 02:00:00:00:00:03"},
+		},
 		"its address is known": {[]string{"0000:3b:00.0=c1pf0,offset=2,stride=1"}, []string{two}},
 	} {
 		server := inventoryServer{
 			root: t.TempDir(), ports: func() ([]devlink.Port, error) { return ports, nil },
-			serial: func(string, pci.Address) (function.Card, error) { return function.Card{Serial: "MT0001"}, nil },
+			serial: func(string, pci.Address) (function.Card, error) {
+				return function.Card{Serial: "MT0001"}, nil
+			},
 		}
 		for _, text := range test.told {
 			told, err := ParseHostPF(text)
@@ -604,8 +692,11 @@ func TestHostPFs(t *testing.T) {
 	}
 	for _, server := range []inventoryServer{
 		{
-			ports:  func() ([]devlink.Port, error) { return ports, nil },
-			serial: func(string, pci.Address) (function.Card, error) { return function.Card{}, errors.New("busy") },
+			ports: func() ([]devlink.Port, error) { return ports, nil },
+			serial: func(string, pci.Address) (function.Card, error) {
+				return function.Card{},
+					errors.New("busy")
+			},
 		},
 		{ports: func() ([]devlink.Port, error) { return nil, errors.New("busy") }},
 	} {
@@ -617,7 +708,8 @@ func TestHostPFs(t *testing.T) {
 func TestCheckPlaintext(t *testing.T) {
 	for address, ok := range map[string]bool{
 		"127.0.0.1:1": true, "[::1]:1": true, "localhost:1": true, "127.8.8.8:1": true,
-		"0.0.0.0:1": false, ":1": false, "192.0.2.1:1": false, "xpu.example:1": false, "127.0.0.1": false,
+		"0.0.0.0:1": false, ":1": false, "192.0.2.1:1": false, "xpu.example:1": false,
+		"127.0.0.1": false,
 	} {
 		if err := CheckPlaintext(address); (err == nil) != ok {
 			t.Errorf("%s: %v", address, err)
@@ -626,7 +718,8 @@ func TestCheckPlaintext(t *testing.T) {
 }
 
 func FuzzNames(f *testing.F) {
-	for _, seed := range []string{blue, "logicalBridges/net-blue", "bridgePorts/" + p1, "net-blue", "//network.opiproject.org/bridges/../x", "logicalBridges/", strings.Repeat("a", 63)} {
+	for _, seed := range []string{blue, "logicalBridges/net-blue", "bridgePorts/" + p1, "net-blue",
+		"//network.opiproject.org/bridges/../x", "logicalBridges/", strings.Repeat("a", 63)} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, name string) {

@@ -30,15 +30,16 @@ type Authorization struct {
 // Rule is what a client may see and change: networks with these ids, and ports with these ids all
 // of whose networks are among them.
 type Rule struct {
-	// Subject is that of the client's certificate as RFC 2253 writes it: "CN=xpu-controller,O=infra".
+	// Subject is that of the client's certificate as RFC 2253 writes it:
+	// "CN=xpu-controller,O=infra".
 	Subject  string   `json:"subject"`
 	Networks []string `json:"networks"`           // patterns of path.Match
 	Ports    []string `json:"ports"`              // patterns of path.Match
 	ReadOnly bool     `json:"readOnly,omitempty"` // nothing may be changed
 
 	// VLANs and VNIs are the segments that the client may give its networks: numbers or ranges. An
-	// empty list allows no segment. A rule that lets networks be changed must have both lists, because
-	// clients whose networks have different ids could otherwise take each other's segments.
+	// empty list allows no segment. A rule that lets networks be changed must have both lists,
+	// because clients whose networks have different ids could otherwise take each other's segments.
 	VLANs []Segments `json:"vlans,omitempty"`
 	VNIs  []Segments `json:"vnis,omitempty"`
 
@@ -107,11 +108,15 @@ func ParseAuthorization(text []byte) (*Authorization, error) {
 func (a *Authorization) check() error {
 	var failed []error
 	if a.Rules == nil { // such as a file that is being written
-		failed = append(failed, errors.New("rules: is missing, want a list; [] lets no client do anything"))
+		failed = append(failed,
+			errors.New("rules: is missing, want a list; [] lets no client do anything"))
 	}
 	for i, r := range a.Rules {
-		if slices.ContainsFunc(a.Rules[:i], func(other Rule) bool { return other.Subject == r.Subject }) {
-			failed = append(failed, fmt.Errorf("rules[%d].subject: %s has a rule already", i, r.Subject))
+		if slices.ContainsFunc(a.Rules[:i], func(other Rule) bool {
+			return other.Subject == r.Subject
+		}) {
+			failed = append(failed,
+				fmt.Errorf("rules[%d].subject: %s has a rule already", i, r.Subject))
 		}
 		for _, err := range r.problems() {
 			failed = append(failed, fmt.Errorf("rules[%d].%w", i, err))
@@ -130,14 +135,16 @@ func (r Rule) problems() (all []error) {
 		field, mostField string
 		patterns         []string
 		most             *int
-	}{{"networks", "mostNetworks", r.Networks, r.MostNetworks}, {"ports", "mostPorts", r.Ports, r.MostPorts}} {
+	}{{"networks", "mostNetworks", r.Networks, r.MostNetworks},
+		{"ports", "mostPorts", r.Ports, r.MostPorts}} {
 		for j, pattern := range of.patterns {
 			if _, err := path.Match(pattern, ""); err != nil {
 				wrong("%s[%d]: pattern %q: %w", of.field, j, pattern, err)
 			}
 		}
 		if of.most != nil && *of.most < 0 {
-			wrong("%s: %d: must not be negative; without it, it is %d", of.mostField, *of.most, defaultMost)
+			wrong("%s: %d: must not be negative; without it, it is %d", of.mostField, *of.most,
+				defaultMost)
 		}
 	}
 
@@ -147,7 +154,8 @@ func (r Rule) problems() (all []error) {
 		most     uint32
 	}{{"vlans", r.VLANs, maxVLAN}, {"vnis", r.VNIs, maxVNI}} {
 		if of.segments == nil && !r.ReadOnly && len(r.Networks) > 0 {
-			wrong("%s: is missing, want those that the client may give its networks: [\"100-199\"], "+
+			wrong("%s: is missing, want those that the client may give its networks: "+
+				"[\"100-199\"], "+
 				"or [\"1-%d\"] for all, or [] for none", of.field, of.most)
 		}
 		for j, s := range of.segments {
@@ -193,7 +201,9 @@ func (authorization *Authorization) client(certificates []*x509.Certificate) cli
 		c.subject = certificates[0].Subject.String()
 	}
 	if c.restricted {
-		i := slices.IndexFunc(authorization.Rules, func(r Rule) bool { return r.Subject == c.subject })
+		i := slices.IndexFunc(authorization.Rules, func(r Rule) bool {
+			return r.Subject == c.subject
+		})
 		if i >= 0 {
 			c.rule = authorization.Rules[i]
 		}
@@ -204,7 +214,8 @@ func (authorization *Authorization) client(certificates []*x509.Certificate) cli
 // known returns a gRPC status for a client that no rule is for.
 func (c client) known() error {
 	if c.restricted && c.rule.Subject == "" {
-		return status.Errorf(codes.PermissionDenied, "no rule of --authorization is for the client %q", c.subject)
+		return status.Errorf(codes.PermissionDenied,
+			"no rule of --authorization is for the client %q", c.subject)
 	}
 	return nil
 }
@@ -215,7 +226,9 @@ func (c client) sees(port string, networks []string) bool {
 		return true
 	}
 	return (port == "" || matches(c.rule.Ports, port)) &&
-		!slices.ContainsFunc(networks, func(id string) bool { return !matches(c.rule.Networks, id) })
+		!slices.ContainsFunc(networks, func(id string) bool {
+			return !matches(c.rule.Networks, id)
+		})
 }
 
 func matches(patterns []string, id string) bool {
@@ -242,13 +255,15 @@ func (c *collection[S, M]) permit(who client, change bool, id string, spec S) er
 	case !who.sees(port, networks):
 		return c.denied(who, id)
 	case change && who.rule.ReadOnly:
-		return status.Errorf(codes.PermissionDenied, "%s %s: the client %q may change nothing (readOnly)", c.word, id, who.subject)
+		return status.Errorf(codes.PermissionDenied,
+			"%s %s: the client %q may change nothing (readOnly)", c.word, id, who.subject)
 	}
 	return nil
 }
 
 func (c *collection[S, M]) denied(who client, id string) error {
-	return status.Errorf(codes.PermissionDenied, "%s %s: the rule of --authorization for the client %q does not have it, or a network of it",
+	return status.Errorf(codes.PermissionDenied, "%s %s: the rule of --authorization for the "+
+		"client %q does not have it, or a network of it",
 		c.word, id, who.subject)
 }
 
@@ -264,8 +279,10 @@ func (c *collection[S, M]) room(who client, id string) error {
 	}
 
 	if have := len(c.visible(who)); have >= limit {
-		return status.Errorf(codes.ResourceExhausted, "%s %s: the rule of --authorization for the client %q "+
-			"lets it have %d, and it has %d; delete one that is not needed", c.word, id, who.subject, limit, have)
+		return status.Errorf(codes.ResourceExhausted,
+			"%s %s: the rule of --authorization for the client %q "+
+				"lets it have %d, and it has %d; delete one that is not needed", c.word,
+			id, who.subject, limit, have)
 	}
 	return nil
 }
@@ -277,7 +294,8 @@ func (c client) checkSegment(id string, have, spec *evpn.LogicalBridgeSpec) erro
 		return nil
 	}
 	refuse := func(field string, segment uint32, may []Segments) error {
-		return status.Errorf(codes.PermissionDenied, "logical bridge %s: %s %d: the rule of --authorization for the client %q has %s",
+		return status.Errorf(codes.PermissionDenied,
+			"logical bridge %s: %s %d: the rule of --authorization for the client %q has %s",
 			id, field, segment, c.subject, describe(may))
 	}
 
@@ -365,7 +383,8 @@ func (a *Agent) name(who client, of task) string {
 
 // seesAll reports whether a client may know of every object, whatever its id will be.
 func (c client) seesAll() bool {
-	return !c.restricted || slices.Contains(c.rule.Networks, "*") && slices.Contains(c.rule.Ports, "*")
+	return !c.restricted || slices.Contains(c.rule.Networks, "*") &&
+		slices.Contains(c.rule.Ports, "*")
 }
 
 // objectOf returns what a request is about, for logs.

@@ -20,16 +20,19 @@ import (
 const noTrunks = "ptype TRUNK: needs the data plane " + string(DataPlaneVLANAware) +
 	", this agent's has a bridge for each network and serves ACCESS ports"
 
-// bridgePlane is the data plane of Linux bridges. If it is VLAN-aware, all networks share a bridge, or some few, in which a network is its
-// VLAN id: ACCESS and VXLAN ports have it untagged, a TRUNK port has those of its networks tagged. A shared bridge has no
-// default VLAN and is itself in none, so that neither a netdev that was just added nor the machine is in a network. Otherwise
-// each network has a bridge of its own, and VLAN ids mean nothing. Only one goroutine may use it at a time, except for watch.
+// bridgePlane is the data plane of Linux bridges. If it is VLAN-aware, all networks share a bridge,
+// or some few, in which a network is its VLAN id: ACCESS and VXLAN ports have it untagged, a TRUNK
+// port has those of its networks tagged. A shared bridge has no default VLAN and is itself in none,
+// so that neither a netdev that was just added nor the machine is in a network. Otherwise each
+// network has a bridge of its own, and VLAN ids mean nothing. Only one goroutine may use it at a
+// time, except for watch.
 type bridgePlane struct {
-	uplinks      []Uplink // none: no VXLAN
-	underlay     Underlay
-	handle       *links.Handle
-	raw          nl.SocketHandle   // for requests for which the netlink library has no function
-	strict       nl.SocketHandle   // for lists of which the kernel leaves out what is of other netdevs
+	uplinks  []Uplink // none: no VXLAN
+	underlay Underlay
+	handle   *links.Handle
+	raw      nl.SocketHandle // for requests for which the netlink library has no function
+	// for lists of which the kernel leaves out what is of other netdevs
+	strict       nl.SocketHandle
 	events       *nl.NetlinkSocket // of netdevs and addresses
 	entries      *nl.NetlinkSocket // of static entries of forwarding databases
 	forwarding   *forwarding
@@ -40,9 +43,10 @@ type bridgePlane struct {
 	filter       *sourcefilter.Filter
 
 	vlanAware bool
-	vlans     map[string]uint16 // VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
-	placement *placement        // of networks, if VLAN-aware
-	settled   map[int]bool      // bridges, by ifindex, whose settings were made by this process
+	// VLAN ids by network, if VLAN-aware; of two networks that want one, the first has it
+	vlans     map[string]uint16
+	placement *placement   // of networks, if VLAN-aware
+	settled   map[int]bool // bridges, by ifindex, whose settings were made by this process
 	users     *users
 }
 
@@ -99,7 +103,8 @@ func (b *bridgePlane) realiseNetwork(n segment) (mtu int, blocked, err error) {
 	}
 
 	vxlan, err := b.ensureVXLAN(n, want, bridge)
-	if number := b.placement.bridges[n.id]; b.vlanAware && errors.Is(err, unix.EXFULL) && b.placement.place(n.id, "", number+1) > number {
+	if number := b.placement.bridges[n.id]; b.vlanAware && errors.Is(err, unix.EXFULL) &&
+		b.placement.place(n.id, "", number+1) > number {
 		return b.realiseNetwork(n)
 	}
 	if err == nil && b.vlanAware {
@@ -112,9 +117,12 @@ func (b *bridgePlane) available(n segment) error {
 	for holder, vlan := range b.vlans {
 		if vlan == n.vlan && holder != n.id {
 			return reference{
-				to:      task{taskNetwork, holder},
-				text:    fmt.Sprintf("VLAN %d is already in use by logical bridge %s", n.vlan, holder),
-				instead: fmt.Sprintf("VLAN %d is already in use by a logical bridge of another client", n.vlan),
+				to: task{taskNetwork, holder},
+				text: fmt.Sprintf("VLAN %d is already in use by logical bridge %s",
+					n.vlan, holder),
+				instead: fmt.Sprintf(
+					"VLAN %d is already in use by a logical bridge of another client", n.vlan,
+				),
 			}
 		}
 	}
@@ -137,7 +145,8 @@ func (b *bridgePlane) removeNetwork(id string) error {
 	return nil
 }
 
-// attach puts the port's representor into the bridge, and into its networks' VLANs if the bridge is VLAN-aware.
+// attach puts the port's representor into the bridge, and into its networks' VLANs if the bridge is
+// VLAN-aware.
 func (b *bridgePlane) attach(port string, to membership) error {
 	if to.trunk && !b.vlanAware { // from a state of the other data plane
 		return errors.New(noTrunks)
@@ -176,9 +185,11 @@ func (b *bridgePlane) attach(port string, to membership) error {
 	return b.forward(to.mac, rep, bridge, port, vlans)
 }
 
-// joinBridge puts a port's representor into the bridge of its networks. If that one is full, and these networks have no other ports, they go
-// into another one.
-func (b *bridgePlane) joinBridge(rep netlink.Link, port string, networks []segment) (bridge netlink.Link, err error) {
+// joinBridge puts a port's representor into the bridge of its networks. If that one is full, and
+// these networks have no other ports, they go into another one.
+func (b *bridgePlane) joinBridge(
+	rep netlink.Link, port string, networks []segment,
+) (bridge netlink.Link, err error) {
 	if !b.vlanAware {
 		if bridge, err = b.ensureBridge(b.bridgeOf(networks[0].id)); err != nil {
 			return nil, err
@@ -202,7 +213,9 @@ func (b *bridgePlane) joinBridge(rep netlink.Link, port string, networks []segme
 			return nil, err
 		}
 		err = b.join(rep, bridge)
-		stays := slices.ContainsFunc(networks, func(n segment) bool { return b.placement.fixed(n.id, port) })
+		stays := slices.ContainsFunc(networks, func(n segment) bool {
+			return b.placement.fixed(n.id, port)
+		})
 		if errors.Is(err, unix.EXFULL) && !stays {
 			from = number + 1
 			continue
@@ -263,8 +276,8 @@ func (b *bridgePlane) made() ([]string, error) {
 	return names, nil
 }
 
-// sweep also takes netdevs out of the agent's bridges that are not the representor of a port that belongs there. It learns before which of
-// the shared bridges the networks are in.
+// sweep also takes netdevs out of the agent's bridges that are not the representor of a port that
+// belongs there. It learns before which of the shared bridges the networks are in.
 func (b *bridgePlane) sweep(networks []string, ports map[string]membership) error {
 	links, err := b.handle.LinkList()
 	if err != nil {
@@ -316,8 +329,11 @@ func (b *bridgePlane) sweep(networks []string, ports map[string]membership) erro
 	return errors.Join(failed...)
 }
 
-// locateAll is locate for many ports, by port, with a list of all netdevs. It leaves out those without a representor.
-func (b *bridgePlane) locateAll(ports map[string]membership, links []netlink.Link) (map[string]netlink.Link, error) {
+// locateAll is locate for many ports, by port, with a list of all netdevs. It leaves out those
+// without a representor.
+func (b *bridgePlane) locateAll(
+	ports map[string]membership, links []netlink.Link,
+) (map[string]netlink.Link, error) {
 	named := map[string]netlink.Link{}
 	for _, link := range links {
 		for _, name := range append(slices.Clone(link.Attrs().AltNames), link.Attrs().Name) {
@@ -338,9 +354,11 @@ func (b *bridgePlane) locateAll(ports map[string]membership, links []netlink.Lin
 	return representors, nil
 }
 
-// learnPlacement puts networks where the kernel has their ports and VXLAN ports, so that none is moved. bridges are ids by ifindex.
+// learnPlacement puts networks where the kernel has their ports and VXLAN ports, so that none is
+// moved. bridges are ids by ifindex.
 func (b *bridgePlane) learnPlacement(
-	links []netlink.Link, bridges map[int]string, ports map[string]membership, representors map[string]netlink.Link,
+	links []netlink.Link, bridges map[int]string, ports map[string]membership,
+	representors map[string]netlink.Link,
 ) {
 	numberOf := func(link netlink.Link) (int, bool) {
 		id, inOurs := bridges[link.Attrs().MasterIndex]

@@ -39,9 +39,10 @@ type (
 	port    = object[*evpn.BridgePortSpec]
 )
 
-// collection is all networks or all ports: it serves the calls about them, keeps them in the state file and brings the data
-// plane to them. Its create, update and delete are work of the agent (see [Agent.begin]), and so is what calls its other methods once the agent
-// serves calls. Work alone changes objects, under the agent's lock: it reads them without. get, list and count take the lock
+// collection is all networks or all ports: it serves the calls about them, keeps them in the state
+// file and brings the data plane to them. Its create, update and delete are work of the agent (see
+// [Agent.begin]), and so is what calls its other methods once the agent serves calls. Work alone
+// changes objects, under the agent's lock: it reads them without. get, list and count take the lock
 // and wait for no work. M is a LogicalBridge or a BridgePort of the API, and S its spec.
 type collection[S proto.Message, M interface {
 	proto.Message
@@ -55,18 +56,30 @@ type collection[S proto.Message, M interface {
 	by      index           // ids by keys
 	failed  map[string]bool // ids of those that are not realised, or not removed
 
-	keys        func(spec S) []string                                    // what objects are looked for by
-	scope       func(id string, spec S) (port string, networks []string) // what an object is for authorization; a network is no port
-	valid       func(spec S) error                                       // a spec by itself, whatever else there is
-	check       func(who client, id string, spec S) (S, error)           // the spec in the form that is kept, or a gRPC status
-	checkUnused func(who client, id string) error                        // a gRPC status if other objects need this one
-	most        func(Rule) *int                                          // how many objects a rule lets its client have
-	options     options                                                  // what clients have set beside the specs
-	realise     func(id string, spec S, changed bool) error              // brings the data plane to a spec; changed: from another one
-	remove      func(id string) error                                    // removes an object from the data plane
-	failureOf   func(*object[S]) error                                   // why an object, or one that it needs, is not in service
-	describe    func(S) string                                           // what a spec is, for error messages
-	operStatus  func(M) state                                            // the status of a message, 0 if it has none
+	// what objects are looked for by
+	keys func(spec S) []string
+	// what an object is for authorization; a network is no port
+	scope func(id string, spec S) (port string, networks []string)
+	// a spec by itself, whatever else there is
+	valid func(spec S) error
+	// the spec in the form that is kept, or a gRPC status
+	check func(who client, id string, spec S) (S, error)
+	// a gRPC status if other objects need this one
+	checkUnused func(who client, id string) error
+	// how many objects a rule lets its client have
+	most func(Rule) *int
+	// what clients have set beside the specs
+	options options
+	// brings the data plane to a spec; changed: from another one
+	realise func(id string, spec S, changed bool) error
+	// removes an object from the data plane
+	remove func(id string) error
+	// why an object, or one that it needs, is not in service
+	failureOf func(*object[S]) error
+	// what a spec is, for error messages
+	describe func(S) string
+	// the status of a message, 0 if it has none
+	operStatus func(M) state
 	// message makes a message of the API. It has no status if oper is zero.
 	message func(name string, spec S, oper state, components ...*evpn.Component) M
 }
@@ -105,7 +118,8 @@ func (c *collection[S, M]) add(ctx context.Context, id string, spec S) (reply M,
 		case have.deleting:
 			return reply, c.beingDeleted(id)
 		case !proto.Equal(have.spec, spec):
-			return reply, status.Errorf(codes.AlreadyExists, "%s %s exists %s", c.word, id, c.describe(have.spec))
+			return reply, status.Errorf(codes.AlreadyExists, "%s %s exists %s", c.word, id,
+				c.describe(have.spec))
 		}
 		return c.reply(who, id), nil
 	}
@@ -131,7 +145,9 @@ func (c *collection[S, M]) get(ctx context.Context, name string) (reply M, err e
 	return c.reply(clientOf(ctx), id), nil
 }
 
-func (c *collection[S, M]) list(ctx context.Context, size int32, token string) (replies []M, next string, err error) {
+func (c *collection[S, M]) list(
+	ctx context.Context, size int32, token string,
+) (replies []M, next string, err error) {
 	c.agent.mu.RLock()
 	defer c.agent.mu.RUnlock()
 	who := clientOf(ctx)
@@ -161,8 +177,11 @@ func (c *collection[S, M]) visible(who client) []string {
 	return ids
 }
 
-// update changes the fields of the spec that the mask names. If nothing changes it tries again to realise the object.
-func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.FieldMask, allowMissing bool) (reply M, err error) {
+// update changes the fields of the spec that the mask names. If nothing changes it tries again to
+// realise the object.
+func (c *collection[S, M]) update(
+	ctx context.Context, to M, mask *fieldmaskpb.FieldMask, allowMissing bool,
+) (reply M, err error) {
 	end, err := c.agent.begin(ctx)
 	if err != nil {
 		return reply, err
@@ -208,8 +227,11 @@ func (c *collection[S, M]) update(ctx context.Context, to M, mask *fieldmaskpb.F
 	return c.reply(who, id), nil
 }
 
-// delete writes to the state file that the object is being deleted before it touches the data plane.
-func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing bool) (*emptypb.Empty, error) {
+// delete writes to the state file that the object is being deleted before it touches the data
+// plane.
+func (c *collection[S, M]) delete(
+	ctx context.Context, name string, allowMissing bool,
+) (*emptypb.Empty, error) {
 	end, err := c.agent.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -239,13 +261,15 @@ func (c *collection[S, M]) delete(ctx context.Context, name string, allowMissing
 
 	c.reconcile(id, false)
 	if o.failure != nil {
-		return nil, status.Errorf(codes.Internal, "%s %s is not deleted yet, the agent keeps trying: %s",
+		return nil, status.Errorf(codes.Internal,
+			"%s %s is not deleted yet, the agent keeps trying: %s",
 			c.word, id, c.agent.tell(who, o.failure))
 	}
 	return &emptypb.Empty{}, nil
 }
 
-// lookup returns the object that has a resource name. If there is none the status is NotFound, and the id is valid.
+// lookup returns the object that has a resource name. If there is none the status is NotFound, and
+// the id is valid.
 func (c *collection[S, M]) lookup(name string) (string, *object[S], error) {
 	id, err := c.parseName(name)
 	if err != nil {
@@ -259,7 +283,9 @@ func (c *collection[S, M]) lookup(name string) (string, *object[S], error) {
 
 // permitted is lookup for a client that may see the object, and change it if change is set. Only an
 // id that is for the client may be NotFound.
-func (c *collection[S, M]) permitted(ctx context.Context, change bool, name string) (string, *object[S], error) {
+func (c *collection[S, M]) permitted(
+	ctx context.Context, change bool, name string,
+) (string, *object[S], error) {
 	who := clientOf(ctx)
 	id, o, err := c.lookup(name)
 	if id != "" {
@@ -283,7 +309,8 @@ func (c *collection[S, M]) reply(who client, id string) M {
 	failure := c.failureOf(o)
 	component := &evpn.Component{Name: c.component, Status: evpn.CompStatus_COMP_STATUS_SUCCESS}
 	if failure != nil {
-		component.Status, component.Details = evpn.CompStatus_COMP_STATUS_ERROR, c.agent.tell(who, failure)
+		component.Status, component.Details = evpn.CompStatus_COMP_STATUS_ERROR, c.agent.tell(who,
+			failure)
 	}
 	return c.message(c.prefix+id, o.spec, stateOf(o.deleting, failure), component)
 }
@@ -330,8 +357,9 @@ func (c *collection[S, M]) reconcileEach(ids []string) {
 // reconcileFailed reconciles the objects that failed.
 func (c *collection[S, M]) reconcileFailed() { c.reconcileEach(slices.Sorted(maps.Keys(c.failed))) }
 
-// reconcile brings the data plane to an object, if it exists, and keeps the failure. A new failure is logged, and Run is told
-// to try again. changed says that the object's spec was another one before.
+// reconcile brings the data plane to an object, if it exists, and keeps the failure. A new failure
+// is logged, and Run is told to try again. changed says that the object's spec was another one
+// before.
 func (c *collection[S, M]) reconcile(id string, changed bool) {
 	o := c.objects[id]
 	if o == nil {
@@ -380,7 +408,9 @@ func (c *collection[S, M]) finish(id string) error {
 func (c *collection[S, M]) put(id string, spec S, oper state) error {
 	data, err := proto.Marshal(c.message("", spec, oper))
 	if err == nil {
-		err = c.agent.state.Update(func(tx *boltfile.Tx) error { return tx.Put(c.bucket, []byte(id), data) })
+		err = c.agent.state.Update(func(tx *boltfile.Tx) error {
+			return tx.Put(c.bucket, []byte(id), data)
+		})
 	}
 	if err != nil {
 		return status.Errorf(codes.Internal, "state: %s %s: %v", c.bucket, id, err)
@@ -396,9 +426,12 @@ func (c *collection[S, M]) load(tx *boltfile.Tx) error {
 			return fmt.Errorf("%w (%s %q: %w)", boltfile.ErrCorrupt, c.bucket, id, err)
 		}
 		if err := cmp.Or(c.checkID(string(id)), c.valid(m.GetSpec())); err != nil {
-			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, c.bucket, id, status.Convert(err).Message())
+			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, c.bucket, id,
+				status.Convert(err).Message())
 		}
-		c.keep(string(id), &object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting, failure: errNotYet})
+		c.keep(string(id),
+			&object[S]{spec: m.GetSpec(), deleting: c.operStatus(m) == stateDeleting,
+				failure: errNotYet})
 		return nil
 	})
 }

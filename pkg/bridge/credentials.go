@@ -25,9 +25,11 @@ import (
 
 // CredentialFiles are the files by which a server knows its clients, and they it.
 type CredentialFiles struct {
-	// Cert, Key and ClientCA are PEM files: the server's certificate chain, its key, and the authorities of its clients.
+	// Cert, Key and ClientCA are PEM files: the server's certificate chain, its key, and the
+	// authorities of its clients.
 	Cert, Key, ClientCA string
-	// Authorization is a YAML file, see [Authorization]; "": whoever has a certificate may do anything.
+	// Authorization is a YAML file, see [Authorization]; "": whoever has a certificate may do
+	// anything.
 	Authorization string
 }
 
@@ -86,12 +88,13 @@ func (f CredentialFiles) paths() []string {
 	return paths
 }
 
-// After a change in a directory, the files are read when there was no other for the time credentialsQuiet, after credentialsLatest at the latest:
-// files that belong together change one after the other, and other programs may write to the directory.
+// After a change in a directory, the files are read when there was no other for the time
+// credentialsQuiet, after credentialsLatest at the latest: files that belong together change one
+// after the other, and other programs may write to the directory.
 const credentialsQuiet, credentialsLatest = 100 * time.Millisecond, time.Second
 
-// Follow reads the files again whenever something in their directories changes, until ctx ends. What cannot be read is logged,
-// and changes nothing. It must not be called twice.
+// Follow reads the files again whenever something in their directories changes, until ctx ends.
+// What cannot be read is logged, and changes nothing. It must not be called twice.
 func (c *Credentials) Follow(ctx context.Context, log logr.Logger) error {
 	var dirs []string
 	for _, p := range c.files.paths() {
@@ -148,7 +151,8 @@ func follow(ctx context.Context, dir string, changed chan<- struct{}) error {
 	}
 }
 
-// TLS is the configuration of a server of this protocol, "h2" or "http/1.1", which uses them for new connections.
+// TLS is the configuration of a server of this protocol, "h2" or "http/1.1", which uses them for
+// new connections.
 func (c *Credentials) TLS(protocol string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -172,7 +176,8 @@ func (c *Credentials) AuthorizeMetrics(serve http.Handler) http.Handler {
 		who := c.current.Load().authorization.client(certificates)
 
 		if !who.seesAll() {
-			const format = "metrics name all networks and ports: the rule of --authorization for the client %q " +
+			const format = "metrics name all networks and ports: the rule of --authorization for " +
+				"the client %q " +
 				`needs networks: ["*"] and ports: ["*"], and may be readOnly`
 			http.Error(w, fmt.Sprintf(format, who.subject), http.StatusForbidden)
 			return
@@ -183,10 +188,14 @@ func (c *Credentials) AuthorizeMetrics(serve http.Handler) http.Handler {
 
 // ServerOptions have a server use them for new connections, and authorize each call.
 func (c *Credentials) ServerOptions() []grpc.ServerOption {
-	identifyClient := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	identifyClient := func(
+		ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+	) (any, error) {
 		return handle(identify(ctx, c.current.Load().authorization), req)
 	}
-	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(c.TLS("h2"))), grpc.ChainUnaryInterceptor(identifyClient)}
+	return []grpc.ServerOption{
+		grpc.Creds(credentials.NewTLS(c.TLS("h2"))), grpc.ChainUnaryInterceptor(identifyClient),
+	}
 }
 
 // tls makes the configuration of a server from what the files have.

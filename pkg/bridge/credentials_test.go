@@ -15,12 +15,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestFollowCredentials: new files are used once, and what else changes in their directory, such as this program's own log,
-// is nothing.
+// TestFollowCredentials: new files are used once, and what else changes in their directory, such as
+// this program's own log, is nothing.
 func TestFollowCredentials(t *testing.T) {
 	dir := t.TempDir()
 	files := CredentialFiles{
-		Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), ClientCA: filepath.Join(dir, "ca.crt"),
+		Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"),
+		ClientCA:      filepath.Join(dir, "ca.crt"),
 		Authorization: filepath.Join(dir, "authorization.yaml"),
 	}
 	authority := opitest.NewAuthority(t)
@@ -70,11 +71,15 @@ func TestFollowCredentials(t *testing.T) {
 	const read, kept = "credentials read", "credentials stay as they were"
 	first := credentials.current.Load()
 	issue()
-	must.Eventually(t, "the new certificate is used", func() bool { return credentials.current.Load() != first && count(read) > 0 })
+	must.Eventually(t, "the new certificate is used", func() bool {
+		return credentials.current.Load() != first && count(read) > 0
+	})
 	write(files.Authorization, []byte("rules: [{}]"))
 	must.Eventually(t, "the error is logged", func() bool { return count(kept) > 0 })
 	write(files.Authorization, []byte("rules: [{subject: CN=a}]"))
-	must.Eventually(t, "the rules are used", func() bool { return len(credentials.current.Load().authorization.Rules) == 1 && count(read) > 1 })
+	must.Eventually(t, "the rules are used", func() bool {
+		return len(credentials.current.Load().authorization.Rules) == 1 && count(read) > 1
+	})
 	if count(read) != 2 || count(kept) != 1 {
 		t.Errorf("logged %q, want %q twice and %q once", logged, read, kept)
 	}
@@ -84,7 +89,10 @@ func TestOpenCredentials(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := opitest.NewAuthority(t).Issue(t, "opi-bridge")
 	missing := filepath.Join(dir, "missing")
-	paths := map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": cert, "rules.yaml": []byte("rules: [{}]"), "empty": nil}
+	paths := map[string][]byte{
+		"tls.crt": cert, "tls.key": key, "ca.crt": cert, "rules.yaml": []byte("rules: [{}]"),
+		"empty": nil,
+	}
 	for name, content := range paths {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 	}
@@ -93,14 +101,29 @@ func TestOpenCredentials(t *testing.T) {
 		files CredentialFiles
 		says  string
 	}{
-		"no key":              {CredentialFiles{Cert: at("tls.crt"), Key: missing, ClientCA: at("ca.crt")}, missing},
-		"key is no key":       {CredentialFiles{Cert: at("tls.crt"), Key: at("empty"), ClientCA: at("ca.crt")}, at("empty")},
-		"CA is none":          {CredentialFiles{Cert: at("tls.crt"), Key: at("tls.key"), ClientCA: at("empty")}, at("empty")},
-		"rules are wrong":     {CredentialFiles{Cert: at("tls.crt"), Key: at("tls.key"), ClientCA: at("ca.crt"), Authorization: at("rules.yaml")}, at("rules.yaml")},
-		"rules are not there": {CredentialFiles{Cert: at("tls.crt"), Key: at("tls.key"), ClientCA: at("ca.crt"), Authorization: missing}, missing},
+		"no key": {
+			CredentialFiles{Cert: at("tls.crt"), Key: missing, ClientCA: at("ca.crt")}, missing,
+		},
+		"key is no key": {
+			CredentialFiles{Cert: at("tls.crt"), Key: at("empty"), ClientCA: at("ca.crt")},
+			at("empty"),
+		},
+		"CA is none": {
+			CredentialFiles{Cert: at("tls.crt"), Key: at("tls.key"), ClientCA: at("empty")},
+			at("empty"),
+		},
+		"rules are wrong": {
+			CredentialFiles{Cert: at("tls.crt"), Key: at("tls.key"), ClientCA: at("ca.crt"),
+				Authorization: at("rules.yaml")}, at("rules.yaml"),
+		},
+		"rules are not there": {
+			CredentialFiles{Cert: at("tls.crt"), Key: at("tls.key"), ClientCA: at("ca.crt"),
+				Authorization: missing}, missing,
+		},
 	} {
 		_, err := OpenCredentials(test.files)
-		if err == nil || !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "PRIVATE") {
+		if err == nil || !strings.Contains(err.Error(), test.says) ||
+			strings.Contains(err.Error(), "PRIVATE") {
 			t.Errorf("%s: error %v, want one that names %s", name, err, test.says)
 		}
 	}

@@ -17,9 +17,11 @@ import (
 type DataPlane string
 
 const (
-	// DataPlaneAuto is DataPlaneVLANAware if the kernel can filter VLANs, else DataPlaneBridgePerNetwork.
+	// DataPlaneAuto is DataPlaneVLANAware if the kernel can filter VLANs, else
+	// DataPlaneBridgePerNetwork.
 	DataPlaneAuto DataPlane = "auto"
-	// DataPlaneVLANAware is one bridge, in which a network is its VLAN id. The kernel needs CONFIG_BRIDGE_VLAN_FILTERING.
+	// DataPlaneVLANAware is one bridge, in which a network is its VLAN id. The kernel needs
+	// CONFIG_BRIDGE_VLAN_FILTERING.
 	DataPlaneVLANAware DataPlane = "vlan-aware"
 	// DataPlaneBridgePerNetwork is a bridge for each network. It has no TRUNK ports.
 	DataPlaneBridgePerNetwork DataPlane = "bridge-per-network"
@@ -32,7 +34,8 @@ type segment struct {
 	vni  uint32 // 0: the network has none
 }
 
-// membership is a port's address and networks for the data plane. There is one network unless the port is a trunk.
+// membership is a port's address and networks for the data plane. There is one network unless the
+// port is a trunk.
 type membership struct {
 	mac      net.HardwareAddr
 	networks []segment
@@ -53,14 +56,15 @@ type dataplane interface {
 	detach(port string) error
 	// made returns the names of netdevs that networks and ports have, whoever asked for these.
 	made() ([]string, error)
-	// sweep removes what the agent has made, with either data plane, for other networks and ports than these.
+	// sweep removes what the agent has made, with either data plane, for other networks and ports
+	// than these.
 	sweep(networks []string, ports map[string]membership) error
 	// sweepFilter ends the filtering of what has not been attached since the start.
 	sweepFilter() error
 	// restoreFilter makes the source filter anew, which somebody else changed.
 	restoreFilter() error
-	// dropped returns how many frames the source filter has dropped, by the port, or the network by VXLAN, that they came from. It may be
-	// called at any time.
+	// dropped returns how many frames the source filter has dropped, by the port, or the network by
+	// VXLAN, that they came from. It may be called at any time.
 	dropped() (map[task]uint64, error)
 	// watch calls emit with what each event may have changed. It returns nil after close.
 	watch(emit func(task)) error
@@ -85,7 +89,8 @@ func openDataPlane(cfg Config, log logr.Logger) (dataplane, error) {
 		return nil, err
 	}
 	resolver := portResolver{sysfs: "/sys", hostPFs: cfg.HostPFs, representors: cfg.Representors}
-	plane, err := openBridgePlane(cfg.Uplinks, underlay, resolver, which != DataPlaneBridgePerNetwork)
+	plane, err := openBridgePlane(cfg.Uplinks, underlay, resolver,
+		which != DataPlaneBridgePerNetwork)
 	if err != nil {
 		return nil, err
 	}
@@ -120,14 +125,16 @@ func checkPatterns(patterns []string) error {
 	var failed []error
 	for _, pattern := range patterns {
 		if _, err := path.Match(pattern, ""); err != nil || strings.Trim(pattern, "*?") == "" {
-			failed = append(failed, fmt.Errorf("representor %q: must be the name of a netdev, or a "+
-				"pattern of names such as sim-*", pattern))
+			failed = append(failed,
+				fmt.Errorf("representor %q: must be the name of a netdev, or a "+
+					"pattern of names such as sim-*", pattern))
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// probeVLANFiltering makes the shared bridge. The error is an errNoVLANFiltering if the kernel cannot filter VLANs.
+// probeVLANFiltering makes the shared bridge. The error is an errNoVLANFiltering if the kernel
+// cannot filter VLANs.
 func (b *bridgePlane) probeVLANFiltering() error {
 	bridge, err := b.ensureBridge(sharedBridge, sharedID)
 	if err == nil {

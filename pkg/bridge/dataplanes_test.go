@@ -42,7 +42,9 @@ var dataPlaneTests = map[string]func(*testing.T, bridge.DataPlane){
 
 // TestDataPlanes: the data planes are equal.
 func TestDataPlanes(t *testing.T) {
-	t.Run("bridge-per-network", func(t *testing.T) { testDataPlane(t, bridge.DataPlaneBridgePerNetwork) })
+	t.Run("bridge-per-network", func(t *testing.T) {
+		testDataPlane(t, bridge.DataPlaneBridgePerNetwork)
+	})
 	t.Run("vlan-aware", func(t *testing.T) {
 		needVLANFiltering(t)
 		testDataPlane(t, bridge.DataPlaneVLANAware)

@@ -22,7 +22,8 @@ type portName struct {
 	function string // "vf3", "sf88", "" for the PF itself
 }
 
-// nameOf returns the phys_port_name of the netdev of a devlink port, zero if the port is no Function's.
+// nameOf returns the phys_port_name of the netdev of a devlink port, zero if the port is no
+// Function's.
 func nameOf(port devlink.Port) portName {
 	name := portName{pf: fmt.Sprintf("pf%d", port.PF)}
 	if port.External {
@@ -43,15 +44,19 @@ func nameOf(port devlink.Port) portName {
 func vfName(index int) string { return fmt.Sprintf("vf%d", index) }
 
 // portNameForm is the form of a Function's phys_port_name. Kernels before 5.10 know no controllers.
-var portNameForm = regexp.MustCompile(`^((?:c(0|[1-9][0-9]*))?pf(0|[1-9][0-9]*))((?:vf|sf)(0|[1-9][0-9]*))?$`)
+var portNameForm = regexp.MustCompile(
+	`^((?:c(0|[1-9][0-9]*))?pf(0|[1-9][0-9]*))((?:vf|sf)(0|[1-9][0-9]*))?$`,
+)
 
-// parsePortName reads a phys_port_name. ok is false for that of an uplink, and of anything else that is no Function's.
+// parsePortName reads a phys_port_name. ok is false for that of an uplink, and of anything else
+// that is no Function's.
 func parsePortName(name string) (_ portName, ok bool) {
 	parts := portNameForm.FindStringSubmatch(name)
 	if parts == nil {
 		return portName{}, false
 	}
-	for i, bits := range map[int]int{2: 32, 3: 16, 5: 32} { // of the numbers of controller, PF and Function
+	// of the numbers of controller, PF and Function
+	for i, bits := range map[int]int{2: 32, 3: 16, 5: 32} {
 		if _, err := strconv.ParseUint(cmp.Or(parts[i], "0"), 10, bits); err != nil {
 			return portName{}, false
 		}
@@ -59,10 +64,12 @@ func parsePortName(name string) (_ portName, ok bool) {
 	return portName{pf: parts[1], function: parts[4]}, true
 }
 
-// eswitchPort is the port of an eswitch that a Function is connected to. Its netdev is the Function's representor.
+// eswitchPort is the port of an eswitch that a Function is connected to. Its netdev is the
+// Function's representor.
 type eswitchPort struct {
 	eswitch pci.Address // the PF on this machine that has the eswitch, "" for any
-	// name has no pf if the eswitch has the Functions of one PF only: the driver may give that any number.
+	// name has no pf if the eswitch has the Functions of one PF only: the driver may give that any
+	// number.
 	name portName
 }
 
@@ -83,10 +90,11 @@ func (p eswitchPort) String() string {
 // external reports whether the Function is another machine's: the kernel names its controller then.
 func (n portName) external() bool { return strings.HasPrefix(n.pf, "c") }
 
-// portResolver finds the eswitch port for the id of a port, which is the PCI address of a Function or
-// the eswitch's name for it. It resolves only Functions that clients may have: external ones, which
-// belong to another machine, and those of PFs that the configuration names. The others are refused,
-// because clients choose ids, and this machine's own Functions must not end in their networks.
+// portResolver finds the eswitch port for the id of a port, which is the PCI address of a Function
+// or the eswitch's name for it. It resolves only Functions that clients may have: external ones,
+// which belong to another machine, and those of PFs that the configuration names. The others are
+// refused, because clients choose ids, and this machine's own Functions must not end in their
+// networks.
 type portResolver struct {
 	sysfs   sysfs.Root // describes the hostPFs that are this machine's own
 	hostPFs []HostPF   // from the configuration
@@ -125,7 +133,8 @@ func (r portResolver) serves(at eswitchPort) bool {
 		if pf.isOwn() {
 			return at.eswitch == pf.Address && at.name.function != ""
 		}
-		return pf.name == at.name.pf && (at.eswitch == "" || pf.Eswitch == "" || at.eswitch == pf.Eswitch)
+		return pf.name == at.name.pf &&
+			(at.eswitch == "" || pf.Eswitch == "" || at.eswitch == pf.Eswitch)
 	})
 }
 

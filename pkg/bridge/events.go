@@ -32,14 +32,18 @@ func (b *bridgePlane) watch(emit func(task)) error {
 	return nil
 }
 
-// receive calls handle with each message of the kernel, and lost when there were some that nobody read. It returns nil after close.
-func (b *bridgePlane) receive(socket *nl.NetlinkSocket, lost func(), handle func(syscall.NetlinkMessage)) error {
+// receive calls handle with each message of the kernel, and lost when there were some that nobody
+// read. It returns nil after close.
+func (b *bridgePlane) receive(
+	socket *nl.NetlinkSocket, lost func(), handle func(syscall.NetlinkMessage),
+) error {
 	for {
 		messages, from, err := socket.Receive()
 		switch {
 		case b.closed.Load():
 			return nil
-		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINVAL): // EINVAL: the message is larger than what is read
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINVAL):
+			// EINVAL: the message is larger than what is read
 			lost()
 			continue
 		case err != nil:
@@ -63,7 +67,8 @@ func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 	return b.receive(b.events, lost, func(m syscall.NetlinkMessage) {
 		switch m.Header.Type {
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-			// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of bridges.
+			// When a netdev leaves a bridge, the kernel also sends RTM_DELLINK, with the family of
+			// bridges.
 			bridging := len(m.Data) > 0 && m.Data[0] == unix.AF_BRIDGE
 			link, err := links.Parse(m.Data)
 			if err != nil {
@@ -74,7 +79,8 @@ func (b *bridgePlane) watchNetdevs(emit func(task)) error {
 				emit(t)
 			}
 		case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-			if len(m.Data) >= unix.SizeofIfAddrmsg && b.isUplink(int(nl.DeserializeIfAddrmsg(m.Data).Index)) {
+			if len(m.Data) >= unix.SizeofIfAddrmsg &&
+				b.isUplink(int(nl.DeserializeIfAddrmsg(m.Data).Index)) {
 				emit(task{kind: taskUplink})
 			}
 		}
@@ -95,7 +101,8 @@ func (b *bridgePlane) watchEntries(emit func(task)) error {
 	})
 }
 
-// tasksOf returns what an event of a netdev may have changed. bridging says that the event is of the family of bridges.
+// tasksOf returns what an event of a netdev may have changed. bridging says that the event is of
+// the family of bridges.
 func (b *bridgePlane) tasksOf(link netlink.Link, removed, bridging bool) []task {
 	attrs := link.Attrs()
 	var tasks []task

@@ -15,13 +15,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// forwarding is which port has which MAC address, in the bridges' forwarding databases. The data plane writes it, and watch compares
-// events with it.
+// forwarding is which port has which MAC address, in the bridges' forwarding databases. The data
+// plane writes it, and watch compares events with it.
 type forwarding struct {
 	mu      sync.RWMutex
 	entries map[fdbKey]fdbEntry
 	keys    map[int]map[fdbKey]bool // of the entries of each port of a bridge, by ifindex
-	checked map[int]bool            // ports of bridges of which it is known that they have no other entries of the agent
+	// ports of bridges of which it is known that they have no other entries of the agent
+	checked map[int]bool
 }
 
 // fdbKey is what an entry of a forwarding database is known by.
@@ -37,7 +38,9 @@ type fdbEntry struct {
 }
 
 func newForwarding() *forwarding {
-	return &forwarding{entries: map[fdbKey]fdbEntry{}, keys: map[int]map[fdbKey]bool{}, checked: map[int]bool{}}
+	return &forwarding{
+		entries: map[fdbKey]fdbEntry{}, keys: map[int]map[fdbKey]bool{}, checked: map[int]bool{},
+	}
 }
 
 func keyOf(bridge int, mac net.HardwareAddr, vlan int) fdbKey {
@@ -71,7 +74,8 @@ func (f *forwarding) remove(key fdbKey) {
 	}
 }
 
-// forget forgets what a port of a bridge has, which the kernel removes when the netdev leaves its bridge.
+// forget forgets what a port of a bridge has, which the kernel removes when the netdev leaves its
+// bridge.
 func (f *forwarding) forget(index int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -82,7 +86,8 @@ func (f *forwarding) forget(index int) {
 	delete(f.checked, index)
 }
 
-// setChecked notes whether a port of a bridge may have entries of the agent that are not in f, and returns what was known.
+// setChecked notes whether a port of a bridge may have entries of the agent that are not in f, and
+// returns what was known.
 func (f *forwarding) setChecked(index int, is bool) (was bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -91,9 +96,10 @@ func (f *forwarding) setChecked(index int, is bool) (was bool) {
 	return was
 }
 
-// staticEntry is an entry of a bridge's forwarding database that does not age: frames for the address are not flooded. It is
-// sticky (Linux 4.20): otherwise it would move to another port from which a frame with that source address comes in
-// (br_fdb_update). Every write of an entry must say so again.
+// staticEntry is an entry of a bridge's forwarding database that does not age: frames for the
+// address are not flooded. It is sticky (Linux 4.20): otherwise it would move to another port from
+// which a frame with that source address comes in (br_fdb_update). Every write of an entry must say
+// so again.
 func staticEntry(index int, mac net.HardwareAddr, vlan int) *netlink.Neigh {
 	return &netlink.Neigh{
 		LinkIndex: index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER | netlink.NTF_STICKY,
@@ -102,11 +108,15 @@ func staticEntry(index int, mac net.HardwareAddr, vlan int) *netlink.Neigh {
 }
 
 func isOwnEntry(e *netlink.Neigh) bool {
-	return e.State&netlink.NUD_NOARP != 0 && e.Flags&netlink.NTF_STICKY != 0 && len(e.HardwareAddr) == 6
+	return e.State&netlink.NUD_NOARP != 0 && e.Flags&netlink.NTF_STICKY != 0 &&
+		len(e.HardwareAddr) == 6
 }
 
-// forward has a bridge send the frames for a MAC address to one of its ports, in each of these VLANs, and those for no other address.
-func (b *bridgePlane) forward(mac net.HardwareAddr, rep, bridge netlink.Link, port string, vlans []uint16) error {
+// forward has a bridge send the frames for a MAC address to one of its ports, in each of these
+// VLANs, and those for no other address.
+func (b *bridgePlane) forward(
+	mac net.HardwareAddr, rep, bridge netlink.Link, port string, vlans []uint16,
+) error {
 	want := map[fdbKey]bool{}
 	index := rep.Attrs().Index
 	for _, vlan := range vlans {
@@ -129,7 +139,8 @@ func (b *bridgePlane) forward(mac net.HardwareAddr, rep, bridge netlink.Link, po
 	for _, e := range entries {
 		if isOwnEntry(e) && !want[keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan)] {
 			if err := b.endForwarding(index, e.HardwareAddr, e.Vlan); err != nil {
-				return linkError(err, rep, "no longer forward %s in VLAN %d to it", e.HardwareAddr, e.Vlan)
+				return linkError(err, rep, "no longer forward %s in VLAN %d to it",
+					e.HardwareAddr, e.Vlan)
 			}
 		}
 	}
@@ -164,14 +175,16 @@ func (b *bridgePlane) entriesOf(index int) ([]*netlink.Neigh, error) {
 	return entries, nil
 }
 
-// subscribeToEntries opens a socket with the events of static entries. The kernel tells of every address that it learns too, which may
-// be more than anybody reads: a filter in the kernel leaves those out.
+// subscribeToEntries opens a socket with the events of static entries. The kernel tells of every
+// address that it learns too, which may be more than anybody reads: a filter in the kernel leaves
+// those out.
 func subscribeToEntries() (*nl.NetlinkSocket, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_NEIGH)
 	if err != nil {
 		return nil, err
 	}
-	const family, state = unix.SizeofNlMsghdr, unix.SizeofNlMsghdr + 8 // offsets in struct ndmsg, which follows the header
+	// offsets in struct ndmsg, which follows the header
+	const family, state = unix.SizeofNlMsghdr, unix.SizeofNlMsghdr + 8
 	lowByte := uint32(state)
 	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
 		lowByte++
@@ -199,8 +212,8 @@ func subscribeToEntries() (*nl.NetlinkSocket, error) {
 	return socket, nil
 }
 
-// tasksOfEntry returns what the event of a static entry may have changed: whose address it is and, if it is the agent's but no port's, the
-// port that has it too much.
+// tasksOfEntry returns what the event of a static entry may have changed: whose address it is and,
+// if it is the agent's but no port's, the port that has it too much.
 func (b *bridgePlane) tasksOfEntry(e *netlink.Neigh, removed bool) []task {
 	if len(e.HardwareAddr) != 6 {
 		return nil

@@ -11,7 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// isForwarded tells whether frames for a MAC address go to a port whatever anybody sends, and to no other port.
+// isForwarded tells whether frames for a MAC address go to a port whatever anybody sends, and to no
+// other port.
 func (x *xpu) isForwarded(name string, mac net.HardwareAddr) bool {
 	x.t.Helper()
 	index := x.link(name).Attrs().Index
@@ -34,7 +35,8 @@ func (x *xpu) isForwarded(name string, mac net.HardwareAddr) bool {
 func (x *xpu) entry(name string, mac net.HardwareAddr) *netlink.Neigh {
 	x.t.Helper()
 	e := &netlink.Neigh{
-		LinkIndex: x.link(name).Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER, State: netlink.NUD_NOARP, HardwareAddr: mac,
+		LinkIndex: x.link(name).Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER,
+		State: netlink.NUD_NOARP, HardwareAddr: mac,
 	}
 	if x.cfg.DataPlane == bridge.DataPlaneVLANAware {
 		e.Vlan = 10
@@ -42,7 +44,8 @@ func (x *xpu) entry(name string, mac net.HardwareAddr) *netlink.Neigh {
 	return e
 }
 
-// testForwardingHeals: whatever somebody does to the entries of the ports' MAC addresses is put right.
+// testForwardingHeals: whatever somebody does to the entries of the ports' MAC addresses is put
+// right.
 func testForwardingHeals(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()
@@ -63,12 +66,15 @@ func testForwardingHeals(t *testing.T, plane bridge.DataPlane) {
 		},
 	} {
 		must.Succeed(t, disturb())
-		must.Eventually(t, name+": put right", func() bool { return x.isForwarded(rep1, one.mac) && x.isForwarded(rep2, two.mac) })
+		must.Eventually(t, name+": put right", func() bool {
+			return x.isForwarded(rep1, one.mac) &&
+				x.isForwarded(rep2, two.mac)
+		})
 	}
 }
 
-// testOldMAC: a MAC address that a port no longer has is not forwarded to it, though the agent was killed before it removed the entry. What
-// an administrator added stays.
+// testOldMAC: a MAC address that a port no longer has is not forwarded to it, though the agent was
+// killed before it removed the entry. What an administrator added stays.
 func testOldMAC(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()

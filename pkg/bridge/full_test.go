@@ -15,7 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// fill puts others' netdevs into a bridge until it has as many ports as it can, and returns the name of one.
+// fill puts others' netdevs into a bridge until it has as many ports as it can, and returns the
+// name of one.
 func (x *xpu) fill(bridge string) (last string) {
 	x.t.Helper()
 	full := x.link(bridge).Attrs().Index
@@ -33,7 +34,8 @@ func (x *xpu) fill(bridge string) (last string) {
 	}
 }
 
-// testBridgeIsFull: a port that finds no room at its network's bridge says so, and comes up when there is room.
+// testBridgeIsFull: a port that finds no room at its network's bridge says so, and comes up when
+// there is room.
 func testBridgeIsFull(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()
@@ -41,7 +43,8 @@ func testBridgeIsFull(t *testing.T, plane bridge.DataPlane) {
 	one, two := newPod(t, x, rep1, 1), newPod(t, x, rep2, 2)
 	x.port(rep1, "net-blue", one.mac)
 	last := x.fill(x.bridge("net-blue"))
-	err := x.client.EnsurePort(x.ctx(), opi.Port{ID: rep2, MAC: two.mac, Networks: []string{"net-blue"}})
+	err := x.client.EnsurePort(x.ctx(),
+		opi.Port{ID: rep2, MAC: two.mac, Networks: []string{"net-blue"}})
 	if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "at most 1023 ports") {
 		t.Errorf("got %v, want that the bridge is full", err)
 	}
@@ -50,8 +53,8 @@ func testBridgeIsFull(t *testing.T, plane bridge.DataPlane) {
 	reach(t, one, two)
 }
 
-// TestSeveralBridges: networks for which the first bridge has no room are in a second one, also after a restart, and with their VXLAN
-// port. It goes with the last of them.
+// TestSeveralBridges: networks for which the first bridge has no room are in a second one, also
+// after a restart, and with their VXLAN port. It goes with the last of them.
 func TestSeveralBridges(t *testing.T) {
 	needVLANFiltering(t)
 	a, b := wired(t, bridge.DataPlaneVLANAware)
@@ -59,7 +62,8 @@ func TestSeveralBridges(t *testing.T) {
 		x.network("net-blue", 10, 1000)
 		x.network("net-red", 20, 2000)
 	}
-	blue, red, trunk, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a, rep3, 3), newPod(t, b, rep1, 4)
+	blue, red, trunk, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a, rep3,
+		3), newPod(t, b, rep1, 4)
 	a.port(rep1, "net-blue", blue.mac)
 	a.fill("br-opi")
 	a.port(rep2, "net-red", red.mac)
@@ -80,9 +84,12 @@ func TestSeveralBridges(t *testing.T) {
 	}
 	check()
 
-	both := opi.Port{ID: rep3, MAC: trunk.mac, Networks: []string{"net-blue", "net-red"}, Trunk: true}
+	both := opi.Port{
+		ID: rep3, MAC: trunk.mac, Networks: []string{"net-blue", "net-red"}, Trunk: true,
+	}
 	err := a.client.EnsurePort(a.ctx(), both)
-	if err == nil || !strings.Contains(err.Error(), "different bridges of the kernel, br-opi and br-opi-1") {
+	if err == nil ||
+		!strings.Contains(err.Error(), "different bridges of the kernel, br-opi and br-opi-1") {
 		t.Errorf("a trunk of networks in two bridges: %v", err)
 	}
 	q := red.pinger(t)

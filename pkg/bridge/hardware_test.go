@@ -16,7 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestHardwareRepresentors: each rule finds, for each VF of each card, what sysfs says is its representor.
+// TestHardwareRepresentors: each rule finds, for each VF of each card, what sysfs says is its
+// representor.
 func TestHardwareRepresentors(t *testing.T) {
 	if os.Getenv(plan.GuestVariable) != "simnic" {
 		t.Skip("changes the machine's eswitches: make test-qemu runs it in guest simnic")
@@ -27,7 +28,8 @@ func TestHardwareRepresentors(t *testing.T) {
 	}
 	here := portResolver{sysfs: "/sys"}
 	for _, file := range pfs {
-		here.hostPFs = append(here.hostPFs, HostPF{Address: pci.Address(filepath.Base(filepath.Dir(file)))})
+		here.hostPFs = append(here.hostPFs,
+			HostPF{Address: pci.Address(filepath.Base(filepath.Dir(file)))})
 	}
 	d, err := openBridgePlane(nil, UnderlayAuto, here, false)
 	if err != nil {
@@ -75,7 +77,9 @@ func TestHardwareRepresentors(t *testing.T) {
 		}
 	}
 
-	t.Run("as the eswitch of another machine's PFs", func(t *testing.T) { asHost(t, cards, byPort, byName) })
+	t.Run("as the eswitch of another machine's PFs", func(t *testing.T) {
+		asHost(t, cards, byPort, byName)
+	})
 }
 
 // asHost calls PFs by other addresses, as a host does those that a DPU gives it.
@@ -121,7 +125,8 @@ func (c *card) readVFs(t *testing.T) {
 		found, _ := filepath.Glob(fmt.Sprintf("/sys/bus/pci/devices/%s/net/*/phys_port_name", c.pf))
 		for _, file := range found {
 			content, _ := os.ReadFile(file)
-			if name := strings.TrimSpace(string(content)); strings.HasSuffix(name, fmt.Sprintf("vf%d", i)) {
+			if name := strings.TrimSpace(string(content)); strings.HasSuffix(name,
+				fmt.Sprintf("vf%d", i)) {
 				netdev, err := netlink.LinkByName(filepath.Base(filepath.Dir(file)))
 				if err != nil {
 					t.Fatal(err)

@@ -17,16 +17,21 @@ import (
 // HostPF is what an administrator tells of a PF whose Functions are for clients: one of the host,
 // which the DPU's sysfs lacks, or one of this machine, if the clients' pods run here too.
 type HostPF struct {
-	Address pci.Address // of the PF at the host; "" if clients name Functions as the eswitch numbers them, by opi.PortIDAt
-	Eswitch pci.Address // the xPU's own PF that has the eswitch; may be "" if only one eswitch has a PF of this name
-	// Offset and Stride are those of the PF's SR-IOV capability: VF i has the PF's routing ID plus Offset plus i times
-	// Stride. Without them both are 0, and no VF is found.
+	// of the PF at the host; "" if clients name Functions as the eswitch numbers them, by
+	// opi.PortIDAt
+	Address pci.Address
+	// the xPU's own PF that has the eswitch; may be "" if only one eswitch has a PF of this name
+	Eswitch pci.Address
+	// Offset and Stride are those of the PF's SR-IOV capability: VF i has the PF's routing ID plus
+	// Offset plus i times Stride. Without them both are 0, and no VF is found.
 	Offset, Stride int
-	// MAC and Serial are what the card tells the host, for an xPU whose devlink does not tell them; "" otherwise.
+	// MAC and Serial are what the card tells the host, for an xPU whose devlink does not tell them;
+	// "" otherwise.
 	MAC    function.MAC
 	Serial string
 
-	name string // phys_port_name of the PF's representor: "c1pf0"; "" if the PF is this machine's own
+	// phys_port_name of the PF's representor: "c1pf0"; "" if the PF is this machine's own
+	name string
 }
 
 // ownPF takes the place of a name in the text of a PF of this machine.
@@ -35,14 +40,16 @@ const ownPF = "own"
 // isOwn reports whether the PF is this machine's own: sysfs tells of its VFs.
 func (p HostPF) isOwn() bool { return p.name == "" }
 
-// ParseHostPF reads "0000:3b:00.0=c1pf0,offset=2,stride=1": the PF's address at the host, the phys_port_name of its
-// representor, and the VF offset and stride of the host's lspci -vv. The key eswitch is the PCI address of the xPU's own PF. Without
-// an address, "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK" tells what joins the PF to the host's.
+// ParseHostPF reads "0000:3b:00.0=c1pf0,offset=2,stride=1": the PF's address at the host, the
+// phys_port_name of its representor, and the VF offset and stride of the host's lspci -vv. The key
+// eswitch is the PCI address of the xPU's own PF. Without an address,
+// "c1pf0,mac=02:00:00:00:00:01,serial=MT2334XZ0LTK" tells what joins the PF to the host's.
 // "0000:01:00.0=own" is a PF of this machine, of which sysfs tells the rest.
 func ParseHostPF(s string) (p HostPF, err error) {
 	defer func() {
 		if err != nil {
-			p, err = HostPF{}, fmt.Errorf("host PF %q: %w; it must be like 0000:3b:00.0=c1pf0,offset=2,stride=1, "+
+			p, err = HostPF{}, fmt.Errorf("host PF %q: %w; it must be like "+
+				"0000:3b:00.0=c1pf0,offset=2,stride=1, "+
 				"or 0000:01:00.0=own for a PF of this machine", s, err)
 		}
 	}()
@@ -120,7 +127,8 @@ func ReadHostPFs(path string) (all []HostPF, err error) {
 	return all, nil
 }
 
-// parseDistance reads an offset or stride, which have 16 bits (PCI Express 6.0, sections 9.3.3.9 and 9.3.3.10).
+// parseDistance reads an offset or stride, which have 16 bits (PCI Express 6.0, sections 9.3.3.9
+// and 9.3.3.10).
 func parseDistance(s string) (int, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil || n == 0 {
@@ -137,17 +145,21 @@ func parseSerial(s string) (string, error) {
 	return s, nil
 }
 
-// checkHostPFs refuses two PFs with one address, and two with one name at one eswitch: they would have the same representors.
+// checkHostPFs refuses two PFs with one address, and two with one name at one eswitch: they would
+// have the same representors.
 func checkHostPFs(all []HostPF) error {
 	for i, p := range all {
 		for _, other := range all[:i] {
 			if p.Address == other.Address && p.Address != "" {
 				return fmt.Errorf("host PF %s is told twice", p.Address)
 			}
-			apart := p.isOwn() || p.Eswitch != "" && other.Eswitch != "" && p.Eswitch != other.Eswitch
+			apart := p.isOwn() || p.Eswitch != "" && other.Eswitch != "" &&
+				p.Eswitch != other.Eswitch
 			if p.name == other.name && !apart {
-				return fmt.Errorf("host PFs %s and %s are both %s, of which an eswitch has one: say which with eswitch= of both",
-					cmp.Or(other.Address, "without address"), cmp.Or(p.Address, "without address"), p.name)
+				return fmt.Errorf("host PFs %s and %s are both %s, of which an eswitch has one: "+
+					"say which with eswitch= of both",
+					cmp.Or(other.Address, "without address"),
+					cmp.Or(p.Address, "without address"), p.name)
 			}
 		}
 	}
@@ -164,7 +176,8 @@ func withAddress(all []HostPF) (told []HostPF) {
 	return told
 }
 
-// eswitchPort returns the port of one of the PF's Functions: "vf3", "sf88", or "" for the PF itself.
+// eswitchPort returns the port of one of the PF's Functions: "vf3", "sf88", or "" for the PF
+// itself.
 func (p HostPF) eswitchPort(function string) eswitchPort {
 	if p.isOwn() {
 		return eswitchPort{eswitch: p.Address, name: portName{function: function}}
@@ -175,8 +188,9 @@ func (p HostPF) eswitchPort(function string) eswitchPort {
 // resolve returns the port of an SF of the PF, or of the PF itself if function is "".
 func (p HostPF) resolve(function string) (eswitchPort, error) {
 	if p.isOwn() && function == "" {
-		return eswitchPort{}, fmt.Errorf("%s is a PF of this machine, which keeps it: only its VFs and "+
-			"SFs have representors", p.Address)
+		return eswitchPort{},
+			fmt.Errorf("%s is a PF of this machine, which keeps it: only its VFs and "+
+				"SFs have representors", p.Address)
 	}
 	return p.eswitchPort(function), nil
 }

@@ -23,8 +23,9 @@ func TestParseHostPF(t *testing.T) {
 		},
 		{in: "0000:3B:00.1=pf1", want: HostPF{Address: "0000:3b:00.1", name: "pf1"}},
 		{
-			in:   "10000:3b:00.1=c0pf1,eswitch=0000:03:00.1,stride=2,offset=128",
-			want: HostPF{Address: "10000:3b:00.1", name: "c0pf1", Offset: 128, Stride: 2, Eswitch: "0000:03:00.1"},
+			in: "10000:3b:00.1=c0pf1,eswitch=0000:03:00.1,stride=2,offset=128",
+			want: HostPF{Address: "10000:3b:00.1", name: "c0pf1", Offset: 128, Stride: 2,
+				Eswitch: "0000:03:00.1"},
 		},
 		{in: "0000:01:00.0=own", want: HostPF{Address: "0000:01:00.0"}},
 		{in: "0000:01:00.0=own,offset=2,stride=1", says: "nothing may follow own"},
@@ -54,10 +55,13 @@ func TestParseHostPF(t *testing.T) {
 	}
 	for _, test := range tests {
 		got, err := ParseHostPF(test.in)
-		if diff := gocmp.Diff(test.want, got, gocmp.AllowUnexported(HostPF{})); diff != "" || (err != nil) != (test.says != "") {
+		if diff := gocmp.Diff(test.want, got, gocmp.AllowUnexported(HostPF{})); diff != "" ||
+			(err != nil) != (test.says != "") {
 			t.Errorf("%q: %v (-want +got):\n%s", test.in, err, diff)
 		}
-		if err != nil && (!strings.Contains(err.Error(), test.says) || !strings.Contains(err.Error(), "must be like 0000:3b:00.0=c1pf0")) {
+		if err != nil &&
+			(!strings.Contains(err.Error(), test.says) ||
+				!strings.Contains(err.Error(), "must be like 0000:3b:00.0=c1pf0")) {
 			t.Errorf("%q: %v, want it to say %q and what would be right", test.in, err, test.says)
 		}
 	}
@@ -70,24 +74,32 @@ func TestCheckHostPFs(t *testing.T) {
 	}{
 		"two PFs of one card": {pfs: []string{"0000:3b:00.0=c1pf0", "0000:3b:00.1=c1pf1"}},
 		"one address twice": {
-			[]string{"0000:3b:00.0=c1pf0", "0000:3b:00.0=c1pf1"}, "host PF 0000:3b:00.0 is told twice",
+			[]string{"0000:3b:00.0=c1pf0", "0000:3b:00.0=c1pf1"},
+			"host PF 0000:3b:00.0 is told twice",
 		},
 		"one name twice": {
-			[]string{"0000:3b:00.0=c1pf0", "0000:3b:00.1=c1pf0"}, "0000:3b:00.0 and 0000:3b:00.1 are both c1pf0",
+			[]string{"0000:3b:00.0=c1pf0", "0000:3b:00.1=c1pf0"},
+			"0000:3b:00.0 and 0000:3b:00.1 are both c1pf0",
 		},
 		"one name at one of the eswitches": {
 			[]string{"0000:3b:00.0=pf0,eswitch=0000:03:00.0", "0000:5e:00.0=pf0"}, "both pf0",
 		},
 		"one name at two eswitches": {
-			pfs: []string{"0000:3b:00.0=pf0,eswitch=0000:03:00.0", "0000:5e:00.0=pf0,eswitch=0000:04:00.0"},
+			pfs: []string{
+				"0000:3b:00.0=pf0,eswitch=0000:03:00.0", "0000:5e:00.0=pf0,eswitch=0000:04:00.0",
+			},
 		},
 		"PFs of this machine": {pfs: []string{"0000:01:00.0=own", "0000:01:00.1=own"}},
 		"one of this machine twice": {
 			[]string{"0000:01:00.0=own", "0000:01:00.0=own"}, "host PF 0000:01:00.0 is told twice",
 		},
-		"without addresses":                    {pfs: []string{"c1pf0", "c1pf1"}},
-		"one name twice, without addresses":    {[]string{"c1pf0", "c1pf0"}, "without address and without address are both c1pf0"},
-		"one number, by different controllers": {pfs: []string{"0000:3b:00.0=c1pf0", "0000:5e:00.0=c2pf0"}},
+		"without addresses": {pfs: []string{"c1pf0", "c1pf1"}},
+		"one name twice, without addresses": {
+			[]string{"c1pf0", "c1pf0"}, "without address and without address are both c1pf0",
+		},
+		"one number, by different controllers": {
+			pfs: []string{"0000:3b:00.0=c1pf0", "0000:5e:00.0=c2pf0"},
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -100,7 +112,8 @@ func TestCheckHostPFs(t *testing.T) {
 				pfs = append(pfs, pf)
 			}
 			err := checkHostPFs(pfs)
-			if (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {
+			if (err != nil) != (test.says != "") ||
+				err != nil && !strings.Contains(err.Error(), test.says) {
 				t.Errorf("%v, want %q", err, test.says)
 			}
 		})

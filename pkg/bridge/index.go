@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// index finds the ids of objects by what they have, such as a VLAN id, without a look at each object.
+// index finds the ids of objects by what they have, such as a VLAN id, without a look at each
+// object.
 type index map[string]map[string]bool // ids by key
 
 func (x index) add(id string, keys []string) {

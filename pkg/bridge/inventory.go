@@ -21,7 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// inventoryServer serves InventoryService. It reads sysfs for each call, and leaves a field empty that sysfs does not have.
+// inventoryServer serves InventoryService. It reads sysfs for each call, and leaves a field empty
+// that sysfs does not have.
 type inventoryServer struct {
 	inventory.UnimplementedInventoryServiceServer
 	root    string   // where /sys and /proc are; empty is "/"
@@ -32,7 +33,9 @@ type inventoryServer struct {
 }
 
 // GetInventory describes the xPU. The request's name is ignored: there is one inventory.
-func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRequest) (*inventory.Inventory, error) {
+func (s inventoryServer) GetInventory(
+	context.Context, *inventory.GetInventoryRequest,
+) (*inventory.Inventory, error) {
 	sys := sysfs.Root(filepath.Join("/", s.root, "sys"))
 	// Documentation/ABI/testing/sysfs-class-dmi of the kernel
 	dmi := func(name string) string { return text(sys.Dir("class/dmi/id"), name) }
@@ -40,17 +43,23 @@ func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRe
 	var memory int64
 	_, _ = fmt.Sscanf(string(meminfo), "MemTotal: %d kB", &memory) // the first line
 	inv := &inventory.Inventory{
-		Bios: &inventory.BIOSInfo{Vendor: dmi("bios_vendor"), Version: dmi("bios_version"), Date: dmi("bios_date")},
+		Bios: &inventory.BIOSInfo{
+			Vendor: dmi("bios_vendor"), Version: dmi("bios_version"), Date: dmi("bios_date"),
+		},
 		System: &inventory.SystemInfo{
-			Family: dmi("product_family"), Name: dmi("product_name"), Vendor: dmi("sys_vendor"), SerialNumber: dmi("product_serial"),
-			Uuid: dmi("product_uuid"), Sku: dmi("product_sku"), Version: dmi("product_version"),
+			Family: dmi("product_family"), Name: dmi("product_name"), Vendor: dmi("sys_vendor"),
+			SerialNumber: dmi("product_serial"),
+			Uuid:         dmi("product_uuid"), Sku: dmi("product_sku"),
+			Version: dmi("product_version"),
 		},
 		Baseboard: &inventory.BaseboardInfo{
-			AssetTag: dmi("board_asset_tag"), SerialNumber: dmi("board_serial"), Vendor: dmi("board_vendor"),
+			AssetTag: dmi("board_asset_tag"), SerialNumber: dmi("board_serial"),
+			Vendor:  dmi("board_vendor"),
 			Version: dmi("board_version"), Product: dmi("board_name"),
 		},
 		Chassis: &inventory.ChassisInfo{
-			AssetTag: dmi("chassis_asset_tag"), SerialNumber: dmi("chassis_serial"), Vendor: dmi("chassis_vendor"),
+			AssetTag: dmi("chassis_asset_tag"), SerialNumber: dmi("chassis_serial"),
+			Vendor:  dmi("chassis_vendor"),
 			Version: dmi("chassis_version"), Type: dmi("chassis_type"),
 		},
 		Processor: processor(sys),
@@ -65,12 +74,14 @@ func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRe
 		return nil, status.Errorf(codes.Internal, "the host's PFs: %v", err)
 	}
 	for _, pf := range hostPFs {
-		inv.Pci = append(inv.Pci, &inventory.PCIeDeviceInfo{Subsystem: pf.String(), Class: "0x02", Subclass: "0x00"})
+		inv.Pci = append(inv.Pci,
+			&inventory.PCIeDeviceInfo{Subsystem: pf.String(), Class: "0x02", Subclass: "0x00"})
 	}
 	return inv, nil
 }
 
-// devlinkPorts lists the ports of all cards. Its socket is its own, as the data plane must not wait for a card that hangs.
+// devlinkPorts lists the ports of all cards. Its socket is its own, as the data plane must not wait
+// for a card that hangs.
 func devlinkPorts() ([]devlink.Port, error) {
 	conn, err := devlink.Dial("")
 	if err != nil {
@@ -80,8 +91,9 @@ func devlinkPorts() ([]devlink.Port, error) {
 	return conn.Ports()
 }
 
-// findHostPFs returns the PFs that the xPU gives its host, sorted by name: those that the eswitches have ports of, with what was told
-// of them, and others that were told. It leaves out those whose address at the host was told: clients name their Functions by that.
+// findHostPFs returns the PFs that the xPU gives its host, sorted by name: those that the eswitches
+// have ports of, with what was told of them, and others that were told. It leaves out those whose
+// address at the host was told: clients name their Functions by that.
 func (s inventoryServer) findHostPFs(sys sysfs.Root) ([]opi.HostPF, error) {
 	ports, err := s.ports()
 	if err != nil && !errors.Is(err, devlink.ErrNoDevlink) {
@@ -108,9 +120,13 @@ func (s inventoryServer) findHostPFs(sys sysfs.Root) ([]opi.HostPF, error) {
 			continue
 		}
 		pf := found[told.name]
-		found[told.name] = opi.HostPF{Name: told.name, MAC: cmp.Or(told.MAC, pf.MAC), Serial: cmp.Or(told.Serial, pf.Serial)}
+		found[told.name] = opi.HostPF{
+			Name: told.name, MAC: cmp.Or(told.MAC, pf.MAC), Serial: cmp.Or(told.Serial, pf.Serial),
+		}
 	}
-	return slices.SortedFunc(maps.Values(found), func(a, b opi.HostPF) int { return cmp.Compare(a.Name, b.Name) }), nil
+	return slices.SortedFunc(maps.Values(found), func(a, b opi.HostPF) int {
+		return cmp.Compare(a.Name, b.Name)
+	}), nil
 }
 
 // text reads an attribute, "" if it is not there or cannot be read.
@@ -120,7 +136,8 @@ func text(dir sysfs.Dir, name string) string {
 }
 
 func processor(sys sysfs.Root) *inventory.CPUInfo {
-	cpus, _ := filepath.Glob(string(sys.Dir("devices/system/cpu/cpu[0-9]*"))) // beside cpufreq and cpuidle
+	// beside cpufreq and cpuidle
+	cpus, _ := filepath.Glob(string(sys.Dir("devices/system/cpu/cpu[0-9]*")))
 	cores := map[[2]string]bool{}
 	for _, cpu := range cpus {
 		topology := sysfs.Dir(cpu).Dir("topology")
@@ -131,14 +148,16 @@ func processor(sys sysfs.Root) *inventory.CPUInfo {
 	return &inventory.CPUInfo{TotalCores: int32(len(cores)), TotalThreads: int32(len(cpus))}
 }
 
-// pciDevices lists the devices of a bus by address. Ids are hexadecimal, as in sysfs; the agent has no database of names.
+// pciDevices lists the devices of a bus by address. Ids are hexadecimal, as in sysfs; the agent has
+// no database of names.
 func pciDevices(bus sysfs.Dir) []*inventory.PCIeDeviceInfo {
 	names, _ := bus.Sorted()
 	var devices []*inventory.PCIeDeviceInfo
 	for _, name := range names {
 		device := bus.Dir(name)
 		d := &inventory.PCIeDeviceInfo{
-			Address: name, Vendor: text(device, "vendor"), Product: text(device, "device"), Revision: text(device, "revision"),
+			Address: name, Vendor: text(device, "vendor"), Product: text(device, "device"),
+			Revision:  text(device, "revision"),
 			Subsystem: text(device, "subsystem_device"),
 		}
 		// class is 0xCCSSPP: base class, subclass, programming interface

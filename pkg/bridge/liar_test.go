@@ -38,7 +38,8 @@ func (p *pod) send(t *testing.T, dst, src net.HardwareAddr, etherType uint16, pa
 	}
 	defer func() { _ = unix.Close(socket) }()
 	frame := slices.Concat(dst, src, []byte{byte(etherType >> 8), byte(etherType)}, payload)
-	if err := unix.Sendto(socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: eth0.Attrs().Index, Halen: 6}); err != nil {
+	if err := unix.Sendto(socket, frame, 0,
+		&unix.SockaddrLinklayer{Ifindex: eth0.Attrs().Index, Halen: 6}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -64,7 +65,9 @@ func (p *pod) listenFor(t *testing.T, etherType int) *ear {
 		return err
 	}))
 	t.Cleanup(func() { _ = unix.Close(e.socket) })
-	must.Succeed(t, unix.SetsockoptTimeval(e.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(patience.Seconds())}))
+	must.Succeed(t,
+		unix.SetsockoptTimeval(e.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+			&unix.Timeval{Sec: int64(patience.Seconds())}))
 	return e
 }
 
@@ -93,7 +96,8 @@ func (p *pod) pretend(t *testing.T, victim *pod) {
 	}
 }
 
-// testMACStaysWithItsPort: even without a filter no other port and no other xPU takes over the MAC address of a port by sending from it.
+// testMACStaysWithItsPort: even without a filter no other port and no other xPU takes over the MAC
+// address of a port by sending from it.
 func testMACStaysWithItsPort(t *testing.T, plane bridge.DataPlane) {
 	a, b := wired(t, plane, func(cfg *bridge.Config) { cfg.SourceFilter = false })
 	for _, x := range []*xpu{a, b} {
@@ -109,18 +113,22 @@ func testMACStaysWithItsPort(t *testing.T, plane bridge.DataPlane) {
 	reach(t, client, liar)
 	reach(t, client, remote)
 
-	for who, p := range map[string]*pod{"a port of the same xPU": liar, "a port of another xPU": remote} {
+	for who, p := range map[string]*pod{
+		"a port of the same xPU": liar, "a port of another xPU": remote,
+	} {
 		p.pretend(t, victim)
 		q := client.pinger(t)
 		for range 5 {
 			if ok, err := q.once(victim, time.Second); err != nil || !ok {
-				t.Fatalf("after %s sent from the MAC address of the victim: reaches it: %t, %v", who, ok, err)
+				t.Fatalf("after %s sent from the MAC address of the victim: reaches it: %t, %v",
+					who, ok, err)
 			}
 		}
 	}
 }
 
-// testLiesAreDropped: what a pod sends from another's MAC address arrives nowhere, and the filter outlives the agent and what others do to it.
+// testLiesAreDropped: what a pod sends from another's MAC address arrives nowhere, and the filter
+// outlives the agent and what others do to it.
 func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
 	a, b := wired(t, plane)
 	for _, x := range []*xpu{a, b} {
@@ -136,7 +144,8 @@ func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
 	ears := []*ear{near.listen(t), far.listen(t)}
 	lie := func(when string) {
 		t.Helper()
-		liar.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest, []byte("a lie, "+when))
+		liar.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest,
+			[]byte("a lie, "+when))
 		liar.send(t, broadcast, liar.mac, etherTypeTest, []byte("the truth, "+when))
 		for _, e := range ears {
 			if got := e.next(); got != "the truth, "+when {
@@ -158,26 +167,34 @@ func testLiesAreDropped(t *testing.T, plane bridge.DataPlane) {
 	t.Cleanup(func() { _ = nft.CloseLasting() })
 	nft.FlushRuleset()
 	must.Succeed(t, nft.Flush())
-	set := &nftables.Set{Table: &nftables.Table{Name: "opi-bridge", Family: nftables.TableFamilyBridge}, Name: "macs"}
+	set := &nftables.Set{
+		Table: &nftables.Table{Name: "opi-bridge", Family: nftables.TableFamilyBridge},
+		Name:  "macs",
+	}
 	must.Eventually(t, "the filter is there again", func() bool {
-		known, err := nft.GetSetElements(set) // a table that is deleted in the transaction that adds it is there for a while
+		// a table that is deleted in the transaction that adds it is there for a while
+		known, err := nft.GetSetElements(set)
 		return err == nil && len(known) == 2
 	})
 	lie("after somebody removed the filter")
 
 	must.Succeed(t, a.client.DeletePort(a.ctx(), rep1))
 	if left, err := nft.GetSetElements(set); err != nil || len(left) != 1 {
-		t.Errorf("after delete the filter knows %d MAC addresses, %v; want that of the other port", len(left), err)
+		t.Errorf("after delete the filter knows %d MAC addresses, %v; want that of the other port",
+			len(left), err)
 	}
 }
 
 // arp is the body of an ARP announcement (RFC 5227, section 3) that an address is at a MAC address.
 func arp(mac net.HardwareAddr, ip net.IP) []byte {
-	return bytes.Join([][]byte{{0, 1, 8, 0, 6, 4, 0, 1}, mac, ip, make([]byte, 6), ip, make([]byte, 18)}, nil)
+	return bytes.Join([][]byte{
+		{0, 1, 8, 0, 6, 4, 0, 1}, mac, ip, make([]byte, 6), ip, make([]byte, 18),
+	}, nil)
 }
 
-// testAddressesStayWithTheirPort: what a pod sends from another's address, or claims to have of it, arrives nowhere, whether it is of the same
-// xPU or of one that filters nothing. A network may do without.
+// testAddressesStayWithTheirPort: what a pod sends from another's address, or claims to have of it,
+// arrives nowhere, whether it is of the same xPU or of one that filters nothing. A network may do
+// without.
 func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 	a, b := newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
 	b.cfg.SourceFilter = false
@@ -187,11 +204,14 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 		x.start()
 		x.network("net-blue", 10, 1000)
 	}
-	victim, client, near, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a, rep3, 3), newPod(t, b, rep1, 4)
+	victim, client, near, far := newPod(t, a, rep1, 1), newPod(t, a, rep2, 2), newPod(t, a,
+		rep3, 3), newPod(t, b, rep1, 4)
 	ensure := func(x *xpu, id string, p *pod) {
 		t.Helper()
 		address, _ := netip.AddrFromSlice(p.ip)
-		port := opi.Port{ID: id, MAC: p.mac, Networks: []string{"net-blue"}, Addresses: []netip.Addr{address}}
+		port := opi.Port{
+			ID: id, MAC: p.mac, Networks: []string{"net-blue"}, Addresses: []netip.Addr{address},
+		}
 		must.Succeed(t, x.client.EnsurePort(x.ctx(), port))
 	}
 	ensure(a, rep1, victim)
@@ -231,7 +251,9 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 	must.Succeed(t, near.Handle().AddrAdd(link, &netlink.Addr{IPNet: subnet}))
 	noReach(t, &pod{Namespace: near.Namespace, ip: subnet.IP.To4()}, client)
 
-	network := opi.Network{ID: "net-blue", VLAN: 10, VNI: new(uint32(1000)), SourceFilter: opi.SourceFilterMAC}
+	network := opi.Network{
+		ID: "net-blue", VLAN: 10, VNI: new(uint32(1000)), SourceFilter: opi.SourceFilterMAC,
+	}
 	must.Succeed(t, a.client.EnsureNetwork(a.ctx(), network))
 	if !claims(near, net.IPv4(192, 0, 2, 99).To4()) {
 		t.Error("with sourceFilter MAC no other address may be claimed")
@@ -248,7 +270,8 @@ func testAddressesStayWithTheirPort(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// testNoFilter: without the filter a pod may send from any MAC address, for routers and bridges in pods.
+// testNoFilter: without the filter a pod may send from any MAC address, for routers and bridges in
+// pods.
 func testNoFilter(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.cfg.SourceFilter = false
@@ -259,13 +282,15 @@ func testNoFilter(t *testing.T, plane bridge.DataPlane) {
 	x.port(rep2, "net-blue", pod.mac)
 	reach(t, router, pod)
 	e := pod.listen(t)
-	router.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest, []byte("routed"))
+	router.send(t, broadcast, net.HardwareAddr{2, 0, 0, 0, 0, 0x66}, etherTypeTest,
+		[]byte("routed"))
 	if got := e.next(); got != "routed" {
 		t.Errorf("heard %q", got)
 	}
 }
 
-// testPodsDoNotReachTheXPU: a pod gets no answer from the xPU itself, on whatever address of it, although both are at one bridge.
+// testPodsDoNotReachTheXPU: a pod gets no answer from the xPU itself, on whatever address of it,
+// although both are at one bridge.
 func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
 	for name, filtered := range map[string]bool{"filtered": true, "not filtered": false} {
 		t.Run(name, func(t *testing.T) {
@@ -279,22 +304,35 @@ func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
 			prisoner := newPod(t, x, rep1, 1)
 			x.port(rep1, "net-blue", prisoner.mac)
 
-			// The pod has a route to the xPU's address, and sends to the MAC addresses of the bridge and of its own representor.
+			// The pod has a route to the xPU's address, and sends to the MAC addresses of the
+			// bridge and of its own representor.
 			eth0, err := prisoner.Handle().LinkByName("eth0")
 			must.Succeed(t, err)
 			_, subnet, _ := net.ParseCIDR("203.0.113.0/24")
-			must.Succeed(t, prisoner.Handle().RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: subnet, Scope: netlink.SCOPE_LINK}))
+			must.Succeed(t,
+				prisoner.Handle().RouteAdd(&netlink.Route{
+					LinkIndex: eth0.Attrs().Index, Dst: subnet, Scope: netlink.SCOPE_LINK,
+				}))
 			_, pods, _ := net.ParseCIDR("192.0.2.0/24")
 			bridgeLink := x.link(x.bridge("net-blue"))
-			must.Succeed(t, x.Handle().RouteAdd(&netlink.Route{LinkIndex: bridgeLink.Attrs().Index, Dst: pods, Scope: netlink.SCOPE_LINK}))
+			must.Succeed(t,
+				x.Handle().RouteAdd(&netlink.Route{
+					LinkIndex: bridgeLink.Attrs().Index, Dst: pods, Scope: netlink.SCOPE_LINK,
+				}))
 			machine := net.ParseIP("203.0.113.7").To4()
-			for _, mac := range []net.HardwareAddr{bridgeLink.Attrs().HardwareAddr, x.link(rep1).Attrs().HardwareAddr, nil} {
+			for _, mac := range []net.HardwareAddr{
+				bridgeLink.Attrs().HardwareAddr, x.link(rep1).Attrs().HardwareAddr, nil,
+			} {
 				if mac != nil {
 					must.Succeed(t, prisoner.Handle().NeighSet(&netlink.Neigh{
-						LinkIndex: eth0.Attrs().Index, IP: machine, HardwareAddr: mac, State: netlink.NUD_PERMANENT,
+						LinkIndex: eth0.Attrs().Index, IP: machine, HardwareAddr: mac,
+						State: netlink.NUD_PERMANENT,
 					}))
 				} else {
-					must.Succeed(t, prisoner.Handle().NeighDel(&netlink.Neigh{LinkIndex: eth0.Attrs().Index, IP: machine}))
+					must.Succeed(t,
+						prisoner.Handle().NeighDel(&netlink.Neigh{
+							LinkIndex: eth0.Attrs().Index, IP: machine,
+						}))
 				}
 				q := prisoner.pinger(t)
 				if ok, err := q.once(&pod{ip: machine}, 300*time.Millisecond); ok {
@@ -305,7 +343,8 @@ func testPodsDoNotReachTheXPU(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// testPodsDoNotReachTheXPUByIPv6: nor does what a pod sends by IPv6 get in, where no rp_filter would keep it out.
+// testPodsDoNotReachTheXPUByIPv6: nor does what a pod sends by IPv6 get in, where no rp_filter
+// would keep it out.
 func testPodsDoNotReachTheXPUByIPv6(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.cfg.SourceFilter = false
@@ -340,8 +379,9 @@ func testPodsDoNotReachTheXPUByIPv6(t *testing.T, plane bridge.DataPlane) {
 	must.Succeed(t, err)
 	for _, name := range []string{x.bridge("net-blue"), rep1} {
 		must.Succeed(t, prisoner.Handle().NeighSet(&netlink.Neigh{
-			LinkIndex: eth0.Attrs().Index, IP: net.ParseIP("2001:db8:cb::7"), HardwareAddr: x.link(name).Attrs().HardwareAddr,
-			State: netlink.NUD_PERMANENT,
+			LinkIndex: eth0.Attrs().Index, IP: net.ParseIP("2001:db8:cb::7"),
+			HardwareAddr: x.link(name).Attrs().HardwareAddr,
+			State:        netlink.NUD_PERMANENT,
 		}))
 		say(prisoner.Namespace, "of the pod")
 	}

@@ -7,16 +7,20 @@ import (
 	"github.com/go-logr/logr"
 )
 
-// How many connections there may be. xpu-controller has one or two, and so has each node in direct mode; nodes may share an address.
+// How many connections there may be. xpu-controller has one or two, and so has each node in direct
+// mode; nodes may share an address.
 const (
 	maxConnections            = 1024
 	maxConnectionsOfAnAddress = 64
 )
 
-// LimitConnections closes new connections while there are too many, of all or of their address: whoever has no certificate can hold one for
-// as long as the handshake may take.
+// LimitConnections closes new connections while there are too many, of all or of their address:
+// whoever has no certificate can hold one for as long as the handshake may take.
 func LimitConnections(lis net.Listener, log logr.Logger) net.Listener {
-	return &limitedListener{Listener: lis, log: log, max: maxConnections, maxOfAnAddress: maxConnectionsOfAnAddress, of: map[string]int{}}
+	return &limitedListener{
+		Listener: lis, log: log, max: maxConnections, maxOfAnAddress: maxConnectionsOfAnAddress,
+		of: map[string]int{},
+	}
 }
 
 type limitedListener struct {

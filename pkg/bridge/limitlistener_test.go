@@ -10,13 +10,16 @@ import (
 	"github.com/go-logr/logr/testr"
 )
 
-// TestLimitConnections: connections beyond the limits are closed at once, and there is room again when others end.
+// TestLimitConnections: connections beyond the limits are closed at once, and there is room again
+// when others end.
 func TestLimitConnections(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	limited := &limitedListener{Listener: lis, log: testr.New(t), max: 5, maxOfAnAddress: 3, of: map[string]int{}}
+	limited := &limitedListener{
+		Listener: lis, log: testr.New(t), max: 5, maxOfAnAddress: 3, of: map[string]int{},
+	}
 	t.Cleanup(func() { _ = limited.Close() })
 	accepted := make(chan net.Conn, 100)
 	go func() {

@@ -16,20 +16,25 @@ import (
 )
 
 var (
-	portsDesc    = prometheus.NewDesc("opi_bridge_ports", "Bridge ports, by state.", []string{"state"}, nil)
-	networksDesc = prometheus.NewDesc("opi_bridge_networks", "Logical bridges, by state.", []string{"state"}, nil)
-	droppedDesc  = prometheus.NewDesc("opi_bridge_dropped_frames_total",
-		"Frames with somebody else's source address that the source filter dropped, by the bridge port that sent them, "+
+	portsDesc = prometheus.NewDesc("opi_bridge_ports", "Bridge ports, by state.",
+		[]string{"state"}, nil)
+	networksDesc = prometheus.NewDesc("opi_bridge_networks", "Logical bridges, by state.",
+		[]string{"state"}, nil)
+	droppedDesc = prometheus.NewDesc("opi_bridge_dropped_frames_total",
+		"Frames with somebody else's source address that the source filter dropped, by the "+
+			"bridge port that sent them, "+
 			"or by the logical bridge whose VXLAN port they came from; only those that sent any.",
 		[]string{"port", "network"}, nil)
 )
 
 func newCallDurations() *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name:                        "opi_bridge_rpc_duration_seconds",
-		Help:                        "Time the agent took for a call, by RPC and gRPC status code.",
-		Buckets:                     prometheus.ExponentialBuckets(0.0001, 4, 8), // 0.1 ms to 1.6 s
-		NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
+		Name: "opi_bridge_rpc_duration_seconds",
+		Help: "Time the agent took for a call, by RPC and gRPC status code.",
+		// 0.1 ms to 1.6 s
+		Buckets:                        prometheus.ExponentialBuckets(0.0001, 4, 8),
+		NativeHistogramBucketFactor:    monitoring.NativeBucketFactor,
+		NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 	}, []string{"method", "code"})
 }
 
@@ -56,21 +61,29 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		if from.kind == taskNetwork {
 			labels = []string{"", from.id}
 		}
-		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(frames), labels...)
+		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue,
+			float64(frames), labels...)
 	}
-	for s, word := range map[state]string{stateUp: "up", stateDown: "down", stateDeleting: "deleting"} {
-		ch <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(ports[s]), word)
-		ch <- prometheus.MustNewConstMetric(networksDesc, prometheus.GaugeValue, float64(networks[s]), word)
+	for s, word := range map[state]string{
+		stateUp: "up", stateDown: "down", stateDeleting: "deleting",
+	} {
+		ch <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue,
+			float64(ports[s]), word)
+		ch <- prometheus.MustNewConstMetric(networksDesc, prometheus.GaugeValue,
+			float64(networks[s]), word)
 	}
 }
 
 // observe measures and logs calls.
-func (a *Agent) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (a *Agent) observe(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (any, error) {
 	begin := time.Now()
 	reply, err := handle(ctx, req)
 	took, rpc, code := time.Since(begin), path.Base(info.FullMethod), status.Code(err)
 	a.calls.WithLabelValues(rpc, code.String()).Observe(took.Seconds())
-	call := a.log.WithValues("rpc", rpc, "object", objectOf(req), "client", clientOf(ctx).subject, "code", code.String(),
+	call := a.log.WithValues("rpc", rpc, "object", objectOf(req), "client", clientOf(ctx).subject,
+		"code", code.String(),
 		"took", took.Round(time.Microsecond).String())
 	if p, ok := peer.FromContext(ctx); ok {
 		call = call.WithValues("address", p.Addr.String())
@@ -88,5 +101,6 @@ func (a *Agent) observe(ctx context.Context, req any, info *grpc.UnaryServerInfo
 
 // changes tells whether an RPC is one that changes something.
 func changes(rpc string) bool {
-	return strings.HasPrefix(rpc, "Create") || strings.HasPrefix(rpc, "Update") || strings.HasPrefix(rpc, "Delete")
+	return strings.HasPrefix(rpc, "Create") || strings.HasPrefix(rpc, "Update") ||
+		strings.HasPrefix(rpc, "Delete")
 }

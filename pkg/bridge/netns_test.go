@@ -33,7 +33,8 @@ import (
 // patience bounds what tests wait for; it is never waited for in full unless something is wrong.
 const patience = 20 * time.Second
 
-// xpu is a network namespace with an agent in it. The agent serves on the test's own loopback interface.
+// xpu is a network namespace with an agent in it. The agent serves on the test's own loopback
+// interface.
 type xpu struct {
 	*netns.Namespace
 	t      *testing.T
@@ -45,7 +46,9 @@ type xpu struct {
 
 func newXPU(t *testing.T, plane bridge.DataPlane, uplink string) *xpu {
 	t.Helper()
-	cfg := bridge.Config{State: filepath.Join(t.TempDir(), "state.db"), DataPlane: plane, SourceFilter: true}
+	cfg := bridge.Config{
+		State: filepath.Join(t.TempDir(), "state.db"), DataPlane: plane, SourceFilter: true,
+	}
 	if uplink != "" {
 		cfg.Uplinks = []bridge.Uplink{{Name: uplink}}
 	}
@@ -63,7 +66,9 @@ func hasVLANFiltering(t *testing.T) bool {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "br0"
-	err := netns.New(t).Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs, VlanFiltering: new(true)})
+	err := netns.New(t).Handle().LinkAdd(&netlink.Bridge{
+		LinkAttrs: attrs, VlanFiltering: new(true),
+	})
 	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		t.Fatal(err)
 	}
@@ -108,7 +113,8 @@ func (x *xpu) start() {
 		cancel()
 		server.Stop()
 		for range 2 {
-			if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) { // stopped before it served
+			// stopped before it served
+			if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				x.t.Errorf("agent: %v", err)
 			}
 		}
@@ -118,7 +124,9 @@ func (x *xpu) start() {
 	}
 	x.t.Cleanup(x.stop)
 	x.addr = lis.Addr().String()
-	if x.client, err = opi.Dial(opi.Config{Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation}); err != nil {
+	if x.client, err = opi.Dial(opi.Config{
+		Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation,
+	}); err != nil {
 		x.t.Fatal(err)
 	}
 	client := x.client
@@ -144,7 +152,8 @@ func (x *xpu) network(id string, vlan uint16, vni uint32) {
 
 func (x *xpu) port(id, network string, mac net.HardwareAddr) {
 	x.t.Helper()
-	if err := x.client.EnsurePort(x.ctx(), opi.Port{ID: id, MAC: mac, Networks: []string{network}}); err != nil {
+	if err := x.client.EnsurePort(x.ctx(),
+		opi.Port{ID: id, MAC: mac, Networks: []string{network}}); err != nil {
 		x.t.Fatal(err)
 	}
 }
@@ -174,7 +183,8 @@ type pod struct {
 // newPod joins a pod to an xPU by a wire: eth0 in the pod and the representor.
 func newPod(t *testing.T, x *xpu, representor string, host byte) *pod {
 	t.Helper()
-	p := &pod{Namespace: netns.New(t), ip: net.IPv4(192, 0, 2, host).To4(), mac: net.HardwareAddr{2, 0, 0, 0, 0, host}}
+	p := &pod{Namespace: netns.New(t), ip: net.IPv4(192, 0, 2, host).To4(),
+		mac: net.HardwareAddr{2, 0, 0, 0, 0, host}}
 	netns.Connect(t, x.Namespace, representor, p.Namespace, "eth0")
 	eth0, err := p.Handle().LinkByName("eth0")
 	if err != nil {
@@ -226,7 +236,10 @@ func (p *pod) pinger(t *testing.T) *pinger {
 // once tells whether an answer comes within this time.
 func (q *pinger) once(to *pod, wait time.Duration) (bool, error) {
 	q.seq++
-	msg := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: q.seq, Data: bytes.Repeat([]byte{'x'}, 1300)}}
+	msg := icmp.Message{
+		Type: ipv4.ICMPTypeEcho,
+		Body: &icmp.Echo{ID: 7, Seq: q.seq, Data: bytes.Repeat([]byte{'x'}, 1300)},
+	}
 	data, err := msg.Marshal(nil)
 	if err != nil {
 		return false, err
@@ -251,7 +264,8 @@ func (q *pinger) once(to *pod, wait time.Duration) (bool, error) {
 			return false, err
 		}
 		echo, isEcho := reply.Body.(*icmp.Echo)
-		if isEcho && reply.Type == ipv4.ICMPTypeEchoReply && echo.Seq == q.seq && from.String() == to.ip.String() {
+		if isEcho && reply.Type == ipv4.ICMPTypeEchoReply && echo.Seq == q.seq &&
+			from.String() == to.ip.String() {
 			return true, nil
 		}
 	}
@@ -269,7 +283,8 @@ func reach(t *testing.T, from, to *pod) {
 	})
 }
 
-// noReach sends for a second: in a network that works, the answer comes in well below a millisecond.
+// noReach sends for a second: in a network that works, the answer comes in well below a
+// millisecond.
 func noReach(t *testing.T, from, to *pod) {
 	t.Helper()
 	q := from.pinger(t)
@@ -294,7 +309,9 @@ func testClientSuite(t *testing.T, plane bridge.DataPlane) {
 			netns.Connect(t, x.Namespace, id, vfs, fmt.Sprintf("vf%d", i))
 		}
 		x.start()
-		return opi.Config{Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation}
+		return opi.Config{
+			Endpoint: x.addr, Dialect: evpngw.Dialect, Installation: opitest.Installation,
+		}
 	})
 }
 
@@ -333,8 +350,10 @@ func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
 	noReach(t, blueA, redB)
 
 	vxlan := a.link("vx-net-blue").(*netlink.Vxlan)
-	if want := net.IPv4(239, 0, 3, 0xe8); !vxlan.Group.Equal(want) || vxlan.VxlanId != 1000 || vxlan.Port != 4789 || vxlan.MTU != 1450 {
-		t.Errorf("VXLAN port is group %s, VNI %d, UDP port %d, MTU %d", vxlan.Group, vxlan.VxlanId, vxlan.Port, vxlan.MTU)
+	if want := net.IPv4(239, 0, 3, 0xe8); !vxlan.Group.Equal(want) || vxlan.VxlanId != 1000 ||
+		vxlan.Port != 4789 || vxlan.MTU != 1450 {
+		t.Errorf("VXLAN port is group %s, VNI %d, UDP port %d, MTU %d", vxlan.Group, vxlan.VxlanId,
+			vxlan.Port, vxlan.MTU)
 	}
 	if mtu := a.link(a.bridge("net-blue")).Attrs().MTU; mtu != 1450 {
 		t.Errorf("bridge has MTU %d, want 1450", mtu)
@@ -346,7 +365,8 @@ func testNetworksReachAcrossXPUs(t *testing.T, plane bridge.DataPlane) {
 	}
 	noReach(t, blueB, blueA)
 	if attrs := a.link(rep1).Attrs(); attrs.MasterIndex != 0 || attrs.Flags&net.FlagUp != 0 {
-		t.Errorf("after delete the representor has master %d and flags %s", attrs.MasterIndex, attrs.Flags)
+		t.Errorf("after delete the representor has master %d and flags %s", attrs.MasterIndex,
+			attrs.Flags)
 	}
 	a.port(rep1, "net-blue", blueA.mac)
 	reach(t, blueB, blueA)
@@ -420,7 +440,8 @@ func testRestartRestoresWhatWasTakenAway(t *testing.T, plane bridge.DataPlane) {
 	}
 	x.cfg.NewState = true
 	x.start()
-	if plane == bridge.DataPlaneBridgePerNetwork && (x.hasLink("br-net-blue") || x.hasLink("br-net-red")) {
+	if plane == bridge.DataPlaneBridgePerNetwork &&
+		(x.hasLink("br-net-blue") || x.hasLink("br-net-red")) {
 		t.Error("bridges are left that are not in the state")
 	}
 	if master := x.link(rep1).Attrs().MasterIndex; master != 0 {
@@ -473,8 +494,10 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()
 	x.network("net-blue", 10, 0)
-	err := x.client.EnsurePort(x.ctx(), opi.Port{ID: rep1, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}})
-	if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "netdev "+rep1+" is missing") {
+	err := x.client.EnsurePort(x.ctx(),
+		opi.Port{ID: rep1, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}})
+	if !errors.Is(err, opi.ErrFailed) ||
+		!strings.Contains(err.Error(), "netdev "+rep1+" is missing") {
 		t.Fatalf("without a representor: %v", err)
 	}
 	pod1 := newPod(t, x, rep1, 1)
@@ -516,14 +539,20 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 		if err := x.Handle().LinkSetNoMaster(x.link(rep1)); err != nil {
 			t.Fatal(err)
 		}
-		must.Eventually(t, "it is put back", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index })
+		must.Eventually(t, "it is put back", func() bool {
+			return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index
+		})
 	})
 	t.Run("bridge removed by somebody", func(t *testing.T) {
 		if err := x.Handle().LinkDel(x.link(x.bridge("net-blue"))); err != nil {
 			t.Fatal(err)
 		}
-		must.Eventually(t, "it is made again", func() bool { return x.hasLink(x.bridge("net-blue")) })
-		must.Eventually(t, "the port is back in it", func() bool { return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index })
+		must.Eventually(t, "it is made again", func() bool {
+			return x.hasLink(x.bridge("net-blue"))
+		})
+		must.Eventually(t, "the port is back in it", func() bool {
+			return x.link(rep1).Attrs().MasterIndex == x.link(x.bridge("net-blue")).Attrs().Index
+		})
 		x.up(rep1)
 		reach(t, pod1, pod2)
 	})
@@ -531,7 +560,9 @@ func testRepresentorComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 
 func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "p0")
-	for name, flags := range map[string]net.Flags{"br-net-blue": net.FlagUp, "br-net-pink": net.FlagUp, "br-net-grey": 0} {
+	for name, flags := range map[string]net.Flags{
+		"br-net-blue": net.FlagUp, "br-net-pink": net.FlagUp, "br-net-grey": 0,
+	} {
 		foreign := netlink.NewLinkAttrs()
 		foreign.Name = name
 		foreign.Flags = flags
@@ -551,8 +582,11 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	}
 	x.start()
 	x.network("net-red", 20, 0)
-	err := x.client.EnsurePort(x.ctx(), opi.Port{ID: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 9}, Networks: []string{"net-red"}})
-	if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "represents no function of the host") {
+	err := x.client.EnsurePort(x.ctx(),
+		opi.Port{ID: "eth0", MAC: net.HardwareAddr{2, 0, 0, 0, 1, 9},
+			Networks: []string{"net-red"}})
+	if !errors.Is(err, opi.ErrFailed) ||
+		!strings.Contains(err.Error(), "represents no function of the host") {
 		t.Errorf("eth0, which the configuration does not name: %v", err)
 	}
 	must.Succeed(t, x.client.DeletePort(x.ctx(), "eth0"))
@@ -565,7 +599,9 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 		{x.bridge("net-red"), "is no representor"},
 	}
 	for i, test := range tests {
-		err := x.client.EnsurePort(x.ctx(), opi.Port{ID: test.netdev, MAC: net.HardwareAddr{2, 0, 0, 0, 1, byte(i)}, Networks: []string{"net-red"}})
+		err := x.client.EnsurePort(x.ctx(),
+			opi.Port{ID: test.netdev, MAC: net.HardwareAddr{2, 0, 0, 0, 1, byte(i)},
+				Networks: []string{"net-red"}})
 		if !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: got %v, want %q", test.netdev, err, test.says)
 		}
@@ -597,7 +633,8 @@ func testNetdevsOfOthersAreLeftAlone(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// testDiedBeforeMarking: a bridge that was made but has no alias yet is known as the agent's by its group.
+// testDiedBeforeMarking: a bridge that was made but has no alias yet is known as the agent's by its
+// group.
 func testDiedBeforeMarking(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	attrs := netlink.NewLinkAttrs()
@@ -607,7 +644,8 @@ func testDiedBeforeMarking(t *testing.T, plane bridge.DataPlane) {
 	}
 	x.start()
 	x.network("net-blue", 10, 0)
-	if alias := x.link(x.bridge("net-blue")).Attrs().Alias; alias != "opi-bridge:net-blue" && plane == bridge.DataPlaneBridgePerNetwork || alias == "" {
+	if alias := x.link(x.bridge("net-blue")).Attrs().Alias; alias != "opi-bridge:net-blue" &&
+		plane == bridge.DataPlaneBridgePerNetwork || alias == "" {
 		t.Errorf("alias %q", alias)
 	}
 }
@@ -619,15 +657,19 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	blue := opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}
 	says := func(text string) {
 		t.Helper()
-		if err := x.client.EnsureNetwork(x.ctx(), blue); !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), text) {
+		if err := x.client.EnsureNetwork(x.ctx(), blue); !errors.Is(err, opi.ErrFailed) ||
+			!strings.Contains(err.Error(), text) {
 			t.Fatalf("got %v, want %q", err, text)
 		}
 	}
 	isUp := func() bool { return x.client.EnsureNetwork(x.ctx(), blue) == nil }
 	says("the uplink, is missing")
 	newPod(t, x, rep1, 1)
-	port := opi.Port{ID: rep1, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}}
-	if err := x.client.EnsurePort(x.ctx(), port); !errors.Is(err, opi.ErrFailed) || !strings.Contains(err.Error(), "net-blue is down") {
+	port := opi.Port{
+		ID: rep1, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"},
+	}
+	if err := x.client.EnsurePort(x.ctx(), port); !errors.Is(err, opi.ErrFailed) ||
+		!strings.Contains(err.Error(), "net-blue is down") {
 		t.Errorf("a port of a network that is down: %v", err)
 	}
 
@@ -644,9 +686,12 @@ func testUplinkComesAndGoes(t *testing.T, plane bridge.DataPlane) {
 	if err := x.Handle().LinkSetMTU(x.link("p0"), 1400); err != nil {
 		t.Fatal(err)
 	}
-	must.Eventually(t, "the MTU follows the uplink's", func() bool { return x.link("vx-net-blue").Attrs().MTU == 1350 })
+	must.Eventually(t, "the MTU follows the uplink's", func() bool {
+		return x.link("vx-net-blue").Attrs().MTU == 1350
+	})
 
-	if err := x.Handle().LinkDel(x.link("p0")); err != nil { // the kernel removes the VXLAN netdev with it
+	// the kernel removes the VXLAN netdev with it
+	if err := x.Handle().LinkDel(x.link("p0")); err != nil {
 		t.Fatal(err)
 	}
 	must.Eventually(t, "down without the uplink", func() bool { return !isUp() })
@@ -707,7 +752,8 @@ func testDeleteCleansUp(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// testQuiet: an agent does nothing that is an event while all is as wanted, or each would lead to the next.
+// testQuiet: an agent does nothing that is an event while all is as wanted, or each would lead to
+// the next.
 func testQuiet(t *testing.T, plane bridge.DataPlane) {
 	a, b := wired(t, plane)
 	for _, x := range []*xpu{a, b} {
@@ -719,7 +765,8 @@ func testQuiet(t *testing.T, plane bridge.DataPlane) {
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
 	ns := vnetns.NsHandle(a.Fd())
-	if err := netlink.LinkSubscribeWithOptions(events, done, netlink.LinkSubscribeOptions{Namespace: &ns}); err != nil {
+	if err := netlink.LinkSubscribeWithOptions(events,
+		done, netlink.LinkSubscribeOptions{Namespace: &ns}); err != nil {
 		t.Fatal(err)
 	}
 	// The first events are of bridge ports that have just come up.
@@ -760,14 +807,15 @@ func TestTwoAgentsWithOneState(t *testing.T) {
 	}
 }
 
-// BenchmarkPort is a Function's way onto the xPU and off it: EnsurePort until up, DeletePort until gone, each with its
-// fsync.
+// BenchmarkPort is a Function's way onto the xPU and off it: EnsurePort until up, DeletePort until
+// gone, each with its fsync.
 func BenchmarkPort(b *testing.B) {
 	n := netns.New(b)
 	netns.Connect(b, n, rep1, n, "vf")
 	var agent *bridge.Agent
 	err := n.Do(func() (err error) {
-		agent, err = bridge.New(bridge.Config{State: filepath.Join(b.TempDir(), "state.db")}, logr.Discard())
+		agent, err = bridge.New(bridge.Config{State: filepath.Join(b.TempDir(), "state.db")},
+			logr.Discard())
 		return err
 	})
 	if err != nil {
@@ -781,7 +829,9 @@ func BenchmarkPort(b *testing.B) {
 	server := agent.NewServer()
 	go func() { _ = server.Serve(lis) }()
 	defer server.Stop()
-	client, err := opi.Dial(opi.Config{Endpoint: lis.Addr().String(), Dialect: evpngw.Dialect, Installation: opitest.Installation})
+	client, err := opi.Dial(opi.Config{
+		Endpoint: lis.Addr().String(), Dialect: evpngw.Dialect, Installation: opitest.Installation,
+	})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -789,7 +839,9 @@ func BenchmarkPort(b *testing.B) {
 	if err := client.EnsureNetwork(b.Context(), opi.Network{ID: "net-blue", VLAN: 10}); err != nil {
 		b.Fatal(err)
 	}
-	port := opi.Port{ID: rep1, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}}
+	port := opi.Port{
+		ID: rep1, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"},
+	}
 	var up time.Duration
 	for b.Loop() {
 		begin := time.Now()

@@ -21,12 +21,16 @@ type networkServer struct {
 	*Agent
 }
 
-func (s networkServer) CreateLogicalBridge(ctx context.Context, req *evpn.CreateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+func (s networkServer) CreateLogicalBridge(
+	ctx context.Context, req *evpn.CreateLogicalBridgeRequest,
+) (*evpn.LogicalBridge, error) {
 	id := cmp.Or(req.GetLogicalBridgeId(), "lb-"+strings.ToLower(rand.Text()))
 	return s.networks.create(ctx, id, req.GetLogicalBridge().GetSpec())
 }
 
-func (s networkServer) GetLogicalBridge(ctx context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+func (s networkServer) GetLogicalBridge(
+	ctx context.Context, req *evpn.GetLogicalBridgeRequest,
+) (*evpn.LogicalBridge, error) {
 	return s.networks.get(ctx, req.GetName())
 }
 
@@ -37,20 +41,28 @@ func (s networkServer) ListLogicalBridges(
 	return &evpn.ListLogicalBridgesResponse{LogicalBridges: networks, NextPageToken: next}, err
 }
 
-func (s networkServer) UpdateLogicalBridge(ctx context.Context, req *evpn.UpdateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
-	return s.networks.update(ctx, req.GetLogicalBridge(), req.GetUpdateMask(), req.GetAllowMissing())
+func (s networkServer) UpdateLogicalBridge(
+	ctx context.Context, req *evpn.UpdateLogicalBridgeRequest,
+) (*evpn.LogicalBridge, error) {
+	return s.networks.update(ctx, req.GetLogicalBridge(), req.GetUpdateMask(),
+		req.GetAllowMissing())
 }
 
-func (s networkServer) DeleteLogicalBridge(ctx context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
+func (s networkServer) DeleteLogicalBridge(
+	ctx context.Context, req *evpn.DeleteLogicalBridgeRequest,
+) (*emptypb.Empty, error) {
 	return s.networks.delete(ctx, req.GetName(), req.GetAllowMissing())
 }
 
 // newNetworks makes the collection of networks, without those in the state file.
 func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge] {
 	return &collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBridge]{
-		kind: networkKind, agent: a, objects: map[string]*network{}, by: index{}, failed: map[string]bool{},
-		keys: networkKeys, valid: validNetwork, check: a.checkNetwork, options: a.networkOptions,
-		scope: func(id string, _ *evpn.LogicalBridgeSpec) (string, []string) { return "", []string{id} },
+		kind: networkKind, agent: a, objects: map[string]*network{}, by: index{},
+		failed: map[string]bool{},
+		keys:   networkKeys, valid: validNetwork, check: a.checkNetwork, options: a.networkOptions,
+		scope: func(id string, _ *evpn.LogicalBridgeSpec) (string, []string) {
+			return "", []string{id}
+		},
 		describe: func(spec *evpn.LogicalBridgeSpec) string {
 			return fmt.Sprintf("with VLAN %d and VNI %d", spec.GetVlanId(), spec.GetVni())
 		},
@@ -68,20 +80,27 @@ func newNetworks(a *Agent) *collection[*evpn.LogicalBridgeSpec, *evpn.LogicalBri
 			a.carried[id] = mtu
 			a.mu.Unlock()
 			if changed {
-				a.ports.reconcileEach(a.ports.by.of(keyNetwork(id))) // the network's VLAN id or filter may be another one
+				// the network's VLAN id or filter may be another one
+				a.ports.reconcileEach(a.ports.by.of(keyNetwork(id)))
 			}
 			return cmp.Or(err, a.checkMTU(id))
 		},
 		remove:    func(id string) error { return a.plane.removeNetwork(id) },
 		failureOf: func(n *network) error { return n.failure },
-		message: func(name string, spec *evpn.LogicalBridgeSpec, oper state, components ...*evpn.Component) *evpn.LogicalBridge {
+		message: func(
+			name string, spec *evpn.LogicalBridgeSpec, oper state, components ...*evpn.Component,
+		) *evpn.LogicalBridge {
 			m := &evpn.LogicalBridge{Name: name, Spec: spec}
 			if oper != 0 {
-				m.Status = &evpn.LogicalBridgeStatus{OperStatus: evpn.LBOperStatus(oper), Components: components}
+				m.Status = &evpn.LogicalBridgeStatus{
+					OperStatus: evpn.LBOperStatus(oper), Components: components,
+				}
 			}
 			return m
 		},
-		operStatus: func(m *evpn.LogicalBridge) state { return state(m.GetStatus().GetOperStatus()) },
+		operStatus: func(m *evpn.LogicalBridge) state {
+			return state(m.GetStatus().GetOperStatus())
+		},
 	}
 }
 
@@ -108,14 +127,18 @@ func validNetwork(spec *evpn.LogicalBridgeSpec) error {
 	case vlan < 1 || vlan > maxVLAN:
 		return fmt.Errorf("vlan_id %d: must be 1-%d", vlan, maxVLAN)
 	case spec.GetVtepIpPrefix() != nil:
-		return errors.New("vtep_ip_prefix: must not be set, it is the address of the agent's uplink")
+		return errors.New(
+			"vtep_ip_prefix: must not be set, it is the address of the agent's uplink",
+		)
 	case spec.Vni != nil && (vni < 1 || vni > maxVNI):
 		return fmt.Errorf("vni %d: must be 1-%d, or absent", vni, maxVNI)
 	}
 	return nil
 }
 
-func (a *Agent) checkNetwork(who client, id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridgeSpec, error) {
+func (a *Agent) checkNetwork(
+	who client, id string, spec *evpn.LogicalBridgeSpec,
+) (*evpn.LogicalBridgeSpec, error) {
 	refuse := func(code codes.Code, format string, args ...any) (*evpn.LogicalBridgeSpec, error) {
 		return nil, status.Errorf(code, "logical bridge %s: %s", id, fmt.Sprintf(format, args...))
 	}
@@ -135,22 +158,27 @@ func (a *Agent) checkNetwork(who client, id string, spec *evpn.LogicalBridgeSpec
 	}
 
 	vlan, vni := spec.GetVlanId(), spec.GetVni()
-	sameVLAN, sameVNI := a.networks.by.other(keyVLAN(vlan), id), a.networks.by.other(keyVNI(vni), id)
+	sameVLAN, sameVNI := a.networks.by.other(keyVLAN(vlan), id), a.networks.by.other(keyVNI(vni),
+		id)
 	switch {
 	case sameVLAN != "" && a.plane.filtersVLANs():
-		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by %s, and the data plane %s has one network for each VLAN id",
+		return refuse(codes.AlreadyExists, "vlan_id %d is already in use by %s, and the data "+
+			"plane %s has one network for each VLAN id",
 			vlan, a.name(who, task{taskNetwork, sameVLAN}), DataPlaneVLANAware)
 	case spec.Vni == nil:
 		return spec, nil
 	case uplinkFor(a.cfg.Uplinks, vni) == nil:
-		return refuse(codes.FailedPrecondition, "vni %d: the agent has no uplink to send VXLAN from (--uplink)", vni)
+		return refuse(codes.FailedPrecondition,
+			"vni %d: the agent has no uplink to send VXLAN from (--uplink)", vni)
 	case sameVNI != "":
-		return refuse(codes.AlreadyExists, "vni %d is already in use by %s", vni, a.name(who, task{taskNetwork, sameVNI}))
+		return refuse(codes.AlreadyExists, "vni %d is already in use by %s", vni,
+			a.name(who, task{taskNetwork, sameVNI}))
 	}
 	return spec, nil
 }
 
-// segment describes a network to the data plane. One that is missing from the state has VLAN id 0, which no network has.
+// segment describes a network to the data plane. One that is missing from the state has VLAN id 0,
+// which no network has.
 func (a *Agent) segment(id string) segment {
 	s := segment{id: id}
 	if n := a.networks.objects[id]; n != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/boltfile"
 )
 
-// optionStore keeps the options of networks or of ports, in memory and in the state file. What changes them is work of the agent; they are
-// read under its lock.
+// optionStore keeps the options of networks or of ports, in memory and in the state file. What
+// changes them is work of the agent; they are read under its lock.
 type optionStore[O proto.Message] struct {
 	agent  *Agent
 	bucket string // of the state file
@@ -24,13 +24,19 @@ type optionStore[O proto.Message] struct {
 	valid  func(id string, options O) error
 }
 
-func newOptionStore[O proto.Message](a *Agent, of kind, valid func(id string, options O) error) *optionStore[O] {
-	return &optionStore[O]{agent: a, bucket: of.bucket + "-options", byID: map[string]O{}, valid: valid}
+func newOptionStore[O proto.Message](
+	a *Agent, of kind, valid func(id string, options O) error,
+) *optionStore[O] {
+	return &optionStore[O]{
+		agent: a, bucket: of.bucket + "-options", byID: map[string]O{}, valid: valid,
+	}
 }
 
-// set keeps the options of an object, and tells whether they are other ones than before. The error is a gRPC status.
+// set keeps the options of an object, and tells whether they are other ones than before. The error
+// is a gRPC status.
 func (s *optionStore[O]) set(id string, options O) (changed bool, err error) {
-	if have, known := s.byID[id]; known && proto.Equal(have, options) || !known && proto.Size(options) == 0 {
+	if have, known := s.byID[id]; known && proto.Equal(have, options) ||
+		!known && proto.Size(options) == 0 {
 		return false, nil
 	}
 	data, err := proto.Marshal(options)
@@ -64,7 +70,8 @@ func (s *optionStore[O]) load(tx *boltfile.Tx) error {
 		var none O
 		options := none.ProtoReflect().New().Interface().(O)
 		if err := cmp.Or(proto.Unmarshal(data, options), s.valid(string(id), options)); err != nil {
-			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, s.bucket, id, status.Convert(err).Message())
+			return fmt.Errorf("%w (%s %q: %s)", boltfile.ErrCorrupt, s.bucket, id,
+				status.Convert(err).Message())
 		}
 		s.byID[string(id)] = options
 		return nil
@@ -83,11 +90,14 @@ func (a *Agent) checkMTU(id string) error {
 	if carried == 0 || mtu <= carried {
 		return nil
 	}
-	return fmt.Errorf("mtu %d: VXLAN carries at most %d: set the network's MTU to that or less, or raise that of the uplink, and of all that is "+
+	return fmt.Errorf("mtu %d: VXLAN carries at most %d: set the network's MTU to that or less, "+
+		"or raise that of the uplink, and of all that is "+
 		"between the xPUs, by %d", mtu, carried, mtu-carried)
 }
 
-func (s optionsServer) GetNetworkOptions(ctx context.Context, req *opibridge.GetNetworkOptionsRequest) (*opibridge.NetworkOptions, error) {
+func (s optionsServer) GetNetworkOptions(
+	ctx context.Context, req *opibridge.GetNetworkOptionsRequest,
+) (*opibridge.NetworkOptions, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	id, _, err := s.networks.permitted(ctx, false, req.GetName())
@@ -140,15 +150,21 @@ func (s optionsServer) UpdateNetworkOptions(
 
 func checkNetworkOptions(id string, want *opibridge.NetworkOptions) error {
 	if _, known := opibridge.SourceFilter_name[int32(want.GetSourceFilter())]; !known {
-		return status.Errorf(codes.InvalidArgument, "options of logical bridge %s: source_filter %d is not known", id, want.GetSourceFilter())
+		return status.Errorf(codes.InvalidArgument,
+			"options of logical bridge %s: source_filter %d is not known",
+			id, want.GetSourceFilter())
 	}
 	if mtu := want.GetMtu(); mtu != 0 && (mtu < 68 || mtu > 65535) {
-		return status.Errorf(codes.InvalidArgument, "options of logical bridge %s: mtu %d: must be 68-65535, or 0 if it is not known", id, mtu)
+		return status.Errorf(codes.InvalidArgument,
+			"options of logical bridge %s: mtu %d: must be 68-65535, or 0 if it is not known",
+			id, mtu)
 	}
 	return nil
 }
 
-func (s optionsServer) GetPortOptions(ctx context.Context, req *opibridge.GetPortOptionsRequest) (*opibridge.PortOptions, error) {
+func (s optionsServer) GetPortOptions(
+	ctx context.Context, req *opibridge.GetPortOptionsRequest,
+) (*opibridge.PortOptions, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	id, _, err := s.ports.permitted(ctx, false, req.GetName())
@@ -160,10 +176,14 @@ func (s optionsServer) GetPortOptions(ctx context.Context, req *opibridge.GetPor
 
 // portOptionsOf is the message about a port's options that clients get.
 func (s optionsServer) portOptionsOf(id string) *opibridge.PortOptions {
-	return &opibridge.PortOptions{Name: portKind.prefix + id, Addresses: s.portOptions.byID[id].GetAddresses()}
+	return &opibridge.PortOptions{
+		Name: portKind.prefix + id, Addresses: s.portOptions.byID[id].GetAddresses(),
+	}
 }
 
-func (s optionsServer) UpdatePortOptions(ctx context.Context, req *opibridge.UpdatePortOptionsRequest) (*opibridge.PortOptions, error) {
+func (s optionsServer) UpdatePortOptions(
+	ctx context.Context, req *opibridge.UpdatePortOptionsRequest,
+) (*opibridge.PortOptions, error) {
 	end, err := s.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -198,17 +218,22 @@ func checkPortOptions(id string, want *opibridge.PortOptions) error {
 // maxAddresses bounds the addresses of a port.
 const maxAddresses = 64
 
-// normalAddresses returns addresses in the form in which they are kept, sorted. The error is a gRPC status.
+// normalAddresses returns addresses in the form in which they are kept, sorted. The error is a gRPC
+// status.
 func normalAddresses(id string, texts []string) ([]string, error) {
 	if len(texts) > maxAddresses {
-		return nil, status.Errorf(codes.InvalidArgument, "options of bridge port %s: %d addresses, at most %d may be given", id, len(texts), maxAddresses)
+		return nil, status.Errorf(codes.InvalidArgument,
+			"options of bridge port %s: %d addresses, at most %d may be given", id, len(texts),
+			maxAddresses)
 	}
 	var addresses []string
 	for _, text := range texts {
 		address, err := netip.ParseAddr(text)
-		if err != nil || address.Zone() != "" || !address.IsGlobalUnicast() && !address.IsLinkLocalUnicast() {
+		if err != nil || address.Zone() != "" || !address.IsGlobalUnicast() &&
+			!address.IsLinkLocalUnicast() {
 			return nil, status.Errorf(codes.InvalidArgument,
-				"options of bridge port %s: address %q: must be a unicast address without prefix length, such as 10.1.0.2 or fd00::2", id, text)
+				"options of bridge port %s: address %q: must be a unicast address without prefix "+
+					"length, such as 10.1.0.2 or fd00::2", id, text)
 		}
 		addresses = append(addresses, address.Unmap().String())
 	}
@@ -227,8 +252,8 @@ func (a *Agent) addressesOf(id string) []netip.Addr {
 	return addresses
 }
 
-// filterOf returns what a port in these networks may send. It is in several only if it is a trunk, and then has to be let through what
-// each of them lets through.
+// filterOf returns what a port in these networks may send. It is in several only if it is a trunk,
+// and then has to be let through what each of them lets through.
 func (a *Agent) filterOf(networks []string) opibridge.SourceFilter {
 	if !a.cfg.SourceFilter {
 		return opibridge.SourceFilter_SOURCE_FILTER_NONE

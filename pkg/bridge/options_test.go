@@ -12,18 +12,26 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-func (a *Agent) setAddresses(t *testing.T, name string, addresses ...string) (*opibridge.PortOptions, error) {
+func (a *Agent) setAddresses(
+	t *testing.T, name string, addresses ...string,
+) (*opibridge.PortOptions, error) {
 	return optionsServer{Agent: a}.UpdatePortOptions(t.Context(),
-		&opibridge.UpdatePortOptionsRequest{Options: &opibridge.PortOptions{Name: name, Addresses: addresses}})
+		&opibridge.UpdatePortOptionsRequest{
+			Options: &opibridge.PortOptions{Name: name, Addresses: addresses},
+		})
 }
 
-func (a *Agent) setOptions(t *testing.T, options *opibridge.NetworkOptions) (*opibridge.NetworkOptions, error) {
-	return optionsServer{Agent: a}.UpdateNetworkOptions(t.Context(), &opibridge.UpdateNetworkOptionsRequest{Options: options})
+func (a *Agent) setOptions(
+	t *testing.T, options *opibridge.NetworkOptions,
+) (*opibridge.NetworkOptions, error) {
+	return optionsServer{Agent: a}.UpdateNetworkOptions(t.Context(),
+		&opibridge.UpdateNetworkOptionsRequest{Options: options})
 }
 
 // addresses are those that the agent has of a port, and whether there is such a port.
 func (a *Agent) addresses(t *testing.T, id string) (string, codes.Code) {
-	got, err := optionsServer{Agent: a}.GetPortOptions(t.Context(), &opibridge.GetPortOptionsRequest{Name: portKind.prefix + id})
+	got, err := optionsServer{Agent: a}.GetPortOptions(t.Context(),
+		&opibridge.GetPortOptionsRequest{Name: portKind.prefix + id})
 	return strings.Join(got.GetAddresses(), " "), status.Code(err)
 }
 
@@ -34,7 +42,9 @@ func TestOptionsStay(t *testing.T) {
 	must.Succeed(t, err)
 	_, err = a.setAddresses(t, portKind.prefix+p1, "fd00::0:2", "10.1.0.2", "10.1.0.2")
 	must.Succeed(t, err)
-	_, err = a.setOptions(t, &opibridge.NetworkOptions{Name: blue, Mtu: 9000, SourceFilter: opibridge.SourceFilter_SOURCE_FILTER_MAC})
+	_, err = a.setOptions(t, &opibridge.NetworkOptions{
+		Name: blue, Mtu: 9000, SourceFilter: opibridge.SourceFilter_SOURCE_FILTER_MAC,
+	})
 	must.Succeed(t, err)
 	must.Succeed(t, a.state.Close())
 
@@ -42,8 +52,11 @@ func TestOptionsStay(t *testing.T) {
 	if got, code := a.addresses(t, p1); got != "10.1.0.2 fd00::2" || code != codes.OK {
 		t.Errorf("after a restart the port has %q, %s", got, code)
 	}
-	network, err := optionsServer{Agent: a}.GetNetworkOptions(t.Context(), &opibridge.GetNetworkOptionsRequest{Name: "logicalBridges/net-blue"})
-	if err != nil || network.GetMtu() != 9000 || network.GetSourceFilter() != opibridge.SourceFilter_SOURCE_FILTER_MAC || network.GetName() != blue {
+	network, err := optionsServer{Agent: a}.GetNetworkOptions(t.Context(),
+		&opibridge.GetNetworkOptionsRequest{Name: "logicalBridges/net-blue"})
+	if err != nil || network.GetMtu() != 9000 ||
+		network.GetSourceFilter() != opibridge.SourceFilter_SOURCE_FILTER_MAC ||
+		network.GetName() != blue {
 		t.Errorf("after a restart the network has %v, %v", network, err)
 	}
 	must.Succeed(t, a.delete(t, p1, false))
@@ -64,7 +77,8 @@ func TestOptionsThatAreWrong(t *testing.T) {
 	_, err := a.create(t, p1, access(mac1, blue))
 	must.Succeed(t, err)
 	for _, addresses := range [][]string{
-		{"10.1.0.2/24"}, {"10.1.0.2", "ten"}, {"::"}, {"0.0.0.0"}, {"224.0.0.1"}, {"ff02::1"}, {"fe80::1%eth0"}, {"127.0.0.1"}, make([]string, 65),
+		{"10.1.0.2/24"}, {"10.1.0.2", "ten"}, {"::"}, {"0.0.0.0"}, {"224.0.0.1"}, {"ff02::1"},
+		{"fe80::1%eth0"}, {"127.0.0.1"}, make([]string, 65),
 	} {
 		_, err := a.setAddresses(t, portKind.prefix+p1, addresses...)
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), p1) {
@@ -82,17 +96,22 @@ func TestOptionsThatAreWrong(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if _, err := a.setAddresses(t, portKind.prefix+"vf-0000-03-00-7", "10.1.0.2"); status.Code(err) != codes.NotFound {
+	if _, err := a.setAddresses(t, portKind.prefix+"vf-0000-03-00-7",
+		"10.1.0.2"); status.Code(err) != codes.NotFound {
 		t.Errorf("addresses of a port that does not exist: %v", err)
 	}
-	if _, err := a.setOptions(t, &opibridge.NetworkOptions{Name: "logicalBridges/net-none"}); status.Code(err) != codes.NotFound {
+	if _, err := a.setOptions(t,
+		&opibridge.NetworkOptions{
+			Name: "logicalBridges/net-none",
+		}); status.Code(err) != codes.NotFound {
 		t.Errorf("options of a network that does not exist: %v", err)
 	}
 	plane.failure = errors.New("busy")
 	if err := a.delete(t, p1, false); err == nil {
 		t.Fatal("deleted although the data plane fails")
 	}
-	if _, err := a.setAddresses(t, portKind.prefix+p1, "10.1.0.2"); status.Code(err) != codes.FailedPrecondition {
+	if _, err := a.setAddresses(t, portKind.prefix+p1,
+		"10.1.0.2"); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("addresses of a port that is being deleted: %v", err)
 	}
 }
@@ -110,7 +129,8 @@ func TestMTUAboveWhatIsCarried(t *testing.T) {
 		}
 		is, err := a.networks.get(t.Context(), red)
 		must.Succeed(t, err)
-		return state(is.GetStatus().GetOperStatus()) == stateUp, is.GetStatus().GetComponents()[0].GetDetails()
+		return state(is.GetStatus().GetOperStatus()) == stateUp,
+			is.GetStatus().GetComponents()[0].GetDetails()
 	}
 	for _, mtu := range []uint32{0, 1280, 1450} {
 		if up, details := network(mtu); !up {
@@ -125,21 +145,25 @@ func TestMTUAboveWhatIsCarried(t *testing.T) {
 	}
 	plane.mtu = 1500
 	a.networks.reconcileEach(a.networks.by.of(keyVXLAN))
-	if is, err := a.networks.get(t.Context(), red); err != nil || state(is.GetStatus().GetOperStatus()) != stateUp {
+	if is, err := a.networks.get(t.Context(), red); err != nil ||
+		state(is.GetStatus().GetOperStatus()) != stateUp {
 		t.Errorf("after the path was widened: %v, %v", is, err)
 	}
 }
 
 func TestParseUplink(t *testing.T) {
 	for text, want := range map[string]Uplink{
-		"p0": {Name: "p0"}, "bond0.100": {Name: "bond0.100"}, "p0=1-16777215": {"p0", 1, 16777215}, "p1=7-7": {"p1", 7, 7},
+		"p0": {Name: "p0"}, "bond0.100": {Name: "bond0.100"}, "p0=1-16777215": {"p0", 1, 16777215},
+		"p1=7-7": {"p1", 7, 7},
 	} {
 		if got, err := ParseUplink(text); err != nil || got != want {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "=1-2", "p0=", "p0=1", "p0=0-9", "p0=9-1", "p0=1-16777216", "p0=1-999999999", "p0 p1", "a/b"} {
-		if got, err := ParseUplink(text); err == nil || !strings.Contains(err.Error(), `"`+text+`"`) {
+	for _, text := range []string{"", "=1-2", "p0=", "p0=1", "p0=0-9", "p0=9-1", "p0=1-16777216",
+		"p0=1-999999999", "p0 p1", "a/b"} {
+		if got, err := ParseUplink(text); err == nil ||
+			!strings.Contains(err.Error(), `"`+text+`"`) {
 			t.Errorf("%q: %+v, %v", text, got, err)
 		}
 	}
@@ -149,7 +173,9 @@ func TestUplinkFor(t *testing.T) {
 	rest, low, high := Uplink{Name: "rest"}, Uplink{"low", 1, 99}, Uplink{"high", 1000, 1999}
 	all := []Uplink{rest, low, high}
 	must.Succeed(t, checkUplinks(all))
-	for vni, want := range map[uint32]string{1: "low", 99: "low", 100: "rest", 1500: "high", 2000: "rest"} {
+	for vni, want := range map[uint32]string{
+		1: "low", 99: "low", 100: "rest", 1500: "high", 2000: "rest",
+	} {
 		if got := uplinkFor(all, vni); got == nil || got.Name != want {
 			t.Errorf("VNI %d: %+v, want %s", vni, got, want)
 		}
@@ -158,7 +184,8 @@ func TestUplinkFor(t *testing.T) {
 		t.Errorf("VNI 100 has uplink %+v, want none", got)
 	}
 	for _, both := range [][]Uplink{{rest, {Name: "p1"}}, {low, {"p1", 99, 200}}} {
-		if err := checkUplinks(both); err == nil || !strings.Contains(err.Error(), both[0].Name+" and p1 have VNIs in common") {
+		if err := checkUplinks(both); err == nil ||
+			!strings.Contains(err.Error(), both[0].Name+" and p1 have VNIs in common") {
 			t.Errorf("%+v: %v", both, err)
 		}
 	}

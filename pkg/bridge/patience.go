@@ -7,13 +7,15 @@ import (
 	"time"
 )
 
-// errNoAnswer says that the kernel has not answered in time: a driver may hang in it, and then there is no way to end the call.
+// errNoAnswer says that the kernel has not answered in time: a driver may hang in it, and then
+// there is no way to end the call.
 var errNoAnswer = errors.New("the kernel does not answer")
 
 // devlinkLimit is more than a driver takes to list its ports, and less than a client waits.
 const devlinkLimit = 2 * time.Second
 
-// patience calls something that may hang, one call at a time, and gives up waiting after a limit. While a call hangs, others fail at once.
+// patience calls something that may hang, one call at a time, and gives up waiting after a limit.
+// While a call hangs, others fail at once.
 type patience[T any] struct {
 	limit time.Duration
 	call  func() (T, error)
@@ -30,7 +32,8 @@ type answer[T any] struct {
 	err   error
 }
 
-// do returns the answer to a call that began after it was asked for. The error is errNoAnswer if that takes too long.
+// do returns the answer to a call that began after it was asked for. The error is errNoAnswer if
+// that takes too long.
 func (p *patience[T]) do() (value T, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -25,7 +25,8 @@ func TestPatience(t *testing.T) {
 			begin := time.Now()
 			got, err := p.do()
 			if took := time.Since(begin); got != want || !errors.Is(err, wantErr) || took > within {
-				t.Errorf("got %d, %v after %s, want %d, %v within %s", got, err, took, want, wantErr, within)
+				t.Errorf("got %d, %v after %s, want %d, %v within %s", got, err, took, want,
+					wantErr, within)
 			}
 		}
 		ask(1, nil, 0)

@@ -8,13 +8,16 @@ import (
 	"strings"
 )
 
-// The bridges that networks share, by number. No network's bridge can have the name of the first: ids have at least 4 characters.
+// The bridges that networks share, by number. No network's bridge can have the name of the first:
+// ids have at least 4 characters.
 const (
 	sharedBridge = "br-opi" // the others have a hyphen and their number in addition
-	sharedID     = "*"      // in their marks, in place of a network's id; the others have their number in addition
+	// in their marks, in place of a network's id; the others have their number in addition
+	sharedID = "*"
 )
 
-// roomyBridge is how many ports of its 1023 a bridge may have for a network to be put into it. The others are left for networks to grow.
+// roomyBridge is how many ports of its 1023 a bridge may have for a network to be put into it. The
+// others are left for networks to grow.
 const roomyBridge = 512
 
 // sharedBridgeOf returns the name of a shared bridge, and the id in its mark.
@@ -35,8 +38,9 @@ func sharedNumber(id string) (number int, shared bool) {
 	return number, err == nil && number > 0
 }
 
-// placement is which of the shared bridges each network is in: all its ports and its VXLAN port are in one, since a frame does not get from
-// one bridge to another. A network stays where it has ports.
+// placement is which of the shared bridges each network is in: all its ports and its VXLAN port are
+// in one, since a frame does not get from one bridge to another. A network stays where it has
+// ports.
 type placement struct {
 	bridges  map[string]int             // numbers by network
 	ports    map[string]map[string]bool // by network
@@ -44,7 +48,8 @@ type placement struct {
 }
 
 func newPlacement() *placement {
-	return &placement{bridges: map[string]int{}, ports: map[string]map[string]bool{}, networks: map[string][]segment{}}
+	return &placement{bridges: map[string]int{}, ports: map[string]map[string]bool{},
+		networks: map[string][]segment{}}
 }
 
 // add notes that a port is in networks, and in no others.
@@ -75,7 +80,8 @@ func (p *placement) forget(network string) (number int, shared bool) {
 	return number, slices.Contains(slices.Collect(maps.Values(p.bridges)), number)
 }
 
-// place returns the bridge of a network, a new one's too. from is the lowest number that it may have, unless it has ports other than this one.
+// place returns the bridge of a network, a new one's too. from is the lowest number that it may
+// have, unless it has ports other than this one.
 func (p *placement) place(network, port string, from int) int {
 	number, placed := p.bridges[network]
 	if !placed || number < from && !p.fixed(network, port) {
@@ -106,9 +112,11 @@ func (p *placement) roomy(from int) int {
 	return from
 }
 
-// gather has the networks of a port be in one bridge: that of those with other ports, or that of the first. from is as for place. moved are
-// those that were in another one, or in none.
-func (p *placement) gather(networks []segment, port string, from int) (number int, moved []segment, err error) {
+// gather has the networks of a port be in one bridge: that of those with other ports, or that of
+// the first. from is as for place. moved are those that were in another one, or in none.
+func (p *placement) gather(
+	networks []segment, port string, from int,
+) (number int, moved []segment, err error) {
 	first := networks[0]
 	for _, n := range networks {
 		switch {
@@ -116,8 +124,10 @@ func (p *placement) gather(networks []segment, port string, from int) (number in
 		case !p.fixed(first.id, port):
 			first = n
 		case p.bridges[n.id] != p.bridges[first.id]:
-			const format = "the port cannot be in both logical bridges %s and %s: they have ports in different bridges of the kernel, %s and %s, " +
-				"of which each has room for %d; delete the ports of one of the two, make this port, and then the others again"
+			const format = "the port cannot be in both logical bridges %s and %s: they have " +
+				"ports in different bridges of the kernel, %s and %s, " +
+				"of which each has room for %d; delete the ports of one of the two, make this " +
+				"port, and then the others again"
 			here, _ := sharedBridgeOf(p.bridges[first.id])
 			there, _ := sharedBridgeOf(p.bridges[n.id])
 			return 0, nil, fmt.Errorf(format, first.id, n.id, here, there, maxBridgePorts)

@@ -30,7 +30,8 @@ func TestPlacementOfManyPorts(t *testing.T) {
 	used := map[int]int{}
 	for network := range 40 {
 		for port := range 100 {
-			number, err := p.join(fmt.Sprintf("port-%d-%d", network, port), fmt.Sprintf("net-%d", network))
+			number, err := p.join(fmt.Sprintf("port-%d-%d", network, port),
+				fmt.Sprintf("net-%d", network))
 			must.Succeed(t, err)
 			used[number]++
 		}
@@ -51,19 +52,23 @@ func TestPlacementOfTrunks(t *testing.T) {
 	_, err := p.join("a-1", "net-a")
 	must.Succeed(t, err)
 	// net-b and net-c have no ports and go to where net-a is.
-	if number, err := p.join("trunk", "net-c", "net-b", "net-a"); number != 0 || err != nil || p.bridges["net-b"] != 0 || p.bridges["net-c"] != 0 {
+	if number, err := p.join("trunk", "net-c", "net-b", "net-a"); number != 0 || err != nil ||
+		p.bridges["net-b"] != 0 || p.bridges["net-c"] != 0 {
 		t.Errorf("bridge %d, %v; networks are in %v", number, err, p.bridges)
 	}
 	// A port of its own holds no network.
 	p.remove("a-1")
-	if number, moved, err := p.gather(named("net-a", "net-b", "net-c"), "trunk", 3); number != 3 || len(moved) != 3 || err != nil {
+	if number, moved, err := p.gather(named("net-a", "net-b", "net-c"), "trunk", 3); number != 3 ||
+		len(moved) != 3 || err != nil {
 		t.Errorf("bridge %d, moved %v, %v", number, moved, err)
 	}
 	p.bridges["net-d"] = 1
 	_, err = p.join("d-1", "net-d")
 	must.Succeed(t, err)
 	_, err = p.join("other", "net-b", "net-d")
-	if err == nil || !strings.Contains(err.Error(), "net-b and net-d: they have ports in different bridges of the kernel, br-opi-3 and br-opi-1") {
+	if err == nil ||
+		!strings.Contains(err.Error(), "net-b and net-d: they have ports in different bridges of "+
+			"the kernel, br-opi-3 and br-opi-1") {
 		t.Errorf("a trunk of networks in two bridges: %v", err)
 	}
 	if p.bridges["net-b"] != 3 || p.bridges["net-d"] != 1 {
@@ -72,7 +77,9 @@ func TestPlacementOfTrunks(t *testing.T) {
 }
 
 func TestSharedNumber(t *testing.T) {
-	for id, want := range map[string]int{"*": 0, "*1": 1, "*12": 12, "net-blue": -1, "*0": -1, "*-1": -1, "*x": -1, "": -1} {
+	for id, want := range map[string]int{
+		"*": 0, "*1": 1, "*12": 12, "net-blue": -1, "*0": -1, "*-1": -1, "*x": -1, "": -1,
+	} {
 		number, shared := sharedNumber(id)
 		if shared != (want >= 0) || shared && number != want {
 			t.Errorf("%q: %d, %t; want %d", id, number, shared, want)

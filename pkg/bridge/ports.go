@@ -24,40 +24,55 @@ type portServer struct {
 	*Agent
 }
 
-func (s portServer) CreateBridgePort(ctx context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
+func (s portServer) CreateBridgePort(
+	ctx context.Context, req *evpn.CreateBridgePortRequest,
+) (*evpn.BridgePort, error) {
 	if req.GetBridgePortId() == "" {
 		return nil, status.Error(codes.InvalidArgument,
-			"bridge_port_id is required: it tells which netdev represents the port, by name or PCI address")
+			"bridge_port_id is required: it tells which netdev represents the port, by name or "+
+				"PCI address")
 	}
 	return s.ports.create(ctx, req.GetBridgePortId(), req.GetBridgePort().GetSpec())
 }
 
-func (s portServer) GetBridgePort(ctx context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
+func (s portServer) GetBridgePort(
+	ctx context.Context, req *evpn.GetBridgePortRequest,
+) (*evpn.BridgePort, error) {
 	return s.ports.get(ctx, req.GetName())
 }
 
-func (s portServer) ListBridgePorts(ctx context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
+func (s portServer) ListBridgePorts(
+	ctx context.Context, req *evpn.ListBridgePortsRequest,
+) (*evpn.ListBridgePortsResponse, error) {
 	ports, next, err := s.ports.list(ctx, req.GetPageSize(), req.GetPageToken())
 	return &evpn.ListBridgePortsResponse{BridgePorts: ports, NextPageToken: next}, err
 }
 
-func (s portServer) UpdateBridgePort(ctx context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
+func (s portServer) UpdateBridgePort(
+	ctx context.Context, req *evpn.UpdateBridgePortRequest,
+) (*evpn.BridgePort, error) {
 	return s.ports.update(ctx, req.GetBridgePort(), req.GetUpdateMask(), req.GetAllowMissing())
 }
 
-func (s portServer) DeleteBridgePort(ctx context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
+func (s portServer) DeleteBridgePort(
+	ctx context.Context, req *evpn.DeleteBridgePortRequest,
+) (*emptypb.Empty, error) {
 	return s.ports.delete(ctx, req.GetName(), req.GetAllowMissing())
 }
 
 // newPorts makes the collection of ports, without those in the state file.
 func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 	return &collection[*evpn.BridgePortSpec, *evpn.BridgePort]{
-		kind: portKind, agent: a, objects: map[string]*port{}, by: index{}, failed: map[string]bool{},
-		keys: portKeys, valid: validPort, check: a.checkPort, options: a.portOptions,
-		scope: func(id string, spec *evpn.BridgePortSpec) (string, []string) { return id, networksOf(spec) },
+		kind: portKind, agent: a, objects: map[string]*port{}, by: index{},
+		failed: map[string]bool{},
+		keys:   portKeys, valid: validPort, check: a.checkPort, options: a.portOptions,
+		scope: func(id string, spec *evpn.BridgePortSpec) (string, []string) {
+			return id, networksOf(spec)
+		},
 		describe: func(spec *evpn.BridgePortSpec) string {
 			ptype := strings.TrimPrefix(spec.GetPtype().String(), "BRIDGE_PORT_TYPE_")
-			mac, networks := net.HardwareAddr(spec.GetMacAddress()), strings.Join(networksOf(spec), ", ")
+			mac, networks := net.HardwareAddr(spec.GetMacAddress()), strings.Join(networksOf(spec),
+				", ")
 			return fmt.Sprintf("as %s port with MAC %s on logical bridge %s", ptype, mac, networks)
 		},
 		checkUnused: func(client, string) error { return nil },
@@ -72,7 +87,9 @@ func newPorts(a *Agent) *collection[*evpn.BridgePortSpec, *evpn.BridgePort] {
 		},
 		remove:    func(id string) error { return a.plane.detach(id) },
 		failureOf: a.portFailure,
-		message: func(name string, spec *evpn.BridgePortSpec, oper state, components ...*evpn.Component) *evpn.BridgePort {
+		message: func(
+			name string, spec *evpn.BridgePortSpec, oper state, components ...*evpn.Component,
+		) *evpn.BridgePort {
 			m := &evpn.BridgePort{Name: name, Spec: spec}
 			if oper != 0 {
 				m.Status = &evpn.BridgePortStatus{OperStatus: oper, Components: components}
@@ -96,7 +113,9 @@ func networksOf(spec *evpn.BridgePortSpec) []string {
 func keyNetwork(id string) string { return "network/" + id }
 
 // keyMAC is the key of the port with a MAC address in a network.
-func keyMAC(network string, mac net.HardwareAddr) string { return "mac/" + network + "/" + string(mac) }
+func keyMAC(network string, mac net.HardwareAddr) string {
+	return "mac/" + network + "/" + string(mac)
+}
 
 func portKeys(spec *evpn.BridgePortSpec) []string {
 	var keys []string
@@ -115,7 +134,8 @@ func validPort(spec *evpn.BridgePortSpec) error {
 	case spec == nil:
 		return errors.New("spec is required")
 	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)):
-		return fmt.Errorf("mac_address %s (%d bytes): must be the 6 bytes of a unicast address that is not zero", mac, len(mac))
+		return fmt.Errorf("mac_address %s (%d bytes): must be the 6 bytes of a unicast address "+
+			"that is not zero", mac, len(mac))
 	case !access && !trunk:
 		return errors.New("ptype: must be ACCESS or TRUNK")
 	case access && n != 1:
@@ -140,7 +160,9 @@ func validPort(spec *evpn.BridgePortSpec) error {
 
 // checkPort returns a spec that has the names of its networks in the form that the agent gives
 // them, sorted.
-func (a *Agent) checkPort(who client, id string, spec *evpn.BridgePortSpec) (*evpn.BridgePortSpec, error) {
+func (a *Agent) checkPort(
+	who client, id string, spec *evpn.BridgePortSpec,
+) (*evpn.BridgePortSpec, error) {
 	refuse := func(code codes.Code, format string, args ...any) (*evpn.BridgePortSpec, error) {
 		return nil, status.Errorf(code, "bridge port %s: %s", id, fmt.Sprintf(format, args...))
 	}
@@ -157,18 +179,22 @@ func (a *Agent) checkPort(who client, id string, spec *evpn.BridgePortSpec) (*ev
 	for _, network := range networksOf(spec) {
 		switch n := a.networks.objects[network]; {
 		case n == nil:
-			return refuse(codes.NotFound, "logical_bridges: logical bridge %s does not exist", network)
+			return refuse(codes.NotFound, "logical_bridges: logical bridge %s does not exist",
+				network)
 		case n.deleting:
 			return nil, a.networks.beingDeleted(network)
 		}
 		if other := a.ports.by.other(keyMAC(network, mac), id); other != "" {
-			return refuse(codes.AlreadyExists, "mac_address %s is already in use on logical bridge %s by %s",
+			return refuse(codes.AlreadyExists,
+				"mac_address %s is already in use on logical bridge %s by %s",
 				mac, network, a.name(who, task{taskPort, other}))
 		}
 		networks = append(networks, networkKind.prefix+network)
 	}
 	slices.Sort(networks)
-	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: spec.GetPtype(), LogicalBridges: networks}, nil
+	return &evpn.BridgePortSpec{
+		MacAddress: mac, Ptype: spec.GetPtype(), LogicalBridges: networks,
+	}, nil
 }
 
 // membership describes to the data plane what a port has to be in.
@@ -176,7 +202,8 @@ func (a *Agent) membership(id string, spec *evpn.BridgePortSpec) membership {
 	networks := networksOf(spec)
 	filter := a.filterOf(networks)
 	m := membership{
-		mac: spec.GetMacAddress(), trunk: spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
+		mac:      spec.GetMacAddress(),
+		trunk:    spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
 		filtered: filter != opibridge.SourceFilter_SOURCE_FILTER_NONE,
 	}
 	if filter == opibridge.SourceFilter_SOURCE_FILTER_ADDRESSES {
@@ -188,7 +215,8 @@ func (a *Agent) membership(id string, spec *evpn.BridgePortSpec) membership {
 	return m
 }
 
-// portFailure returns why a port is not in service: its own failure, or that of one of its networks.
+// portFailure returns why a port is not in service: its own failure, or that of one of its
+// networks.
 func (a *Agent) portFailure(p *port) error {
 	if p.failure != nil {
 		return p.failure

@@ -12,7 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
-// representor finds the port's netdev. It refuses one that this machine uses itself or that another port has.
+// representor finds the port's netdev. It refuses one that this machine uses itself or that another
+// port has.
 func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	link, err := b.locate(port)
 	if err != nil && !isNoRepresentor(err) {
@@ -30,9 +31,11 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	}
 	if other != "" {
 		return nil, reference{
-			to:      task{taskPort, other},
-			text:    fmt.Sprintf("netdev %s: is already the representor of port %s", attrs.Name, other),
-			instead: fmt.Sprintf("netdev %s: is already the representor of another client's port", attrs.Name),
+			to: task{taskPort, other},
+			text: fmt.Sprintf("netdev %s: is already the representor of port %s",
+				attrs.Name, other),
+			instead: fmt.Sprintf("netdev %s: is already the representor of another client's port",
+				attrs.Name),
 		}
 	}
 	uplink, err := b.carriesUplink(link)
@@ -41,7 +44,8 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	}
 	own := isOurs(link) || attrs.Group == linkGroup
 	if uplink || own || attrs.Flags&net.FlagLoopback != 0 || link.Type() == "bridge" {
-		return nil, fmt.Errorf("netdev %s: is no representor but an uplink, a bridge, a loopback or one "+
+		return nil, fmt.Errorf("netdev %s: is no representor but an uplink, a bridge, a loopback "+
+			"or one "+
 			"of the agent's own", attrs.Name)
 	}
 
@@ -51,7 +55,8 @@ func (b *bridgePlane) representor(port string) (netlink.Link, error) {
 	}
 	for _, addr := range addrs {
 		if !addr.Addr().IsLinkLocalUnicast() {
-			return nil, fmt.Errorf("netdev %s: has the address %s, so this machine uses it itself", attrs.Name, addr)
+			return nil, fmt.Errorf("netdev %s: has the address %s, so this machine uses it itself",
+				attrs.Name, addr)
 		}
 	}
 	return link, nil
@@ -133,8 +138,8 @@ func notFound(byName, byID error) error {
 	return err
 }
 
-// holder returns another port that the netdev already represents, "" if there is none: a netdev can have the name of one port
-// and the PCI address of another.
+// holder returns another port that the netdev already represents, "" if there is none: a netdev can
+// have the name of one port and the PCI address of another.
 func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 	known, _ := b.users.of(link.Attrs().Index)
 	if known.kind != taskPort || known.id == port {
@@ -150,7 +155,8 @@ func (b *bridgePlane) holder(link netlink.Link, port string) (string, error) {
 	text := linkError(err, link, "whether it is the representor of port %s", known.id).Error()
 	return known.id, reference{
 		to: task{taskPort, known.id}, text: text,
-		instead: fmt.Sprintf("netdev %s: whether it is the representor of another client's port is not known", link.Attrs().Name),
+		instead: fmt.Sprintf("netdev %s: whether it is the representor of another client's port "+
+			"is not known", link.Attrs().Name),
 	}
 }
 
@@ -164,7 +170,8 @@ func (b *bridgePlane) join(rep, bridge netlink.Link) error {
 		return err
 	}
 	if master != nil && !isOurs(master) {
-		return fmt.Errorf("netdev %s: is a port of %s, which is not ours", rep.Attrs().Name, master.Attrs().Name)
+		return fmt.Errorf("netdev %s: is a port of %s, which is not ours", rep.Attrs().Name,
+			master.Attrs().Name)
 	}
 	if err := b.disableIPv6(rep); err != nil {
 		return err
@@ -199,7 +206,8 @@ func (b *bridgePlane) release(link netlink.Link) error {
 	if err := b.takeOut(link); err != nil {
 		return err
 	}
-	return linkError(b.filter.Remove(link.Attrs().Index), link, "end the filter of its source addresses")
+	return linkError(b.filter.Remove(link.Attrs().Index), link,
+		"end the filter of its source addresses")
 }
 
 // takeOut leaves a netdev alone that is in no bridge of the agent.
@@ -212,7 +220,8 @@ func (b *bridgePlane) takeOut(link netlink.Link) error {
 	if err := b.handle.LinkSetDown(link); err != nil {
 		return linkError(err, link, "set down")
 	}
-	return linkError(b.handle.LinkSetNoMaster(link), link, "take out of bridge %s", master.Attrs().Name)
+	return linkError(b.handle.LinkSetNoMaster(link), link, "take out of bridge %s",
+		master.Attrs().Name)
 }
 
 // master returns the bridge or other netdev that a netdev is a port of, nil if there is none.

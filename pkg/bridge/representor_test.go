@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// byAddress are netdevs in a namespace of their own, among them a representor that only its devlink port tells.
+// byAddress are netdevs in a namespace of their own, among them a representor that only its devlink
+// port tells.
 type byAddress struct {
 	*bridgePlane
 	ns          *netns.Namespace
@@ -30,7 +31,9 @@ func newByAddress(t *testing.T) *byAddress {
 	makePF(t, root, "0000:01:00.0", "8 16 1")
 	r := &byAddress{ns: netns.New(t)}
 	err := r.ns.Do(func() (err error) {
-		resolver := portResolver{sysfs: sysfs.Root(root), hostPFs: []HostPF{{Address: "0000:01:00.0"}}}
+		resolver := portResolver{
+			sysfs: sysfs.Root(root), hostPFs: []HostPF{{Address: "0000:01:00.0"}},
+		}
 		r.bridgePlane, err = openBridgePlane(nil, UnderlayAuto, resolver, false)
 		return err
 	})
@@ -76,7 +79,9 @@ func (r *byAddress) attach(t *testing.T) {
 	r.wantMaster(t, "br-net-blue")
 }
 
-var blueMember = membership{mac: []byte{2, 0, 0, 0, 0, 1}, networks: []segment{{id: "net-blue", vlan: 10}}}
+var blueMember = membership{
+	mac: []byte{2, 0, 0, 0, 0, 1}, networks: []segment{{id: "net-blue", vlan: 10}},
+}
 
 func (r *byAddress) wantMaster(t *testing.T, want string) {
 	t.Helper()
@@ -102,7 +107,8 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, physical, hosts := r.netdev(t, "en3f0pf0sf88"), r.netdev(t, "enp3s0f1"), r.netdev(t, "c1rep88")
+	own, physical, hosts := r.netdev(t, "en3f0pf0sf88"), r.netdev(t,
+		"enp3s0f1"), r.netdev(t, "c1rep88")
 	ownVF := r.netdev(t, "pf0vf0")
 	r.representors.ports = func() ([]devlink.Port, error) {
 		port := devlink.Port{Device: devlink.OfPCI("0000:03:00.0"), Flavour: devlink.PCISF, SF: 88}
@@ -117,11 +123,14 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	for name, pfs := range map[string][]HostPF{"nothing told": nil, "without addresses": {numbered}} {
+	for name, pfs := range map[string][]HostPF{
+		"nothing told": nil, "without addresses": {numbered},
+	} {
 		r.representors.resolver.hostPFs = pfs
 		for id, says := range map[string]string{
-			"sf-03-00-0-88":   "c1pf0sf88", // a subfunction that only this machine has at that address
-			"vf-0000-03-00-2": "c1pf0vf0",  // likewise a VF
+			// a subfunction that only this machine has at that address
+			"sf-03-00-0-88":   "c1pf0sf88",
+			"vf-0000-03-00-2": "c1pf0vf0", // likewise a VF
 			"vf-0000-03-00-0": "0000:03:00.0 is no --host-pf",
 			"pf0sf88":         "is a function of this machine",
 			"pf0vf0":          "--representor pf0vf0", // by its name
@@ -131,7 +140,8 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 			"c1pf0sf89":       "c1pf0sf89 has no representor",
 		} {
 			err := r.attachBlue(id)
-			if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), id) {
+			if err == nil || !strings.Contains(err.Error(), says) ||
+				!strings.Contains(err.Error(), id) {
 				t.Errorf("%s: %s: %v, want it to say %q", name, id, err, says)
 			}
 		}
@@ -168,7 +178,8 @@ func TestOwnNetdevsAreNoPorts(t *testing.T) {
 	r.broken = errors.New("devlink is broken")
 	r.representors.stale.Store(true)
 	err = r.attachBlue("enp3s0f1")
-	if err == nil || isNoRepresentor(err) || !strings.Contains(err.Error(), "is not known: devlink is broken") {
+	if err == nil || isNoRepresentor(err) ||
+		!strings.Contains(err.Error(), "is not known: devlink is broken") {
 		t.Errorf("while devlink is broken: %v, want that it is not known", err)
 	}
 }
@@ -179,7 +190,10 @@ func (r *byAddress) attachBlue(port string) error { return r.bridgePlane.attach(
 func TestConfiguredNames(t *testing.T) {
 	r := newByAddress(t)
 	uplink, lab := r.netdev(t, "enp3s0f0"), r.netdev(t, "lab-wire")
-	vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "underlay", ParentIndex: uplink.Attrs().Index}, VlanId: 7}
+	vlan := &netlink.Vlan{
+		LinkAttrs: netlink.LinkAttrs{Name: "underlay", ParentIndex: uplink.Attrs().Index},
+		VlanId:    7,
+	}
 	if err := r.handle.LinkAdd(vlan); errors.Is(err, unix.EOPNOTSUPP) {
 		t.Log("the kernel has no VLAN netdevs")
 	} else if err != nil {
@@ -191,7 +205,8 @@ func TestConfiguredNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.representors.resolver.representors = []string{"lab-*", "enp3s0f0", "br-*"}
-	if err := r.attachBlue("lab-wire"); err != nil || r.link(t, "lab-wire").Attrs().MasterIndex == 0 {
+	if err := r.attachBlue("lab-wire"); err != nil ||
+		r.link(t, "lab-wire").Attrs().MasterIndex == 0 {
 		t.Errorf("%s: %v, want it in the bridge", lab.Attrs().Name, err)
 	}
 	refused := []string{"br-net-blue"}
@@ -199,13 +214,15 @@ func TestConfiguredNames(t *testing.T) {
 		refused = append(refused, "enp3s0f0") // the uplink is on top of it
 	}
 	for _, id := range refused {
-		if err := r.attachBlue(id); err == nil || !strings.Contains(err.Error(), "is no representor") {
+		if err := r.attachBlue(id); err == nil ||
+			!strings.Contains(err.Error(), "is no representor") {
 			t.Errorf("%s: %v, want it refused", id, err)
 		}
 	}
 }
 
-// TestSweepKnowsRules: at the start, what was found by PCI address is kept, and what cannot be known is left alone.
+// TestSweepKnowsRules: at the start, what was found by PCI address is kept, and what cannot be
+// known is left alone.
 func TestSweepKnowsRules(t *testing.T) {
 	r := newByAddress(t)
 	r.attach(t)
@@ -264,8 +281,11 @@ func TestOneNetdevForOnePort(t *testing.T) {
 
 	r.broken = errors.New("devlink is broken")
 	r.representors.stale.Store(true)
-	for what, err := range map[string]error{"attach": plane.attach(other, blueMember), "detach": plane.detach(other)} {
-		if err == nil || !strings.Contains(err.Error(), "whether it is the representor of port "+vfPort) {
+	for what, err := range map[string]error{
+		"attach": plane.attach(other, blueMember), "detach": plane.detach(other),
+	} {
+		if err == nil ||
+			!strings.Contains(err.Error(), "whether it is the representor of port "+vfPort) {
 			t.Errorf("%s while devlink is broken: %v, want it to say what is not known", what, err)
 		}
 	}
@@ -283,7 +303,8 @@ func TestOneNetdevForOnePort(t *testing.T) {
 	r.wantMaster(t, "br-net-blue")
 }
 
-// TestArrivals: a netdev is told of as new once, until it goes; that it leaves a bridge is no end of it.
+// TestArrivals: a netdev is told of as new once, until it goes; that it leaves a bridge is no end
+// of it.
 func TestArrivals(t *testing.T) {
 	r := newByAddress(t)
 	if _, err := r.locate(vfPort); err != nil {

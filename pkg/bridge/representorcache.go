@@ -17,8 +17,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// representorCache finds representors by the PCI addresses in port ids, in a view of devlink ports and netdevs that it takes
-// again after a netdev came or went. One goroutine may call ifindex and refresh, another one (watch) the rest.
+// representorCache finds representors by the PCI addresses in port ids, in a view of devlink ports
+// and netdevs that it takes again after a netdev came or went. One goroutine may call ifindex and
+// refresh, another one (watch) the rest.
 type representorCache struct {
 	resolver  portResolver
 	ports     func() ([]devlink.Port, error)
@@ -30,14 +31,15 @@ type representorCache struct {
 	known map[int]bool // netdevs by ifindex that events told of as being there
 }
 
-// view is what the kernel said of representors at one time. A netdev belongs to one eswitch port as long as it exists: a
-// representor that is found in a view stays right until the netdev is removed.
+// view is what the kernel said of representors at one time. A netdev belongs to one eswitch port as
+// long as it exists: a representor that is found in a view stays right until the netdev is removed.
 type view struct {
-	functions map[int][]eswitchPort      // that a netdev represents, by its ifindex
-	ports     map[string][]namedPort     // by the second part of their names
-	noDevlink error                      // why there are no ports
-	netdevs   map[string][]namedPhysPort // by the second part of their names; those that represent a Function
-	uplinks   map[pci.Address][]string   // phys_switch_ids of the PFs' own netdevs
+	functions map[int][]eswitchPort  // that a netdev represents, by its ifindex
+	ports     map[string][]namedPort // by the second part of their names
+	noDevlink error                  // why there are no ports
+	// by the second part of their names; those that represent a Function
+	netdevs map[string][]namedPhysPort
+	uplinks map[pci.Address][]string // phys_switch_ids of the PFs' own netdevs
 }
 
 type namedPort struct {
@@ -78,15 +80,17 @@ func newView(ports []devlink.Port, noDevlink error, netdevs []physPort) view {
 
 // physPort is a netdev with what rtnetlink tells of its place on a card.
 type physPort struct {
-	index    int
-	name     string
-	parent   pci.Address // its PCI device, "" if the driver does not tell or the device is on another bus
-	switchID string      // phys_switch_id, "" if it is at no eswitch
-	portName string      // phys_port_name
+	index int
+	name  string
+	// its PCI device, "" if the driver does not tell or the device is on another bus
+	parent   pci.Address
+	switchID string // phys_switch_id, "" if it is at no eswitch
+	portName string // phys_port_name
 }
 
-// maxAge limits the age of a view from which a representor is missing: not every change has an event. A younger view is not
-// taken again, since many ports may miss their representors at the same time.
+// maxAge limits the age of a view from which a representor is missing: not every change has an
+// event. A younger view is not taken again, since many ports may miss their representors at the
+// same time.
 const maxAge = 500 * time.Millisecond
 
 // errNoRepresentor says why a port certainly has no representor by its PCI address.
@@ -94,7 +98,8 @@ type errNoRepresentor struct{ error }
 
 func isNoRepresentor(err error) bool { return errors.As(err, new(errNoRepresentor)) }
 
-// ifindex returns that of the port's representor. The error is an errNoRepresentor if there is none.
+// ifindex returns that of the port's representor. The error is an errNoRepresentor if there is
+// none.
 func (c *representorCache) ifindex(port string) (int, error) {
 	at, err := c.resolver.resolve(port)
 	if err != nil {
@@ -130,15 +135,19 @@ func (c *representorCache) admits(port string, index int) error {
 		return nil
 	}
 	if err := c.view.noDevlink; err != nil {
-		return fmt.Errorf("netdev %s: whether it represents a function of the host is not known: %w", port, err)
+		return fmt.Errorf(
+			"netdev %s: whether it represents a function of the host is not known: %w", port, err,
+		)
 	}
-	return errNoRepresentor{fmt.Errorf("netdev %s: represents no function of the host; if it is to be a "+
+	return errNoRepresentor{fmt.Errorf("netdev %s: represents no function of the host; if it is "+
+		"to be a "+
 		"port all the same, give it to opi-bridge with --representor %s", port, port)}
 }
 
 // refresh takes a new view.
 func (c *representorCache) refresh() error {
-	c.stale.Store(false) // before listing, since a netdev that comes from now on may be missing from the list
+	// before listing, since a netdev that comes from now on may be missing from the list
+	c.stale.Store(false)
 	// The ports of netdevs that an interrupted list lacks would be taken out of service.
 	netdevs, err := request.Consistent(c.physPorts)
 	if err != nil {
@@ -151,8 +160,8 @@ func (c *representorCache) refresh() error {
 	return nil
 }
 
-// arrived notes an event of a netdev, and tells whether it is the first one of that netdev. A view may already have the
-// netdev: the ports that miss it are reconciled because of the event.
+// arrived notes an event of a netdev, and tells whether it is the first one of that netdev. A view
+// may already have the netdev: the ports that miss it are reconciled because of the event.
 func (c *representorCache) arrived(index int) bool {
 	if c.known[index] {
 		return false
@@ -167,7 +176,8 @@ func (c *representorCache) departed(index int) {
 	c.stale.Store(true)
 }
 
-// find returns the ifindex of the representor of an eswitch port, by devlink or else by phys_port_name.
+// find returns the ifindex of the representor of an eswitch port, by devlink or else by
+// phys_port_name.
 func (v view) find(at eswitchPort) (int, error) {
 	index, byPort := v.byPort(at)
 	if byPort == nil {
@@ -177,7 +187,8 @@ func (v view) find(at eswitchPort) (int, error) {
 	if byName == nil {
 		return index, nil
 	}
-	err := fmt.Errorf("%s has no representor (it has one in eswitch mode switchdev only): %w; %w", at, byPort, byName)
+	err := fmt.Errorf("%s has no representor (it has one in eswitch mode switchdev only): %w; %w",
+		at, byPort, byName)
 	if v.noDevlink != nil {
 		return 0, err // there may be a representor that only devlink knows
 	}
@@ -190,7 +201,9 @@ func (v view) byPort(at eswitchPort) (int, error) {
 	}
 	var found []string
 	var index int
-	other := "" // a Function with the same number at another controller or PF, which --host-pf should perhaps name
+	// a Function with the same number at another controller or PF, which --host-pf should perhaps
+	// name
+	other := ""
 	for _, port := range v.ports[at.name.function] {
 		switch {
 		case at.eswitch != "" && port.Device != devlink.OfPCI(at.eswitch):
@@ -198,12 +211,14 @@ func (v view) byPort(at eswitchPort) (int, error) {
 			found = append(found, fmt.Sprintf("%s/%d", port.Device, port.Index))
 			index = port.NetdevIndex
 		case other == "":
-			other = fmt.Sprintf(" (there is %s%s of %s)", port.name.pf, port.name.function, port.Device.Name)
+			other = fmt.Sprintf(" (there is %s%s of %s)", port.name.pf, port.name.function,
+				port.Device.Name)
 		}
 	}
 	switch {
 	case len(found) > 1:
-		return 0, fmt.Errorf("devlink ports %s are all %s%s", strings.Join(found, ", "), at, at.ambiguityHint())
+		return 0, fmt.Errorf("devlink ports %s are all %s%s", strings.Join(found, ", "), at,
+			at.ambiguityHint())
 	case len(found) == 0:
 		return 0, fmt.Errorf("no devlink port is %s%s", at, other)
 	case index == 0:
@@ -224,15 +239,16 @@ func (v view) byName(at eswitchPort) (int, error) {
 	}
 	switch {
 	case len(found) > 1:
-		return 0, fmt.Errorf("netdevs %s are all %s by phys_port_name%s", strings.Join(found, ", "), at, at.ambiguityHint())
+		return 0, fmt.Errorf("netdevs %s are all %s by phys_port_name%s", strings.Join(found, ", "),
+			at, at.ambiguityHint())
 	case len(found) == 0:
 		return 0, fmt.Errorf("no netdev is %s by phys_port_name and phys_switch_id", at)
 	}
 	return index, nil
 }
 
-// on tells whether a netdev is at the eswitch of this PF: it belongs to the PF's device or, if its driver tells no device, has
-// the phys_switch_id of the PF's own netdev, which bonded PFs share.
+// on tells whether a netdev is at the eswitch of this PF: it belongs to the PF's device or, if its
+// driver tells no device, has the phys_switch_id of the PF's own netdev, which bonded PFs share.
 func (v view) on(n physPort, eswitch pci.Address) bool {
 	if eswitch == "" || n.parent == eswitch {
 		return true
@@ -247,7 +263,8 @@ func (p eswitchPort) ambiguityHint() string {
 	return "; --host-pf with eswitch= tells which"
 }
 
-// physPorts lists all netdevs: the netlink library does not read phys_port_name, and only 4 bytes of phys_switch_id.
+// physPorts lists all netdevs: the netlink library does not read phys_port_name, and only 4 bytes
+// of phys_switch_id.
 func (b *bridgePlane) physPorts() ([]physPort, error) {
 	messages, err := b.handle.All()
 	if err != nil {
@@ -269,7 +286,9 @@ func parsePhysPort(message []byte) (physPort, error) {
 	}
 	parent, _ := pci.Parse(attrs.Text(unix.IFLA_PARENT_DEV_NAME))
 	return physPort{
-		index: int(nl.DeserializeIfInfomsg(message).Index), name: attrs.Text(unix.IFLA_IFNAME), parent: parent,
-		portName: attrs.Text(unix.IFLA_PHYS_PORT_NAME), switchID: string(attrs[unix.IFLA_PHYS_SWITCH_ID]),
+		index: int(nl.DeserializeIfInfomsg(message).Index), name: attrs.Text(unix.IFLA_IFNAME),
+		parent:   parent,
+		portName: attrs.Text(unix.IFLA_PHYS_PORT_NAME),
+		switchID: string(attrs[unix.IFLA_PHYS_SWITCH_ID]),
 	}, nil
 }

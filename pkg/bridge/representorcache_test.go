@@ -18,13 +18,15 @@ import (
 )
 
 func TestPortName(t *testing.T) {
-	for _, name := range []string{"pf0", "pf1vf3", "pf0sf88", "c1pf0", "c1pf0vf3", "c0pf0vf3", "c2pf65535sf4294967295", "c4294967295pf0"} {
+	for _, name := range []string{"pf0", "pf1vf3", "pf0sf88", "c1pf0", "c1pf0vf3", "c0pf0vf3",
+		"c2pf65535sf4294967295", "c4294967295pf0"} {
 		if got, ok := parsePortName(name); !ok || got.pf+got.function != name {
 			t.Errorf("%q is read as %q, %v", name, got, ok)
 		}
 	}
 	for _, name := range []string{
-		"", "p0", "p0s1", "pf0hpf", "pf0vf", "pf65536", "c1", "pf0sf4294967296", "pf0vf3\n", "xpf0", "pf00", "pf0vf03", "c4294967296pf0",
+		"", "p0", "p0s1", "pf0hpf", "pf0vf", "pf65536", "c1", "pf0sf4294967296", "pf0vf3\n",
+		"xpf0", "pf00", "pf0vf03", "c4294967296pf0",
 	} {
 		if s, ok := parsePortName(name); ok {
 			t.Errorf("%q is read as %q", name, s)
@@ -87,9 +89,12 @@ func TestFind(t *testing.T) {
 		{Device: two, Index: 2, Flavour: devlink.PCIVF, PF: 1, VF: 3, NetdevIndex: 122},
 		{Device: two, Index: 3, Flavour: devlink.PCISF, SF: 88},
 		{Device: two, Index: 4, Flavour: devlink.PCISF, SF: 90},
-		{Device: dpu0, Index: 5, Flavour: devlink.PCIVF, VF: 3, Controller: 1, External: true, NetdevIndex: 131},
-		{Device: dpu1, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 141},
-		{Device: dpu2, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true, NetdevIndex: 151},
+		{Device: dpu0, Index: 5, Flavour: devlink.PCIVF, VF: 3, Controller: 1, External: true,
+			NetdevIndex: 131},
+		{Device: dpu1, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true,
+			NetdevIndex: 141},
+		{Device: dpu2, Index: 5, Flavour: devlink.PCIPF, Controller: 1, External: true,
+			NetdevIndex: 151},
 	}
 	own := func(pf, function string) eswitchPort {
 		return eswitchPort{eswitch: slot(pf), name: portName{function: function}}
@@ -116,16 +121,19 @@ func TestFind(t *testing.T) {
 		{"VF at no eswitch", names, own("02", "vf5"), 0, "eswitch mode switchdev"},
 		{"SF by name and switch, its port telling no netdev", all, own("02", "sf88"), 23, ""},
 		{"SF at another switch", names, own("02", "sf89"), 0, "no netdev is sf89 of 0000:02:00.0"},
-		{"SF whose port has no netdev", all, own("02", "sf90"), 0, "devlink port pci/0000:02:00.0/4 has no netdev"},
+		{"SF whose port has no netdev", all, own("02", "sf90"),
+			0, "devlink port pci/0000:02:00.0/4 has no netdev"},
 		{"host's VF by its port", all, host("", "vf3"), 131, ""},
 		{"host's VF by name", names, host("03", "vf3"), 31, ""},
-		{"host's VF is none of this machine's", all, own("03", "vf3"), 0, "there is c1pf0vf3 of 0000:03:00.0"},
+		{"host's VF is none of this machine's", all, own("03", "vf3"), 0,
+			"there is c1pf0vf3 of 0000:03:00.0"},
 		{"host's PF that could be two", all, host("", ""), 0, "eswitch= tells which"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			index, err := test.view.find(test.at)
-			said := err == nil && test.says == "" || err != nil && test.says != "" && strings.Contains(err.Error(), test.says)
+			said := err == nil && test.says == "" || err != nil && test.says != "" &&
+				strings.Contains(err.Error(), test.says)
 			if index != test.index || !said {
 				t.Errorf("%d, %v, want %d, %q", index, err, test.index, test.says)
 			}
@@ -139,13 +147,15 @@ func TestFind(t *testing.T) {
 // newCache makes a cache for this sysfs, and a devlink without ports.
 func newCache(root string, physPorts func() ([]physPort, error)) *representorCache {
 	return &representorCache{
-		resolver: portResolver{sysfs: sysfs.Root(root), hostPFs: []HostPF{{Address: "0000:01:00.0"}}}, ports: func() ([]devlink.Port, error) { return nil, nil },
+		resolver: portResolver{
+			sysfs: sysfs.Root(root), hostPFs: []HostPF{{Address: "0000:01:00.0"}},
+		}, ports: func() ([]devlink.Port, error) { return nil, nil },
 		physPorts: physPorts, known: map[int]bool{},
 	}
 }
 
-// TestRefreshTakesNoArrival: a view may have a netdev before the event that it came. The event must count all the same:
-// the view was taken for another port.
+// TestRefreshTakesNoArrival: a view may have a netdev before the event that it came. The event must
+// count all the same: the view was taken for another port.
 func TestRefreshTakesNoArrival(t *testing.T) {
 	c := newCache("", func() ([]physPort, error) { return twoCards, nil })
 	if err := c.refresh(); err != nil {
@@ -166,7 +176,8 @@ func TestDumpAgainIfInterrupted(t *testing.T) {
 		}
 		return twoCards, nil
 	})
-	if want := newView(nil, devlink.ErrNoDevlink, twoCards); c.refresh() != nil || !reflect.DeepEqual(c.view.netdevs, want.netdevs) {
+	if want := newView(nil, devlink.ErrNoDevlink, twoCards); c.refresh() != nil ||
+		!reflect.DeepEqual(c.view.netdevs, want.netdevs) {
 		t.Errorf("netdevs %+v, want %+v", c.view.netdevs, want.netdevs)
 	}
 	dumps, interrupted = 0, 1000
@@ -182,7 +193,10 @@ func TestDevlinkRecovers(t *testing.T) {
 		makePF(t, root, "0000:01:00.0", "8 16 1")
 		broken := errors.New("devlink is broken")
 		ports := func() ([]devlink.Port, error) {
-			return []devlink.Port{{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 4, NetdevIndex: 13}}, broken
+			return []devlink.Port{
+				{Device: devlink.OfPCI("0000:01:00.0"), Flavour: devlink.PCIVF, VF: 4,
+					NetdevIndex: 13},
+			}, broken
 		}
 		noNetdevs := func() ([]physPort, error) { return nil, nil }
 		c := newCache(root, noNetdevs)
@@ -198,7 +212,8 @@ func TestDevlinkRecovers(t *testing.T) {
 	})
 }
 
-// TestRefreshOnlyWhenNeeded: listing ports can be slow, for each port's function is asked of the card's firmware.
+// TestRefreshOnlyWhenNeeded: listing ports can be slow, for each port's function is asked of the
+// card's firmware.
 func TestRefreshOnlyWhenNeeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := t.TempDir()
@@ -214,7 +229,8 @@ func TestRefreshOnlyWhenNeeded(t *testing.T) {
 			t.Helper()
 			got, err := c.ifindex(port)
 			if got != index || isNoRepresentor(err) != (index == 0) || dumps != times {
-				t.Errorf("%s: %d, %v after %d dumps, want %d after %d", when, got, err, dumps, index, times)
+				t.Errorf("%s: %d, %v after %d dumps, want %d after %d", when, got, err, dumps,
+					index, times)
 			}
 		}
 		want("at first", vf3, 0, 1)

@@ -28,7 +28,8 @@ type kind struct {
 var (
 	networkKind = kind{
 		word: "logical bridge", noun: "network", component: "bridge",
-		prefix: "//network.opiproject.org/bridges/", proto: "logicalBridges/", bucket: "logical-bridges",
+		prefix: "//network.opiproject.org/bridges/", proto: "logicalBridges/",
+		bucket: "logical-bridges",
 	}
 	portKind = kind{
 		word: "bridge port", noun: "port", component: "representor",
@@ -45,7 +46,8 @@ func (k kind) checkID(id string) error {
 		return nil
 	}
 	return status.Errorf(codes.InvalidArgument,
-		"%s id %q: must be 4-63 characters of a-z, 0-9 and '-', begin with a letter and not end with '-'", k.word, id)
+		"%s id %q: must be 4-63 characters of a-z, 0-9 and '-', begin with a letter and not end "+
+			"with '-'", k.word, id)
 }
 
 // parseName returns the id in a resource name.
@@ -55,7 +57,8 @@ func (k kind) parseName(name string) (string, error) {
 			return id, k.checkID(id)
 		}
 	}
-	return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>", k.word, name, k.prefix, k.proto)
+	return "", status.Errorf(codes.InvalidArgument, "%s name %q: must be %s<id> or %s<id>",
+		k.word, name, k.prefix, k.proto)
 }
 
 // state is the status of a port, and of a network: evpn.LBOperStatus has the same numbers.
@@ -77,16 +80,18 @@ func stateOf(deleting bool, failure error) state {
 	return stateUp
 }
 
-// page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the page before: it stays right
-// when objects come and go, and when the agent restarts.
+// page cuts a page out of sorted ids (https://google.aip.dev/158). The token is the last id of the
+// page before: it stays right when objects come and go, and when the agent restarts.
 func page(ids []string, size int32, token string) (_ []string, next string, _ error) {
 	if size < 0 {
-		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative", size)
+		return nil, "", status.Errorf(codes.InvalidArgument, "page_size %d: must not be negative",
+			size)
 	}
 	size = min(cmp.Or(size, 50), 250)
 	last, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil || token != "" && !idForm.Match(last) {
-		return nil, "", status.Errorf(codes.InvalidArgument, "page_token %q: is none of this agent's", token)
+		return nil, "", status.Errorf(codes.InvalidArgument,
+			"page_token %q: is none of this agent's", token)
 	}
 	first, found := slices.BinarySearch(ids, string(last))
 	if found {
@@ -100,13 +105,15 @@ func page(ids []string, size int32, token string) (_ []string, next string, _ er
 	return ids, pageToken(ids[size-1]), nil
 }
 
-// maxPage bounds the objects of a page, in bytes: clients of gRPC take no answer of more than 4 MiB unless they say so.
+// maxPage bounds the objects of a page, in bytes: clients of gRPC take no answer of more than 4 MiB
+// unless they say so.
 const maxPage = 3 << 20
 
 // pageToken is that of the page after an id.
 func pageToken(last string) string { return base64.RawURLEncoding.EncodeToString([]byte(last)) }
 
-// masked returns have with the fields of want that the mask names, or want if the mask is empty (https://google.aip.dev/134).
+// masked returns have with the fields of want that the mask names, or want if the mask is empty
+// (https://google.aip.dev/134).
 func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, error) {
 	paths := mask.GetPaths()
 	if len(paths) == 0 || slices.Contains(paths, "*") || slices.Contains(paths, "spec") {
@@ -118,7 +125,8 @@ func masked[S proto.Message](have, want S, mask *fieldmaskpb.FieldMask) (S, erro
 		name, inSpec := strings.CutPrefix(path, "spec.")
 		field := to.Descriptor().Fields().ByName(protoreflect.Name(name))
 		if !inSpec || field == nil {
-			return merged, status.Errorf(codes.InvalidArgument, "update_mask: %q: must be spec or a field of it", path)
+			return merged, status.Errorf(codes.InvalidArgument,
+				"update_mask: %q: must be spec or a field of it", path)
 		}
 		to.Clear(field)
 		if from.Has(field) {

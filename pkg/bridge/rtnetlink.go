@@ -24,7 +24,9 @@ import (
 )
 
 // openBridgePlane opens sockets in the network namespace of the calling thread.
-func openBridgePlane(uplinks []Uplink, underlay Underlay, resolver portResolver, vlanAware bool) (_ *bridgePlane, err error) {
+func openBridgePlane(
+	uplinks []Uplink, underlay Underlay, resolver portResolver, vlanAware bool,
+) (_ *bridgePlane, err error) {
 	b := &bridgePlane{
 		uplinks: uplinks, underlay: underlay, uplinksNow: map[string]uplinkState{},
 		vlanAware: vlanAware, vlans: map[string]uint16{}, placement: newPlacement(),
@@ -36,11 +38,13 @@ func openBridgePlane(uplinks []Uplink, underlay Underlay, resolver portResolver,
 		}
 	}()
 	// The subscription comes before any list of netdevs, so that no change is missed.
-	b.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	b.events, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
+		unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: %w", err)
 	}
-	// A burst of some hundred netdevs fits. If the buffer overflows, watch has everything reconciled.
+	// A burst of some hundred netdevs fits. If the buffer overflows, watch has everything
+	// reconciled.
 	if err := b.events.SetReceiveBufferSize(1<<20, false); err != nil {
 		return nil, fmt.Errorf("subscribe to netdev events: receive buffer: %w", err)
 	}
@@ -54,7 +58,8 @@ func openBridgePlane(uplinks []Uplink, underlay Underlay, resolver portResolver,
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
 	// Without it (before Linux 4.20) lists have everything, and cost more.
-	_ = unix.SetsockoptInt(b.strict.Socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+	_ = unix.SetsockoptInt(b.strict.Socket.GetFd(), unix.SOL_NETLINK,
+		unix.NETLINK_GET_STRICT_CHK, 1)
 	if b.handle, err = links.Open(netns.None()); err != nil {
 		return nil, fmt.Errorf("netlink: %w", err)
 	}
@@ -70,12 +75,14 @@ func openBridgePlane(uplinks []Uplink, underlay Underlay, resolver portResolver,
 		return nil, err
 	}
 	ports := patience[[]devlink.Port]{limit: devlinkLimit, call: b.devlink.Ports}
-	b.representors = &representorCache{resolver: resolver, ports: ports.do, physPorts: b.physPorts, known: map[int]bool{}}
+	b.representors = &representorCache{
+		resolver: resolver, ports: ports.do, physPorts: b.physPorts, known: map[int]bool{},
+	}
 	return b, nil
 }
 
-// threadNamespace is the path of the calling thread's network namespace, "" if it is the process's own: to enter that one again, as a
-// path would have it, needs CAP_SYS_ADMIN.
+// threadNamespace is the path of the calling thread's network namespace, "" if it is the process's
+// own: to enter that one again, as a path would have it, needs CAP_SYS_ADMIN.
 func threadNamespace() string {
 	const path = "/proc/thread-self/ns/net"
 	own, err := os.Readlink("/proc/self/ns/net")
@@ -106,11 +113,12 @@ func (b *bridgePlane) close() {
 	}
 }
 
-// aliasPrefix begins the mark of the agent's netdevs, which is their ifalias. The id of a network follows, or sharedID.
+// aliasPrefix begins the mark of the agent's netdevs, which is their ifalias. The id of a network
+// follows, or sharedID.
 const aliasPrefix = "opi-bridge:"
 
-// linkGroup is the group of the agent's netdevs, the letters "opi". A netdev is made with it, and gets its alias only later: the
-// agent may end in between.
+// linkGroup is the group of the agent's netdevs, the letters "opi". A netdev is made with it, and
+// gets its alias only later: the agent may end in between.
 const linkGroup = 0x6f7069
 
 // markOf returns the id in a netdev's mark. ours is false if it has no mark.
@@ -123,7 +131,8 @@ func isOurs(link netlink.Link) bool { return strings.HasPrefix(link.Attrs().Alia
 func bridgeName(id string) string { return netdevName("br-", id) }
 func vxlanName(id string) string  { return netdevName("vx-", id) }
 
-// netdevName returns a prefix with a network's id, or with the beginning of its hash if the id does not fit into a netdev name.
+// netdevName returns a prefix with a network's id, or with the beginning of its hash if the id does
+// not fit into a netdev name.
 func netdevName(prefix, id string) string {
 	const longest = unix.IFNAMSIZ - 1
 	if name := prefix + id; len(name) <= longest {
@@ -145,8 +154,8 @@ func (b *bridgePlane) find(name string) (netlink.Link, error) {
 	return link, nil
 }
 
-// ensure returns the agent's netdev of a name, type and id, and makes it if it is missing. A netdev that somebody else made is
-// an error.
+// ensure returns the agent's netdev of a name, type and id, and makes it if it is missing. A netdev
+// that somebody else made is an error.
 func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error) {
 	link, err := b.find(want.Attrs().Name)
 	if err == nil && link == nil {
@@ -159,7 +168,8 @@ func (b *bridgePlane) ensure(want netlink.Link, id string) (netlink.Link, error)
 	attrs := link.Attrs()
 	unmarked := attrs.Alias == "" && attrs.Group == linkGroup
 	if link.Type() != want.Type() || !unmarked && attrs.Alias != aliasPrefix+id {
-		taken := fmt.Sprintf("netdev %s: the name is taken by a netdev that is not ours", attrs.Name)
+		taken := fmt.Sprintf("netdev %s: the name is taken by a netdev that is not ours",
+			attrs.Name)
 		owner, _ := markOf(link)
 		return nil, reference{
 			to:      task{taskNetwork, owner},
@@ -181,8 +191,9 @@ func linkError(err error, link netlink.Link, tried string, args ...any) error {
 	return fmt.Errorf("netdev %s: %s: %w", link.Attrs().Name, fmt.Sprintf(tried, args...), err)
 }
 
-// settle brings a bridge up without STP, which needs peers, without multicast snooping, which needs a querier, and without
-// an address. It sets that once for each bridge: the netlink library cannot read all of it back, and setting it is an event.
+// settle brings a bridge up without STP, which needs peers, without multicast snooping, which needs
+// a querier, and without an address. It sets that once for each bridge: the netlink library cannot
+// read all of it back, and setting it is an event.
 func (b *bridgePlane) settle(bridge netlink.Link) error {
 	index := bridge.Attrs().Index
 	if b.settled[index] {
@@ -202,7 +213,8 @@ func (b *bridgePlane) settle(bridge netlink.Link) error {
 	return b.up(bridge)
 }
 
-// configure sets only these attributes of a bridge. The netlink library would write back all those that it has read.
+// configure sets only these attributes of a bridge. The netlink library would write back all those
+// that it has read.
 func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index = int32(bridge.Attrs().Index)
@@ -216,10 +228,12 @@ func (b *bridgePlane) configure(bridge netlink.Link, attrs ...*nl.RtAttr) error 
 	return err
 }
 
-// disableIPv6 removes the netdev's IPv6 link-local address, and keeps the kernel from giving it another one.
+// disableIPv6 removes the netdev's IPv6 link-local address, and keeps the kernel from giving it
+// another one.
 func (b *bridgePlane) disableIPv6(link netlink.Link) error {
 	err := b.handle.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
+		errors.Is(err, unix.EINVAL) {
 		return nil // the kernel has no IPv6; EINVAL: IPv6 is off for this netdev
 	}
 	if err != nil {
@@ -241,7 +255,8 @@ func (b *bridgePlane) disableIPv6(link netlink.Link) error {
 	return nil
 }
 
-// addresses returns those of one netdev, of a family or of all (AF_UNSPEC). The netlink library would read those of all netdevs.
+// addresses returns those of one netdev, of a family or of all (AF_UNSPEC). The netlink library
+// would read those of all netdevs.
 func (b *bridgePlane) addresses(index, family int) ([]netip.Prefix, error) {
 	header := nl.NewIfAddrmsg(family)
 	header.Index = uint32(index)
@@ -255,7 +270,8 @@ func (b *bridgePlane) addresses(index, family int) ([]netip.Prefix, error) {
 	var all []netip.Prefix
 	for _, m := range messages {
 		if len(m) < unix.SizeofIfAddrmsg {
-			return nil, fmt.Errorf("address of %d bytes, want at least %d", len(m), unix.SizeofIfAddrmsg)
+			return nil, fmt.Errorf("address of %d bytes, want at least %d", len(m),
+				unix.SizeofIfAddrmsg)
 		}
 		have := nl.DeserializeIfAddrmsg(m)
 		attrs, err := attribute.Parse(m[unix.SizeofIfAddrmsg:])
@@ -287,12 +303,14 @@ func (b *bridgePlane) enslave(link, bridge netlink.Link) error {
 	}
 	err := b.handle.LinkSetMaster(link, bridge)
 	if errors.Is(err, unix.EXFULL) {
-		err = fmt.Errorf("%w: a bridge has at most %d ports, VXLAN ports included", err, maxBridgePorts)
+		err = fmt.Errorf("%w: a bridge has at most %d ports, VXLAN ports included",
+			err, maxBridgePorts)
 	}
 	return linkError(err, link, "add to bridge %s", bridge.Attrs().Name)
 }
 
-// maxBridgePorts is how many ports the kernel lets a bridge have: BR_MAX_PORTS of net/bridge/br_private.h, of which number 0 is not given.
+// maxBridgePorts is how many ports the kernel lets a bridge have: BR_MAX_PORTS of
+// net/bridge/br_private.h, of which number 0 is not given.
 const maxBridgePorts = 1<<10 - 1
 
 // removeOwn removes the agent's netdev of a name, type and id. It leaves netdevs of others alone.

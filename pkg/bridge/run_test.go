@@ -27,10 +27,13 @@ func (e eventful) watch(emit func(task)) error {
 	return nil
 }
 
-// running runs an agent on paper, in a bubble, with the port p1 in net-blue: down, and not tried again for long.
+// running runs an agent on paper, in a bubble, with the port p1 in net-blue: down, and not tried
+// again for long.
 func running(t *testing.T) (*Agent, eventful) {
 	t.Helper()
-	e := eventful{&paper{networks: map[string]uint32{}, ports: map[string]string{}}, make(chan task)}
+	e := eventful{
+		&paper{networks: map[string]uint32{}, ports: map[string]string{}}, make(chan task),
+	}
 	a := open(t, filepath.Join(t.TempDir(), "state.db"), e)
 	createNetwork(t, a, "net-blue", 10)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -74,7 +77,8 @@ func wantUp(t *testing.T, a *Agent, in time.Duration) {
 	}
 }
 
-// TestRetrySoonAfterArrival: a driver may tell of a netdev before it tells whose representor that is.
+// TestRetrySoonAfterArrival: a driver may tell of a netdev before it tells whose representor that
+// is.
 func TestRetrySoonAfterArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, e := running(t)
@@ -85,7 +89,8 @@ func TestRetrySoonAfterArrival(t *testing.T) {
 	})
 }
 
-// TestRetryInSpiteOfArrivals: a machine on which netdevs come all the time must not put off what failed.
+// TestRetryInSpiteOfArrivals: a machine on which netdevs come all the time must not put off what
+// failed.
 func TestRetryInSpiteOfArrivals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, e := running(t)
@@ -104,7 +109,8 @@ func TestRetryInSpiteOfArrivals(t *testing.T) {
 	})
 }
 
-// TestRetrySoonAfterDelete: what was deleted may have been in the way, as the holder of a representor or of a VLAN.
+// TestRetrySoonAfterDelete: what was deleted may have been in the way, as the holder of a
+// representor or of a VLAN.
 func TestRetrySoonAfterDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, e := running(t)
@@ -124,9 +130,11 @@ func TestRetrySoonAfterDelete(t *testing.T) {
 
 func createNetwork(t *testing.T, a *Agent, id string, vlan uint32) {
 	t.Helper()
-	_, err := networkServer{Agent: a}.CreateLogicalBridge(t.Context(), &evpn.CreateLogicalBridgeRequest{
-		LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
-	})
+	_, err := networkServer{Agent: a}.CreateLogicalBridge(t.Context(),
+		&evpn.CreateLogicalBridgeRequest{
+			LogicalBridgeId: id,
+			LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
+		})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,11 +21,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// NewServer makes a gRPC server of the agent, which measures and logs calls. See [Credentials.ServerOptions] for opts.
+// NewServer makes a gRPC server of the agent, which measures and logs calls. See
+// [Credentials.ServerOptions] for opts.
 func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 	s := grpc.NewServer(append(opts,
 		grpc.ChainUnaryInterceptor(a.observe, a.recovered, authorize),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{
+			MinTime: 10 * time.Second, PermitWithoutStream: true,
+		}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: time.Minute, Timeout: 20 * time.Second,
 			// A client whose certificate has expired or was revoked does not stay.
@@ -33,18 +36,23 @@ func (a *Agent) NewServer(opts ...grpc.ServerOption) *grpc.Server {
 		}),
 		grpc.ConnectionTimeout(10*time.Second), // until TLS and HTTP/2 are agreed upon
 		grpc.MaxConcurrentStreams(64),          // of one client; work on the data plane is serial
-		grpc.MaxRecvMsgSize(1<<20),             // a TRUNK port may name 4094 logical bridges, of 100 bytes each
+		// a TRUNK port may name 4094 logical bridges, of 100 bytes each
+		grpc.MaxRecvMsgSize(1<<20),
 	)...)
 	evpn.RegisterLogicalBridgeServiceServer(s, networkServer{Agent: a})
 	evpn.RegisterBridgePortServiceServer(s, portServer{Agent: a})
 	opibridge.RegisterOptionsServiceServer(s, optionsServer{Agent: a})
 	ports := patience[[]devlink.Port]{limit: devlinkLimit, call: devlinkPorts}
-	inventory.RegisterInventoryServiceServer(s, inventoryServer{hostPFs: a.cfg.HostPFs, ports: ports.do, serial: cardid.Read})
+	inventory.RegisterInventoryServiceServer(s,
+		inventoryServer{hostPFs: a.cfg.HostPFs, ports: ports.do, serial: cardid.Read})
 	return s
 }
 
-// authorize refuses calls of clients that no rule is for, all but those that tell whether the agent works.
-func authorize(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+// authorize refuses calls of clients that no rule is for, all but those that tell whether the agent
+// works.
+func authorize(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (any, error) {
 	if !strings.HasPrefix(info.FullMethod, "/grpc.health.v1.Health/") {
 		if err := clientOf(ctx).known(); err != nil {
 			return nil, err
@@ -54,18 +62,22 @@ func authorize(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle 
 }
 
 // recovered turns a panic in a call into an error, so that the agent and all other calls go on.
-func (a *Agent) recovered(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
+func (a *Agent) recovered(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (_ any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			stack := string(debug.Stack())
-			a.log.Error(fmt.Errorf("panic: %v", p), "defect in a call", "rpc", path.Base(info.FullMethod), "stack", stack)
+			a.log.Error(fmt.Errorf("panic: %v", p), "defect in a call",
+				"rpc", path.Base(info.FullMethod), "stack", stack)
 			err = status.Error(codes.Internal, "defect in the agent, see its log")
 		}
 	}()
 	return handle(ctx, req)
 }
 
-// CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, they could rewire the ports.
+// CheckPlaintext refuses an address (host:port) that other machines can reach: without TLS, they
+// could rewire the ports.
 func CheckPlaintext(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -74,5 +86,6 @@ func CheckPlaintext(address string) error {
 	if host == "localhost" || net.ParseIP(host).IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("address %s is not a loopback address: without TLS anybody who reaches it could rewire the ports", address)
+	return fmt.Errorf("address %s is not a loopback address: without TLS anybody who reaches it "+
+		"could rewire the ports", address)
 }

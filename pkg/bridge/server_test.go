@@ -35,20 +35,29 @@ func served(t *testing.T) *bufconn.Listener {
 	return listener
 }
 
-// TestLargeRequest: a TRUNK port may name as many logical bridges as there are VLAN ids, with names as long as they may be.
+// TestLargeRequest: a TRUNK port may name as many logical bridges as there are VLAN ids, with names
+// as long as they may be.
 func TestLargeRequest(t *testing.T) {
 	listener := served(t)
-	conn, err := grpc.NewClient("passthrough:///agent", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	conn, err := grpc.NewClient("passthrough:///agent",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return listener.DialContext(ctx)
+		}))
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	create := func(networks int) error {
-		spec := &evpn.BridgePortSpec{MacAddress: []byte{2, 0, 0, 0, 0, 1}, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK}
+		spec := &evpn.BridgePortSpec{
+			MacAddress: []byte{2, 0, 0, 0, 0, 1}, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
+		}
 		for i := range networks {
-			spec.LogicalBridges = append(spec.LogicalBridges, networkKind.prefix+"net-"+strings.Repeat("x", 54)+fmt.Sprintf("%05d", i))
+			spec.LogicalBridges = append(spec.LogicalBridges,
+				networkKind.prefix+"net-"+strings.Repeat("x", 54)+fmt.Sprintf("%05d", i))
 		}
 		_, err := evpn.NewBridgePortServiceClient(conn).CreateBridgePort(t.Context(),
-			&evpn.CreateBridgePortRequest{BridgePortId: p1, BridgePort: &evpn.BridgePort{Spec: spec}})
+			&evpn.CreateBridgePortRequest{
+				BridgePortId: p1, BridgePort: &evpn.BridgePort{Spec: spec},
+			})
 		return err
 	}
 	if err := create(maxVLAN); status.Code(err) != codes.NotFound {

@@ -57,21 +57,30 @@ func FuzzState(f *testing.F) {
 	leaving := marshal(&evpn.BridgePort{
 		Spec: access(mac1, blue), Status: &evpn.BridgePortStatus{OperStatus: stateDeleting},
 	})
-	filter := marshal(&opibridge.NetworkOptions{SourceFilter: opibridge.SourceFilter_SOURCE_FILTER_MAC, Mtu: 1500})
+	filter := marshal(&opibridge.NetworkOptions{
+		SourceFilter: opibridge.SourceFilter_SOURCE_FILTER_MAC, Mtu: 1500,
+	})
 	addresses := marshal(&opibridge.PortOptions{Addresses: []string{"10.1.0.2"}})
 	f.Add("net-blue", network, p1, port, filter, addresses)
 	f.Add("net-red", network, p1, leaving, []byte{}, []byte{})
-	f.Add("net-blue", []byte{}, p1, []byte{}, []byte{8, 99}, []byte{10, 1, 'x'}) // no spec, no such filter, no address
-	f.Add("../x", network, "P", marshal(&evpn.BridgePort{Spec: access("", blue)}), filter, addresses)
+	// no spec, no such filter, no address
+	f.Add("net-blue", []byte{}, p1, []byte{}, []byte{8, 99}, []byte{10, 1, 'x'})
+	f.Add("../x", network, "P", marshal(&evpn.BridgePort{Spec: access("", blue)}),
+		filter, addresses)
 
-	f.Fuzz(func(t *testing.T, networkID string, network []byte, portID string, port, networkOptions, portOptions []byte) {
+	f.Fuzz(func(
+		t *testing.T, networkID string, network []byte, portID string,
+		port, networkOptions, portOptions []byte,
+	) {
 		path := filepath.Join(must.MemoryDir(t), "state.db")
 		writeState(t, path, []record{
 			{networkKind.bucket, networkID, network}, {portKind.bucket, portID, port},
-			{networkKind.bucket + "-options", networkID, networkOptions}, {portKind.bucket + "-options", portID, portOptions},
+			{networkKind.bucket + "-options", networkID, networkOptions},
+			{portKind.bucket + "-options", portID, portOptions},
 		})
 		plane := &paper{networks: map[string]uint32{}, ports: map[string]string{}, vlans: true}
-		a, err := newAgent(Config{State: path, SourceFilter: true}, logr.Discard(), func() (dataplane, error) { return plane, nil })
+		a, err := newAgent(Config{State: path, SourceFilter: true}, logr.Discard(),
+			func() (dataplane, error) { return plane, nil })
 		if errors.Is(err, boltfile.ErrCorrupt) {
 			return
 		}
@@ -79,7 +88,8 @@ func FuzzState(f *testing.F) {
 		defer a.Close()
 
 		for id, n := range a.networks.objects {
-			if s := a.segment(id); s.vlan < 1 || s.vlan > maxVLAN || s.vni > maxVNI || n.spec == nil {
+			if s := a.segment(id); s.vlan < 1 || s.vlan > maxVLAN || s.vni > maxVNI ||
+				n.spec == nil {
 				t.Errorf("network %q is %+v", id, s)
 			}
 		}
@@ -102,29 +112,37 @@ func FuzzState(f *testing.F) {
 func TestStateWithStrangeRecords(t *testing.T) {
 	networks, ports := record{bucket: networkKind.bucket}, record{bucket: portKind.bucket}
 	for says, r := range map[string]record{
-		"": {networkKind.bucket, "net-blue", marshalled(t, &evpn.LogicalBridge{Spec: segmentOf(10)})},
+		"": {networkKind.bucket, "net-blue",
+			marshalled(t, &evpn.LogicalBridge{Spec: segmentOf(10)})},
 		`logical-bridges "net-blue": vlan_id 70000: must be 1-4094`: {
-			networkKind.bucket, "net-blue", marshalled(t, &evpn.LogicalBridge{Spec: segmentOf(70000)}),
+			networkKind.bucket, "net-blue",
+			marshalled(t, &evpn.LogicalBridge{Spec: segmentOf(70000)}),
 		},
 		`logical-bridges "net-blue": spec is required`: {networkKind.bucket, "net-blue", nil},
-		`logical-bridges "../x"`:                       {networkKind.bucket, "../x", marshalled(t, &evpn.LogicalBridge{Spec: segmentOf(10)})},
+		`logical-bridges "../x"`: {
+			networkKind.bucket, "../x", marshalled(t, &evpn.LogicalBridge{Spec: segmentOf(10)}),
+		},
 		`bridge-ports "` + p1 + `": logical_bridges: has 0, an ACCESS port has exactly one`: {
 			portKind.bucket, p1, marshalled(t, &evpn.BridgePort{Spec: access(mac1)}),
 		},
 		`bridge-ports-options "` + p1 + `": options of bridge port `: {
-			portKind.bucket + "-options", p1, marshalled(t, &opibridge.PortOptions{Addresses: []string{"x"}}),
+			portKind.bucket + "-options",
+			p1, marshalled(t, &opibridge.PortOptions{Addresses: []string{"x"}}),
 		},
 	} {
 		path := filepath.Join(t.TempDir(), "state.db")
 		writeState(t, path, []record{networks, ports, r})
 		plane := &paper{networks: map[string]uint32{}, ports: map[string]string{}}
-		a, err := newAgent(Config{State: path}, logr.Discard(), func() (dataplane, error) { return plane, nil })
+		a, err := newAgent(Config{State: path}, logr.Discard(), func() (dataplane, error) {
+			return plane, nil
+		})
 		if says == "" {
 			must.Succeed(t, err)
 			must.Succeed(t, a.Close())
 			continue
 		}
-		if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "--new-state") {
+		if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), says) ||
+			!strings.Contains(err.Error(), "--new-state") {
 			t.Errorf("%v, want %v that says %q and what to do", err, boltfile.ErrCorrupt, says)
 		}
 	}

@@ -27,7 +27,8 @@ func (x *xpu) open() error {
 	})
 }
 
-// testStateIsMissing: a state file that is missing, empty or another one ends the traffic of no pod, unless that is asked for.
+// testStateIsMissing: a state file that is missing, empty or another one ends the traffic of no
+// pod, unless that is asked for.
 func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
 	x.start()
@@ -47,9 +48,11 @@ func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
 		lose()
 		for range 2 { // the first refusal does not make the second start go on
 			err := x.open()
-			if err == nil || !strings.Contains(err.Error(), x.cfg.State) || !strings.Contains(err.Error(), "--new-state") ||
+			if err == nil || !strings.Contains(err.Error(), x.cfg.State) ||
+				!strings.Contains(err.Error(), "--new-state") ||
 				!strings.Contains(err.Error(), rep1) {
-				t.Errorf("%s: error %v, want one that names the file, a port and --new-state", name, err)
+				t.Errorf("%s: error %v, want one that names the file, a port and --new-state",
+					name, err)
 			}
 		}
 		reach(t, one, two)
@@ -67,7 +70,8 @@ func testStateIsMissing(t *testing.T, plane bridge.DataPlane) {
 	must.Succeed(t, x.open())
 }
 
-// TestStateIsDamaged: a file that is damaged is refused by name, with what to do, and the data plane stays.
+// TestStateIsDamaged: a file that is damaged is refused by name, with what to do, and the data
+// plane stays.
 func TestStateIsDamaged(t *testing.T) {
 	x := newXPU(t, bridge.DataPlaneAuto, "")
 	x.start()
@@ -77,16 +81,19 @@ func TestStateIsDamaged(t *testing.T) {
 	content, err := os.ReadFile(path)
 	must.Succeed(t, err)
 	for name, damaged := range map[string][]byte{
-		"a name":       bytes.ReplaceAll(content, []byte("net-blue"), []byte("net-clue")),
-		"truncated":    content[:8192],
-		"short":        content[:100],
-		"garbage":      []byte(strings.Repeat("not a state ", 1000)),
-		"data garbled": append(append([]byte{}, content[:8192]...), []byte(strings.Repeat("\x55", len(content)-8192))...),
+		"a name":    bytes.ReplaceAll(content, []byte("net-blue"), []byte("net-clue")),
+		"truncated": content[:8192],
+		"short":     content[:100],
+		"garbage":   []byte(strings.Repeat("not a state ", 1000)),
+		"data garbled": append(append([]byte{}, content[:8192]...),
+			[]byte(strings.Repeat("\x55", len(content)-8192))...),
 	} {
 		must.Succeed(t, os.WriteFile(path, damaged, 0o600))
 		err := x.open()
-		if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "--new-state") {
-			t.Errorf("%s: error %v, want %v with the path and what to do", name, err, boltfile.ErrCorrupt)
+		if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), path) ||
+			!strings.Contains(err.Error(), "--new-state") {
+			t.Errorf("%s: error %v, want %v with the path and what to do", name, err,
+				boltfile.ErrCorrupt)
 		}
 		if !x.hasLink("br-net-blue") && !x.hasLink("br-opi") {
 			t.Fatalf("%s: the data plane is gone", name)

@@ -17,7 +17,8 @@ import (
 // Uplink is a netdev that VXLAN is sent from, such as a port of the card, a bond, or a VLAN of one.
 type Uplink struct {
 	Name string // or an alternative name
-	// First and Last are the VNIs of the networks that it carries, 1-16777215; 0: those that no other uplink has.
+	// First and Last are the VNIs of the networks that it carries, 1-16777215; 0: those that no
+	// other uplink has.
 	First, Last uint32
 }
 
@@ -29,7 +30,8 @@ var uplinkForm = regexp.MustCompile(`^([^=/\s]+)(?:=(\d{1,8})-(\d{1,8}))?$`)
 func ParseUplink(text string) (Uplink, error) {
 	parts := uplinkForm.FindStringSubmatch(text)
 	if parts == nil {
-		return Uplink{}, fmt.Errorf("%q: must be the name of a netdev, or with VNIs, such as p0=1-9999", text)
+		return Uplink{},
+			fmt.Errorf("%q: must be the name of a netdev, or with VNIs, such as p0=1-9999", text)
 	}
 	u := Uplink{Name: parts[1]}
 	if parts[2] == "" {
@@ -56,8 +58,10 @@ func checkUplinks(uplinks []Uplink) error {
 	for i, u := range uplinks {
 		for _, other := range uplinks[:i] {
 			if u.First <= other.Last && other.First <= u.Last {
-				failed = append(failed, fmt.Errorf("uplinks %s and %s have VNIs in common: give each its own, such as %s=1-9999 and %s=10000-19999",
-					other.Name, u.Name, other.Name, u.Name))
+				failed = append(failed,
+					fmt.Errorf("uplinks %s and %s have VNIs in common: give each its own, such "+
+						"as %s=1-9999 and %s=10000-19999",
+						other.Name, u.Name, other.Name, u.Name))
 			}
 		}
 	}
@@ -77,7 +81,8 @@ func uplinkFor(uplinks []Uplink, vni uint32) *Uplink {
 	return nil
 }
 
-// Underlay is the IP version of the network between the xPUs, which all xPUs of a network must have in common.
+// Underlay is the IP version of the network between the xPUs, which all xPUs of a network must have
+// in common.
 type Underlay string
 
 const (
@@ -92,19 +97,24 @@ func (u Underlay) check() error {
 	case UnderlayAuto, UnderlayIPv4, UnderlayIPv6:
 		return nil
 	}
-	return fmt.Errorf("underlay %q: must be %s, %s or %s", u, UnderlayAuto, UnderlayIPv4, UnderlayIPv6)
+	return fmt.Errorf("underlay %q: must be %s, %s or %s", u, UnderlayAuto, UnderlayIPv4,
+		UnderlayIPv6)
 }
 
-// ipVersions are what an underlay may be of, in the order in which an uplink's addresses are looked for.
+// ipVersions are what an underlay may be of, in the order in which an uplink's addresses are looked
+// for.
 var ipVersions = [...]struct {
 	underlay Underlay
 	name     string
 	family   int
-	overhead int    // bytes of the inner Ethernet, VXLAN, UDP and outer IP headers
-	groups   net.IP // multicast for frames to unknown addresses; the network's VNI is in the last 3 bytes
+	overhead int // bytes of the inner Ethernet, VXLAN, UDP and outer IP headers
+	// multicast for frames to unknown addresses; the network's VNI is in the last 3 bytes
+	groups net.IP
 }{
-	{UnderlayIPv4, "IPv4", unix.AF_INET, 14 + 8 + 8 + 20, net.IPv4(239, 0, 0, 0).To4()},    // administratively scoped (RFC 2365)
-	{UnderlayIPv6, "IPv6", unix.AF_INET6, 14 + 8 + 8 + 40, net.ParseIP("ff18:0:0:4789::")}, // of the organization (RFC 7346)
+	// administratively scoped (RFC 2365)
+	{UnderlayIPv4, "IPv4", unix.AF_INET, 14 + 8 + 8 + 20, net.IPv4(239, 0, 0, 0).To4()},
+	// of the organization (RFC 7346)
+	{UnderlayIPv6, "IPv6", unix.AF_INET6, 14 + 8 + 8 + 40, net.ParseIP("ff18:0:0:4789::")},
 }
 
 // underlay is where a network's VXLAN is sent from and to.
@@ -151,17 +161,20 @@ func (b *bridgePlane) underlayOf(vni uint32) (underlay, error) {
 	if blocked != nil { // which takes IPv6 addresses away
 		return underlay{}, blocked
 	}
-	return underlay{}, fmt.Errorf("netdev %s, the uplink, has no %s address to send VXLAN from", named.Name, strings.Join(wanted, " or "))
+	return underlay{}, fmt.Errorf("netdev %s, the uplink, has no %s address to send VXLAN from",
+		named.Name, strings.Join(wanted, " or "))
 }
 
 // blockage returns why nothing passes an uplink, nil if frames do as far as the kernel knows.
 func blockage(uplink *netlink.LinkAttrs) error {
 	switch {
 	case uplink.Flags&net.FlagUp == 0:
-		return fmt.Errorf("netdev %[1]s, the uplink, is administratively down: set it up (ip link set %[1]s up)",
+		return fmt.Errorf("netdev %[1]s, the uplink, is administratively down: set it up (ip "+
+			"link set %[1]s up)",
 			uplink.Name)
 	case uplink.RawFlags&unix.IFF_LOWER_UP == 0:
-		return fmt.Errorf("netdev %s, the uplink, has no carrier: check its cable and the port at the other end",
+		return fmt.Errorf("netdev %s, the uplink, has no carrier: check its cable and the port "+
+			"at the other end",
 			uplink.Name)
 	case uplink.RawFlags&unix.IFF_RUNNING == 0: // such as dormant, before 802.1X has let it in
 		return fmt.Errorf("netdev %s, the uplink, is not operational but %s (ip link show %[1]s)",
@@ -173,7 +186,9 @@ func blockage(uplink *netlink.LinkAttrs) error {
 // canSend tells whether a netdev has an address of a family with which it reaches other machines.
 func (b *bridgePlane) canSend(link netlink.Link, family int) (bool, error) {
 	addresses, err := b.addresses(link.Attrs().Index, family)
-	usable := func(a netip.Prefix) bool { return family == unix.AF_INET || a.Addr().IsGlobalUnicast() }
+	usable := func(a netip.Prefix) bool {
+		return family == unix.AF_INET || a.Addr().IsGlobalUnicast()
+	}
 	return slices.ContainsFunc(addresses, usable), err
 }
 
@@ -184,10 +199,14 @@ type uplinkState struct {
 }
 
 func uplinkStateOf(attrs *netlink.LinkAttrs) uplinkState {
-	return uplinkState{attrs.Index, attrs.MTU, attrs.RawFlags & (unix.IFF_UP | unix.IFF_LOWER_UP | unix.IFF_RUNNING)}
+	return uplinkState{
+		attrs.Index, attrs.MTU,
+		attrs.RawFlags & (unix.IFF_UP | unix.IFF_LOWER_UP | unix.IFF_RUNNING),
+	}
 }
 
-// uplinkChanged tells whether an event has anything new of an uplink for the networks. Each VXLAN port that is made is an event of it too.
+// uplinkChanged tells whether an event has anything new of an uplink for the networks. Each VXLAN
+// port that is made is an event of it too.
 func (b *bridgePlane) uplinkChanged(attrs *netlink.LinkAttrs, removed bool) (changed bool) {
 	for _, u := range b.uplinks {
 		before := b.uplinksNow[u.Name]

@@ -38,14 +38,18 @@ func FuzzParseUplink(f *testing.F) {
 // something new, because the networks may have been told of what came between.
 func TestUplinkAfterLostEvents(t *testing.T) {
 	b := &bridgePlane{uplinks: []Uplink{{Name: "p0"}}, uplinksNow: map[string]uplinkState{}}
-	up := &netlink.LinkAttrs{Name: "p0", Index: 7, MTU: 1500, RawFlags: unix.IFF_UP | unix.IFF_LOWER_UP | unix.IFF_RUNNING}
+	up := &netlink.LinkAttrs{
+		Name: "p0", Index: 7, MTU: 1500,
+		RawFlags: unix.IFF_UP | unix.IFF_LOWER_UP | unix.IFF_RUNNING,
+	}
 	noCarrier := *up
 	noCarrier.RawFlags = unix.IFF_UP
 	for i, test := range []struct {
 		attrs *netlink.LinkAttrs
 		lost  bool
 		want  bool
-	}{{up, false, true}, {up, false, false}, {&noCarrier, false, true}, {&noCarrier, false, false}, {&noCarrier, true, true}, {up, false, true}} {
+	}{{up, false, true}, {up, false, false}, {&noCarrier, false, true}, {&noCarrier, false, false},
+		{&noCarrier, true, true}, {up, false, true}} {
 		if test.lost {
 			b.uplinksUnknown()
 		}
@@ -71,8 +75,11 @@ func TestBlockage(t *testing.T) {
 		{net.FlagUp, unix.IFF_UP | carrier, "is not operational but dormant"},
 		{0, 0, "is administratively down"},
 	} {
-		err := blockage(&netlink.LinkAttrs{Name: "p0", Flags: test.flags, RawFlags: test.raw, OperState: netlink.OperDormant})
-		if (err != nil) != (test.says != "") || err != nil && !strings.Contains(err.Error(), test.says) {
+		err := blockage(&netlink.LinkAttrs{
+			Name: "p0", Flags: test.flags, RawFlags: test.raw, OperState: netlink.OperDormant,
+		})
+		if (err != nil) != (test.says != "") || err != nil &&
+			!strings.Contains(err.Error(), test.says) {
 			t.Errorf("flags %#x: %v, want %q", test.raw, err, test.says)
 		}
 	}

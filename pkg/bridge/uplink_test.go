@@ -16,7 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// testIPv6Underlay: two xPUs that reach each other by IPv6 only. Their addresses are tentative at first, as those of a machine that starts.
+// testIPv6Underlay: two xPUs that reach each other by IPv6 only. Their addresses are tentative at
+// first, as those of a machine that starts.
 func testIPv6Underlay(t *testing.T, plane bridge.DataPlane) {
 	a, b := newXPU(t, plane, "p0"), newXPU(t, plane, "p0")
 	netns.Connect(t, a.Namespace, "p0", b.Namespace, "p0")
@@ -58,19 +59,23 @@ func testUnderlayIsChosen(t *testing.T, plane bridge.DataPlane) {
 	x.start()
 	vni := uint32(1000)
 	err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni})
-	if err == nil || !strings.Contains(err.Error(), "p0, the uplink, has no IPv6 address to send VXLAN from") {
+	if err == nil ||
+		!strings.Contains(err.Error(), "p0, the uplink, has no IPv6 address to send VXLAN from") {
 		t.Errorf("without an IPv6 address: %v", err)
 	}
 	addAddress(t, x.Namespace, "p0", "2001:db8::1/64")
 	must.Eventually(t, "up", func() bool {
-		return x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}) == nil
+		return x.client.EnsureNetwork(x.ctx(),
+			opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}) == nil
 	})
 }
 
 // testSeveralUplinks: networks are at the uplinks that their VNIs say.
 func testSeveralUplinks(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "")
-	x.cfg.Uplinks = []bridge.Uplink{{Name: "p0", First: 1, Last: 999}, {Name: "p1", First: 1000, Last: 1999}}
+	x.cfg.Uplinks = []bridge.Uplink{
+		{Name: "p0", First: 1, Last: 999}, {Name: "p1", First: 1000, Last: 1999},
+	}
 	wire := netns.New(t)
 	for i, name := range []string{"p0", "p1"} {
 		netns.Connect(t, x.Namespace, name, wire, name)
@@ -80,7 +85,8 @@ func testSeveralUplinks(t *testing.T, plane bridge.DataPlane) {
 	x.network("net-blue", 10, 999)
 	x.network("net-red", 20, 1000)
 	for network, uplink := range map[string]string{"net-blue": "p0", "net-red": "p1"} {
-		if at := x.link("vx-" + network).(*netlink.Vxlan).VtepDevIndex; at != x.link(uplink).Attrs().Index {
+		if at := x.link("vx-" +
+			network).(*netlink.Vxlan).VtepDevIndex; at != x.link(uplink).Attrs().Index {
 			t.Errorf("%s is at ifindex %d, want %s", network, at, uplink)
 		}
 	}
@@ -90,7 +96,9 @@ func testSeveralUplinks(t *testing.T, plane bridge.DataPlane) {
 		t.Errorf("a network with a VNI of no uplink: %v", err)
 	}
 	must.Succeed(t, x.Handle().LinkSetMTU(x.link("p1"), 1400))
-	must.Eventually(t, "the MTU follows that of its own uplink", func() bool { return x.link("vx-net-red").Attrs().MTU == 1350 })
+	must.Eventually(t, "the MTU follows that of its own uplink", func() bool {
+		return x.link("vx-net-red").Attrs().MTU == 1350
+	})
 	if mtu := x.link("vx-net-blue").Attrs().MTU; mtu != 1450 {
 		t.Errorf("the other network has MTU %d, want 1450", mtu)
 	}
@@ -105,7 +113,10 @@ func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
 			return bond
 		},
 		"VLAN": func(port netlink.Link) netlink.Link {
-			return &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "uplink", ParentIndex: port.Attrs().Index}, VlanId: 7}
+			return &netlink.Vlan{
+				LinkAttrs: netlink.LinkAttrs{Name: "uplink", ParentIndex: port.Attrs().Index},
+				VlanId:    7,
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -125,7 +136,8 @@ func testUplinkOfKind(t *testing.T, plane bridge.DataPlane) {
 				}
 				must.Succeed(t, x.Handle().LinkSetUp(port))
 				must.Succeed(t, x.Handle().LinkSetUp(uplink))
-				addAddress(t, x.Namespace, "uplink", net.IPv4(198, 51, 100, byte(1+i)).String()+"/24")
+				addAddress(t, x.Namespace, "uplink",
+					net.IPv4(198, 51, 100, byte(1+i)).String()+"/24")
 				x.start()
 				x.network("net-blue", 10, 1000)
 			}
@@ -151,7 +163,8 @@ func testUplinkIsBlocked(t *testing.T, plane bridge.DataPlane) {
 	a.port(rep2, "net-local", local.mac)
 	reach(t, left, right)
 
-	const noCarrier = "netdev p0, the uplink, has no carrier: check its cable and the port at the other end"
+	const noCarrier = "netdev p0, the uplink, has no carrier: check its cable and the port at " +
+		"the other end"
 	const setDown = "netdev p0, the uplink, is administratively down: set it up (ip link set p0 up)"
 	ends := func(x *xpu, set func(netlink.Link) error) { must.Succeed(t, set(x.link("p0"))) }
 	isDown := func(why string) {
@@ -159,7 +172,8 @@ func testUplinkIsBlocked(t *testing.T, plane bridge.DataPlane) {
 		must.Eventually(t, "the network is down: "+why, func() bool {
 			all, err := a.client.ListNetworks(a.ctx())
 			return err == nil && slices.ContainsFunc(all, func(n opi.NetworkStatus) bool {
-				return n.ID == "net-blue" && n.State == opi.StateFailed && n.Detail == "bridge: "+why
+				return n.ID == "net-blue" && n.State == opi.StateFailed &&
+					n.Detail == "bridge: "+why
 			})
 		})
 		if said := a.down(rep1); said != "representor: net-blue is down: "+why {
@@ -208,11 +222,13 @@ func testBlockedWithoutAddress(t *testing.T, plane bridge.DataPlane) {
 	addAddress(t, x.Namespace, "p0", "198.51.100.1/24")
 	must.Succeed(t, x.Handle().LinkSetUp(x.link("p0")))
 	must.Eventually(t, "up", func() bool {
-		return x.client.EnsureNetwork(x.ctx(), opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}) == nil
+		return x.client.EnsureNetwork(x.ctx(),
+			opi.Network{ID: "net-blue", VLAN: 10, VNI: &vni}) == nil
 	})
 }
 
-// testMTUIsRefused: a network whose MTU is above what the uplink carries says both numbers, until the uplink carries it.
+// testMTUIsRefused: a network whose MTU is above what the uplink carries says both numbers, until
+// the uplink carries it.
 func testMTUIsRefused(t *testing.T, plane bridge.DataPlane) {
 	x := newXPU(t, plane, "p0")
 	wire := netns.New(t)
@@ -229,5 +245,7 @@ func testMTUIsRefused(t *testing.T, plane bridge.DataPlane) {
 		t.Errorf("the client was told %d, want 1450", mtu)
 	}
 	must.Succeed(t, x.Handle().LinkSetMTU(x.link("p0"), 1550))
-	must.Eventually(t, "up with a larger MTU", func() bool { return x.client.EnsureNetwork(x.ctx(), blue) == nil })
+	must.Eventually(t, "up with a larger MTU", func() bool {
+		return x.client.EnsureNetwork(x.ctx(), blue) == nil
+	})
 }

@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// users are what needs netdevs, as tasks by ifindex: the ports of representors, which may lose their name or be removed, and the networks of
-// VXLAN ports, since the events of a bridge port have no alias. The data plane writes them, and watch reads them.
+// users are what needs netdevs, as tasks by ifindex: the ports of representors, which may lose
+// their name or be removed, and the networks of VXLAN ports, since the events of a bridge port have
+// no alias. The data plane writes them, and watch reads them.
 type users struct {
 	mu      sync.RWMutex
 	byIndex map[int]task

@@ -17,10 +17,12 @@ import (
 const maxVLAN = 4094 // IEEE 802.1Q
 
 // errNoVLANFiltering is why there is no VLAN-aware data plane.
-var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING), or not tell those of one port " +
+var errNoVLANFiltering = errors.New("the kernel's bridges cannot filter VLANs " +
+	"(CONFIG_BRIDGE_VLAN_FILTERING), or not tell those of one port " +
 	"(Linux 5.6)")
 
-// filterVLANs turns VLAN filtering on. A kernel without VLAN filtering may return an error, or ignore the attributes.
+// filterVLANs turns VLAN filtering on. A kernel without VLAN filtering may return an error, or
+// ignore the attributes.
 func (b *bridgePlane) filterVLANs(bridge netlink.Link) error {
 	err := b.configure(bridge,
 		nl.NewRtAttr(nl.IFLA_BR_VLAN_FILTERING, nl.Uint8Attr(1)),
@@ -39,11 +41,13 @@ func (b *bridgePlane) filterVLANs(bridge netlink.Link) error {
 // isVLANFiltering tells whether a netdev is a bridge that filters VLANs and has no default one.
 func isVLANFiltering(link netlink.Link) bool {
 	bridge, ok := link.(*netlink.Bridge)
-	return ok && bridge.VlanFiltering != nil && *bridge.VlanFiltering && bridge.VlanDefaultPVID != nil && *bridge.VlanDefaultPVID == 0
+	return ok && bridge.VlanFiltering != nil && *bridge.VlanFiltering &&
+		bridge.VlanDefaultPVID != nil && *bridge.VlanDefaultPVID == 0
 }
 
-// setVLANs brings the VLANs of a port of the bridge to those wanted. tagged says whether their frames have a tag on the wire,
-// in either direction. A VLAN that is right already is not set again, since that would be an event.
+// setVLANs brings the VLANs of a port of the bridge to those wanted. tagged says whether their
+// frames have a tag on the wire, in either direction. A VLAN that is right already is not set
+// again, since that would be an event.
 func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool) error {
 	have, err := b.vlansOf(link.Attrs().Index)
 	if err != nil {
@@ -52,14 +56,16 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool) er
 	right := map[uint16]bool{} // VLANs that need no change
 	for vlan, flags := range have {
 		if slices.Contains(want, vlan) {
-			right[vlan] = (flags&nl.BRIDGE_VLAN_INFO_PVID == 0) == tagged && (flags&nl.BRIDGE_VLAN_INFO_UNTAGGED == 0) == tagged
+			right[vlan] = (flags&nl.BRIDGE_VLAN_INFO_PVID == 0) == tagged &&
+				(flags&nl.BRIDGE_VLAN_INFO_UNTAGGED == 0) == tagged
 		} else if err := b.leaveVLAN(link, vlan); err != nil {
 			return err
 		}
 	}
 	for _, vlan := range want {
 		if !right[vlan] {
-			if err := b.handle.BridgeVlanAdd(link, vlan, !tagged, !tagged, false, true); err != nil {
+			if err := b.handle.BridgeVlanAdd(link, vlan, !tagged, !tagged, false,
+				true); err != nil {
 				return linkError(err, link, "add to VLAN %d", vlan)
 			}
 		}
@@ -67,8 +73,8 @@ func (b *bridgePlane) setVLANs(link netlink.Link, want []uint16, tagged bool) er
 	return nil
 }
 
-// vlansOf returns the VLANs of a port of the bridge, with their flags (BRIDGE_VLAN_INFO_*). The netlink library would read those of all
-// ports.
+// vlansOf returns the VLANs of a port of the bridge, with their flags (BRIDGE_VLAN_INFO_*). The
+// netlink library would read those of all ports.
 func (b *bridgePlane) vlansOf(index int) (map[uint16]uint16, error) {
 	messages, err := request.Send(&b.raw, unix.RTM_GETVLAN, unix.NLM_F_DUMP, bridgeVLANs{index})
 	if err != nil {
@@ -83,7 +89,8 @@ func (b *bridgePlane) vlansOf(index int) (map[uint16]uint16, error) {
 	return vlans, nil
 }
 
-// bridgeVLANs is the header of messages about the VLANs of a netdev (struct br_vlan_msg of linux/if_bridge.h, Linux 5.6).
+// bridgeVLANs is the header of messages about the VLANs of a netdev (struct br_vlan_msg of
+// linux/if_bridge.h, Linux 5.6).
 type bridgeVLANs struct{ index int }
 
 const sizeofBridgeVLANs = 8
@@ -96,9 +103,10 @@ func (h bridgeVLANs) Serialize() []byte {
 
 // Attributes of the kernel's answer (linux/if_bridge.h).
 const (
-	vlanEntry      = 1 // BRIDGE_VLANDB_ENTRY
-	vlanEntryInfo  = 1 // BRIDGE_VLANDB_ENTRY_INFO, struct bridge_vlan_info
-	vlanEntryRange = 2 // BRIDGE_VLANDB_ENTRY_RANGE, the last VLAN of a range that begins with that of the info
+	vlanEntry     = 1 // BRIDGE_VLANDB_ENTRY
+	vlanEntryInfo = 1 // BRIDGE_VLANDB_ENTRY_INFO, struct bridge_vlan_info
+	// BRIDGE_VLANDB_ENTRY_RANGE, the last VLAN of a range that begins with that of the info
+	vlanEntryRange = 2
 )
 
 // addVLANs adds those of an answer of the kernel, by VLAN id.
@@ -130,7 +138,8 @@ func addVLANs(vlans map[uint16]uint16, message []byte) error {
 	return nil
 }
 
-// leaveVLAN removes the agent's entries first: the kernel keeps them without the VLAN, and then refuses their removal (br_fdb_delete).
+// leaveVLAN removes the agent's entries first: the kernel keeps them without the VLAN, and then
+// refuses their removal (br_fdb_delete).
 func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16) error {
 	entries, err := b.entriesOf(link.Attrs().Index)
 	if err != nil {
@@ -142,10 +151,12 @@ func (b *bridgePlane) leaveVLAN(link netlink.Link, vlan uint16) error {
 		}
 		b.forwarding.remove(keyOf(e.MasterIndex, e.HardwareAddr, e.Vlan))
 		if err := b.endForwarding(link.Attrs().Index, e.HardwareAddr, e.Vlan); err != nil {
-			return linkError(err, link, "no longer forward %s in VLAN %d to it", e.HardwareAddr, vlan)
+			return linkError(err, link, "no longer forward %s in VLAN %d to it",
+				e.HardwareAddr, vlan)
 		}
 	}
-	if err := b.handle.BridgeVlanDel(link, vlan, false, false, false, true); !errors.Is(err, unix.ENOENT) {
+	if err := b.handle.BridgeVlanDel(link, vlan, false, false, false, true); !errors.Is(err,
+		unix.ENOENT) {
 		return linkError(err, link, "remove from VLAN %d", vlan)
 	}
 	return nil

@@ -96,7 +96,8 @@ func (x *xpu) networks() evpn.LogicalBridgeServiceClient {
 // sameVLAN makes a network with the VLAN of another one, which [opi.Client] does not.
 func (x *xpu) sameVLAN(id string, vlan uint32) error {
 	_, err := x.networks().CreateLogicalBridge(x.ctx(), &evpn.CreateLogicalBridgeRequest{
-		LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
+		LogicalBridgeId: id,
+		LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan}},
 	})
 	return err
 }
@@ -127,7 +128,8 @@ func TestTrunk(t *testing.T) {
 	ensure()
 	slices.Reverse(port.Networks) // is the same port
 	ensure()
-	blue, red, green := p.tagged(t, 10, "198.18.10.1"), p.tagged(t, 20, "198.18.20.1"), p.tagged(t, 30, "198.18.30.1")
+	blue, red, green := p.tagged(t, 10, "198.18.10.1"), p.tagged(t, 20, "198.18.20.1"), p.tagged(t,
+		30, "198.18.30.1")
 	reach(t, blue, access["net-blue"])
 	reach(t, red, access["net-red"])
 	reach(t, access["net-red"], red)
@@ -154,7 +156,8 @@ func TestTrunk(t *testing.T) {
 	noReach(t, blue, access["net-blue"])
 }
 
-// TestVLANIDChanges: the ports and the VXLAN port of a network follow its VLAN id, and leave nothing in the old one.
+// TestVLANIDChanges: the ports and the VXLAN port of a network follow its VLAN id, and leave
+// nothing in the old one.
 func TestVLANIDChanges(t *testing.T) {
 	needVLANFiltering(t)
 	a, b := wired(t, bridge.DataPlaneVLANAware)
@@ -165,8 +168,9 @@ func TestVLANIDChanges(t *testing.T) {
 	b.port(rep1, "net-blue", podB.mac)
 	reach(t, podA, podB)
 	vni := uint32(1000)
-	_, err := a.networks().UpdateLogicalBridge(a.ctx(), &evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{
-		Name: "logicalBridges/net-blue", Spec: &evpn.LogicalBridgeSpec{VlanId: 11, Vni: &vni}}})
+	_, err := a.networks().UpdateLogicalBridge(a.ctx(),
+		&evpn.UpdateLogicalBridgeRequest{LogicalBridge: &evpn.LogicalBridge{
+			Name: "logicalBridges/net-blue", Spec: &evpn.LogicalBridgeSpec{VlanId: 11, Vni: &vni}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,25 +200,34 @@ func TestVLANsHeal(t *testing.T) {
 	b.port(rep1, "net-blue", podB.mac)
 	reach(t, podA, podB)
 	for _, name := range []string{rep1, "vx-net-blue"} {
-		if err := a.Handle().BridgeVlanDel(a.link(name), 10, false, false, false, true); err != nil {
+		if err := a.Handle().BridgeVlanDel(a.link(name), 10, false, false, false,
+			true); err != nil {
 			t.Fatal(err)
 		}
-		must.Eventually(t, name+" is in its VLAN again", func() bool { return slices.Equal(a.vlans(name), []string{"10 untagged"}) })
+		must.Eventually(t, name+" is in its VLAN again", func() bool {
+			return slices.Equal(a.vlans(name), []string{"10 untagged"})
+		})
 		if err := a.Handle().BridgeVlanAdd(a.link(name), 20, true, true, false, true); err != nil {
 			t.Fatal(err)
 		}
-		must.Eventually(t, name+" is in no other VLAN", func() bool { return slices.Equal(a.vlans(name), []string{"10 untagged"}) })
+		must.Eventually(t, name+" is in no other VLAN", func() bool {
+			return slices.Equal(a.vlans(name), []string{"10 untagged"})
+		})
 	}
-	bare := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br-opi", Index: a.link("br-opi").Attrs().Index, MTU: -1, TxQLen: -1}}
+	bare := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{
+		Name: "br-opi", Index: a.link("br-opi").Attrs().Index, MTU: -1, TxQLen: -1,
+	}}
 	if err := a.Handle().BridgeSetVlanFiltering(bare, false); err != nil {
 		t.Fatal(err)
 	}
-	must.Eventually(t, "VLANs are filtered again", func() bool { return *a.link("br-opi").(*netlink.Bridge).VlanFiltering })
+	must.Eventually(t, "VLANs are filtered again", func() bool {
+		return *a.link("br-opi").(*netlink.Bridge).VlanFiltering
+	})
 	reach(t, podA, podB)
 }
 
-// TestDataPlaneChanges: an agent that is started with the other data plane brings all networks over to it and leaves
-// nothing of the one before, but a network that cannot be served says why.
+// TestDataPlaneChanges: an agent that is started with the other data plane brings all networks over
+// to it and leaves nothing of the one before, but a network that cannot be served says why.
 func TestDataPlaneChanges(t *testing.T) {
 	needVLANFiltering(t)
 	a, b := wired(t, bridge.DataPlaneBridgePerNetwork)
@@ -238,13 +251,16 @@ func TestDataPlaneChanges(t *testing.T) {
 	if a.hasLink("br-net-blue") || a.hasLink("br-net-red") {
 		t.Error("bridges of the data plane before are left")
 	}
-	if detail := a.down(rep2); !strings.Contains(detail, "VLAN 10") || !strings.Contains(detail, "net-blue") && !strings.Contains(detail, "net-red") {
+	if detail := a.down(rep2); !strings.Contains(detail, "VLAN 10") ||
+		!strings.Contains(detail, "net-blue") && !strings.Contains(detail, "net-red") {
 		t.Errorf("detail %q", detail)
 	}
 	if attrs := a.link(rep2).Attrs(); attrs.MasterIndex != 0 || attrs.Flags&net.FlagUp != 0 {
-		t.Errorf("the representor that cannot be served has master %d, flags %s", attrs.MasterIndex, attrs.Flags)
+		t.Errorf("the representor that cannot be served has master %d, flags %s", attrs.MasterIndex,
+			attrs.Flags)
 	}
-	if err := a.sameVLAN("net-pink", 10); err == nil || !strings.Contains(err.Error(), "vlan_id 10") {
+	if err := a.sameVLAN("net-pink", 10); err == nil ||
+		!strings.Contains(err.Error(), "vlan_id 10") {
 		t.Errorf("a third network with VLAN 10: %v", err)
 	}
 
@@ -261,7 +277,8 @@ func TestDataPlaneChanges(t *testing.T) {
 	}
 }
 
-// TestNetworkWaitsForItsVLAN: of two networks in a state with one VLAN id, the second comes up when the first is gone.
+// TestNetworkWaitsForItsVLAN: of two networks in a state with one VLAN id, the second comes up when
+// the first is gone.
 func TestNetworkWaitsForItsVLAN(t *testing.T) {
 	needVLANFiltering(t)
 	x := newXPU(t, bridge.DataPlaneBridgePerNetwork, "")
@@ -299,7 +316,8 @@ func TestDataPlaneChoice(t *testing.T) {
 		})
 	}
 	x := newXPU(t, "", "")
-	if err := open(x, "ovs"); err == nil || !strings.Contains(err.Error(), `data plane "ovs": must be`) {
+	if err := open(x, "ovs"); err == nil ||
+		!strings.Contains(err.Error(), `data plane "ovs": must be`) {
 		t.Errorf("a data plane that does not exist: %v", err)
 	}
 	if err := open(x, bridge.DataPlaneAuto); err != nil {
@@ -325,10 +343,12 @@ func TestDataPlaneChoice(t *testing.T) {
 	if err := x.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil {
 		t.Fatal(err)
 	}
-	if err := open(x, bridge.DataPlaneAuto); err == nil || !strings.Contains(err.Error(), "netdev br-opi: the name is taken") {
+	if err := open(x, bridge.DataPlaneAuto); err == nil ||
+		!strings.Contains(err.Error(), "netdev br-opi: the name is taken") {
 		t.Errorf("auto with somebody's br-opi: %v", err)
 	}
 	if err := open(x, bridge.DataPlaneBridgePerNetwork); err != nil || !x.hasLink("br-opi") {
-		t.Errorf("bridge-per-network with somebody's br-opi: %v, still there: %t", err, x.hasLink("br-opi"))
+		t.Errorf("bridge-per-network with somebody's br-opi: %v, still there: %t",
+			err, x.hasLink("br-opi"))
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// vlanMessage is the kernel's answer about a port: entries of flags, first VLAN and, for a range, last VLAN.
+// vlanMessage is the kernel's answer about a port: entries of flags, first VLAN and, for a range,
+// last VLAN.
 func vlanMessage(entries ...[]uint16) []byte {
 	m := bridgeVLANs{index: 7}.Serialize()
 	for _, e := range entries {
@@ -27,15 +28,19 @@ func vlanMessage(entries ...[]uint16) []byte {
 func TestAddVLANs(t *testing.T) {
 	const access = nl.BRIDGE_VLAN_INFO_PVID | nl.BRIDGE_VLAN_INFO_UNTAGGED
 	got := map[uint16]uint16{}
-	if err := addVLANs(got, vlanMessage([]uint16{access, 10}, []uint16{0, 20, 23}, []uint16{0, 4094})); err != nil {
+	if err := addVLANs(got,
+		vlanMessage([]uint16{access, 10}, []uint16{0, 20, 23}, []uint16{0, 4094})); err != nil {
 		t.Fatal(err)
 	}
-	if want := map[uint16]uint16{10: access, 20: 0, 21: 0, 22: 0, 23: 0, 4094: 0}; !maps.Equal(got, want) {
+	if want := map[uint16]uint16{
+		10: access, 20: 0, 21: 0, 22: 0, 23: 0, 4094: 0,
+	}; !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	for name, message := range map[string][]byte{
-		"short":         {1, 2, 3},
-		"no info":       slices.Concat(bridgeVLANs{}.Serialize(), nl.NewRtAttr(vlanEntry, nil).Serialize()),
+		"short": {1, 2, 3},
+		"no info": slices.Concat(bridgeVLANs{}.Serialize(),
+			nl.NewRtAttr(vlanEntry, nil).Serialize()),
 		"no VLAN":       vlanMessage([]uint16{0, 4095}),
 		"range too far": vlanMessage([]uint16{0, 20, 65535}),
 	} {

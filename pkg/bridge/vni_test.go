@@ -10,7 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// manyVNIs is more than the multicast groups that a socket may join where nobody changed net.ipv4.igmp_max_memberships.
+// manyVNIs is more than the multicast groups that a socket may join where nobody changed
+// net.ipv4.igmp_max_memberships.
 const manyVNIs = 30
 
 // underlay gives an xPU an uplink with an address.
@@ -27,7 +28,8 @@ func (x *xpu) ensureNetworks(n int) error {
 	x.t.Helper()
 	for i := range n {
 		vni := uint32(1000 + i)
-		err := x.client.EnsureNetwork(x.ctx(), opi.Network{ID: fmt.Sprintf("net-%d", i), VLAN: uint16(10 + i), VNI: &vni})
+		err := x.client.EnsureNetwork(x.ctx(),
+			opi.Network{ID: fmt.Sprintf("net-%d", i), VLAN: uint16(10 + i), VNI: &vni})
 		if err != nil {
 			return err
 		}
@@ -43,7 +45,8 @@ func testManyVNIs(t *testing.T, plane bridge.DataPlane) {
 	}
 }
 
-// testTooManyVNIs: where the agent may not change the limits, a network beyond them is down and says what to do.
+// testTooManyVNIs: where the agent may not change the limits, a network beyond them is down and
+// says what to do.
 func testTooManyVNIs(t *testing.T, plane bridge.DataPlane) {
 	x := underlay(t, plane)
 	x.cfg.Sysctl = t.TempDir()
@@ -52,7 +55,9 @@ func testTooManyVNIs(t *testing.T, plane bridge.DataPlane) {
 	if err == nil {
 		t.Fatal("all networks are up without more groups")
 	}
-	for _, want := range []string{"net.ipv4.igmp_max_memberships", "net.core.optmem_max", "sysctl -w"} {
+	for _, want := range []string{
+		"net.ipv4.igmp_max_memberships", "net.core.optmem_max", "sysctl -w",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: does not tell of %s", err, want)
 		}

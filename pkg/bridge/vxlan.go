@@ -22,15 +22,18 @@ func (b *bridgePlane) wantedVXLAN(n segment) (want *netlink.Vxlan, blocked, err 
 	}, under.blocked, nil
 }
 
-// ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by flooding and learning (RFC 7348,
-// section 4.1).
-func (b *bridgePlane) ensureVXLAN(n segment, want *netlink.Vxlan, bridge netlink.Link) (netlink.Link, error) {
+// ensureVXLAN brings up a network's VXLAN port in a bridge, which connects it to other xPUs by
+// flooding and learning (RFC 7348, section 4.1).
+func (b *bridgePlane) ensureVXLAN(
+	n segment, want *netlink.Vxlan, bridge netlink.Link,
+) (netlink.Link, error) {
 	link, err := b.ensure(want, n.id)
 	if err != nil {
 		return nil, err
 	}
-	if have, ok := link.(*netlink.Vxlan); ok && (have.VxlanId != want.VxlanId || have.VtepDevIndex != want.VtepDevIndex ||
-		!have.Group.Equal(want.Group) || have.Port != want.Port) {
+	if have, ok := link.(*netlink.Vxlan); ok &&
+		(have.VxlanId != want.VxlanId || have.VtepDevIndex != want.VtepDevIndex ||
+			!have.Group.Equal(want.Group) || have.Port != want.Port) {
 		if err = b.remove(link); err == nil {
 			link, err = b.ensure(want, n.id)
 		}
@@ -42,7 +45,8 @@ func (b *bridgePlane) ensureVXLAN(n segment, want *netlink.Vxlan, bridge netlink
 		err = linkError(b.handle.LinkSetMTU(link, want.MTU), link, "set MTU %d", want.MTU)
 	}
 	if err == nil {
-		err = linkError(b.filter.SetVXLAN(n.id, link.Attrs().Index), link, "filter foreign source addresses")
+		err = linkError(b.filter.SetVXLAN(n.id, link.Attrs().Index), link,
+			"filter foreign source addresses")
 	}
 	if err == nil {
 		err = b.enslave(link, bridge)

@@ -14,7 +14,9 @@ import (
 const fieldOwner = client.FieldOwner("xpu-broker")
 
 // configuration is what server-side apply is to set: what the object has, without these fields.
-func configuration(o client.Object, scheme *runtime.Scheme, without ...string) (*unstructured.Unstructured, error) {
+func configuration(
+	o client.Object, scheme *runtime.Scheme, without ...string,
+) (*unstructured.Unstructured, error) {
 	gvk, err := apiutil.GVKForObject(o, scheme)
 	if err != nil {
 		return nil, err
@@ -32,11 +34,13 @@ func configuration(o client.Object, scheme *runtime.Scheme, without ...string) (
 	return u, nil
 }
 
-// apply has the object be as it is given, but for these fields, such as a status that is written apart.
+// apply has the object be as it is given, but for these fields, such as a status that is written
+// apart.
 func apply(ctx context.Context, c client.Client, o client.Object, without ...string) error {
 	u, err := configuration(o, c.Scheme(), without...)
 	if err == nil {
-		err = c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner, client.ForceOwnership)
+		err = c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner,
+			client.ForceOwnership)
 	}
 	if err != nil {
 		return fmt.Errorf("apply %T %s: %w", o, client.ObjectKeyFromObject(o), err)
@@ -48,7 +52,8 @@ func apply(ctx context.Context, c client.Client, o client.Object, without ...str
 func applyStatus(ctx context.Context, c client.Client, o client.Object) error {
 	u, err := configuration(o, c.Scheme(), "spec")
 	if err == nil {
-		err = c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner, client.ForceOwnership)
+		err = c.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), fieldOwner,
+			client.ForceOwnership)
 	}
 	if err != nil {
 		return fmt.Errorf("apply status of %T %s: %w", o, client.ObjectKeyFromObject(o), err)

@@ -23,7 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// base is what all reconcilers depend on. Each works on requests for objects of a tenant's cluster, by their names there.
+// base is what all reconcilers depend on. Each works on requests for objects of a tenant's cluster,
+// by their names there.
 type base struct {
 	Options
 	manager mcmanager.Manager
@@ -31,7 +32,8 @@ type base struct {
 	infra   client.Client // reads come from the cache
 	live    client.Reader // reads come from the infra cluster's API server
 	wakeups queue.Wakeups[mcreconcile.Request]
-	turns   *queue.Turns[mcreconcile.Request] // by tenant: one that has much to do holds up no other
+	// by tenant: one that has much to do holds up no other
+	turns   *queue.Turns[mcreconcile.Request]
 	again   workqueue.TypedRateLimiter[mcreconcile.Request]
 	reached *reached
 }
@@ -46,8 +48,9 @@ type site struct {
 	waitsFor limit // what keeps the request's object from being carried over
 }
 
-// site returns the tenant of a request and its cluster. An error that is [multicluster.ErrClusterNotFound] means that there is none, or
-// that it has not answered yet: all stays as it is, and once it is joined each of its objects is looked at.
+// site returns the tenant of a request and its cluster. An error that is
+// [multicluster.ErrClusterNotFound] means that there is none, or that it has not answered yet: all
+// stays as it is, and once it is joined each of its objects is looked at.
 func (b *base) site(ctx context.Context, req mcreconcile.Request) (*site, error) {
 	member, err := b.manager.GetCluster(ctx, req.ClusterName)
 	if err != nil {
@@ -61,7 +64,8 @@ func (b *base) site(ctx context.Context, req mcreconcile.Request) (*site, error)
 	if err != nil {
 		return nil, fmt.Errorf("XPUTenant %s: %w", req.ClusterName, err)
 	}
-	return &site{XPUTenant: &tenant, client: member.GetClient(), live: member.GetAPIReader(), member: member}, nil
+	return &site{XPUTenant: &tenant, client: member.GetClient(), live: member.GetAPIReader(),
+		member: member}, nil
 }
 
 // look sees to a request where its tenant is.
@@ -71,7 +75,9 @@ type look func(context.Context, *site, mcreconcile.Request) (reconcile.Result, e
 // turn. After a write conflict, which mostly means that a cache was old, it tries again soon, and
 // later each time: an API server can say so forever.
 func (b *base) at(kind string, look look) reconcile.TypedReconciler[mcreconcile.Request] {
-	return reconcile.TypedFunc[mcreconcile.Request](func(ctx context.Context, req mcreconcile.Request) (reconcile.Result, error) {
+	return reconcile.TypedFunc[mcreconcile.Request](func(
+		ctx context.Context, req mcreconcile.Request,
+	) (reconcile.Result, error) {
 		if !b.turns.Take(req.ClusterName.String(), req) {
 			return reconcile.Result{}, nil
 		}
@@ -118,7 +124,8 @@ func request(tenant, namespace, name string) mcreconcile.Request {
 	return req
 }
 
-// original is the request for the object of a tenant's cluster that this object of the infra cluster stands for.
+// original is the request for the object of a tenant's cluster that this object of the infra
+// cluster stands for.
 func original(copied client.Object) (_ mcreconcile.Request, ok bool) {
 	tenant, origin := copied.GetLabels()[v1alpha1.LabelTenant], copied.GetAnnotations()[v1alpha1.AnnotationOrigin]
 	if tenant == "" || origin == "" {
@@ -147,8 +154,10 @@ func copyMeta(tenant string, of client.Object, namespace, name string) metav1.Ob
 	}
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: name,
-		Labels:      map[string]string{v1alpha1.LabelTenant: tenant},
-		Annotations: map[string]string{v1alpha1.AnnotationOrigin: origin, v1alpha1.AnnotationOriginUID: string(of.GetUID())},
+		Labels: map[string]string{v1alpha1.LabelTenant: tenant},
+		Annotations: map[string]string{
+			v1alpha1.AnnotationOrigin: origin, v1alpha1.AnnotationOriginUID: string(of.GetUID()),
+		},
 	}
 }
 
@@ -158,7 +167,9 @@ func isCopyOf(copied, of client.Object) bool {
 }
 
 // found says whether there is the object that it reads.
-func found(ctx context.Context, r client.Reader, key types.NamespacedName, object client.Object) (bool, error) {
+func found(
+	ctx context.Context, r client.Reader, key types.NamespacedName, object client.Object,
+) (bool, error) {
 	err := r.Get(ctx, key, object)
 	if apierrors.IsNotFound(err) {
 		return false, nil
@@ -171,7 +182,8 @@ func found(ctx context.Context, r client.Reader, key types.NamespacedName, objec
 
 // wakeAll has all objects of the list looked at, which are of the infra cluster.
 func (b *base) wakeAll(ctx context.Context, tenant string, list client.ObjectList) {
-	if err := b.infra.List(ctx, list, client.MatchingFields{byTenant: tenant}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := b.infra.List(ctx, list, client.MatchingFields{byTenant: tenant},
+		client.UnsafeDisableDeepCopy); err != nil {
 		return // the cache is not running
 	}
 	_ = meta.EachListItem(list, func(o runtime.Object) error {
@@ -183,12 +195,15 @@ func (b *base) wakeAll(ctx context.Context, tenant string, list client.ObjectLis
 }
 
 // there are the requests for all objects of the list, which are of the tenant's cluster.
-func (b *base) there(ctx context.Context, tenant string, list client.ObjectList, options ...client.ListOption) (requests []mcreconcile.Request) {
+func (b *base) there(
+	ctx context.Context, tenant string, list client.ObjectList, options ...client.ListOption,
+) (requests []mcreconcile.Request) {
 	s, err := b.site(ctx, request(tenant, "", ""))
 	if err != nil {
 		return nil // each is looked at once it is joined
 	}
-	if err := s.client.List(ctx, list, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+	if err := s.client.List(ctx,
+		list, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
 		return nil // the cache is not running
 	}
 	_ = meta.EachListItem(list, func(item runtime.Object) error {
@@ -202,8 +217,10 @@ func (b *base) there(ctx context.Context, tenant string, list client.ObjectList,
 // taken is a *problem if the infra cluster's API server refuses what was made of a tenant's object,
 // because a field of it is not as it must be.
 func taken(err error) error {
-	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err) {
-		return problemf(v1alpha1.ReasonInvalidConfig, "the infra cluster does not take it; make another one: %s", brief(err))
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsRequestEntityTooLargeError(err) {
+		return problemf(v1alpha1.ReasonInvalidConfig,
+			"the infra cluster does not take it; make another one: %s", brief(err))
 	}
 	return err
 }
@@ -221,14 +238,19 @@ func remove(ctx context.Context, c client.Client, o client.Object) error {
 	return nil
 }
 
-// changeFinalizer writes what [controllerutil.AddFinalizer] or [controllerutil.RemoveFinalizer] changes.
-func changeFinalizer(ctx context.Context, c client.Client, o client.Object, change func(client.Object, string) bool, finalizer string) error {
+// changeFinalizer writes what [controllerutil.AddFinalizer] or [controllerutil.RemoveFinalizer]
+// changes.
+func changeFinalizer(
+	ctx context.Context, c client.Client, o client.Object, change func(client.Object, string) bool,
+	finalizer string,
+) error {
 	before := o.DeepCopyObject().(client.Object)
 	changed := o.DeepCopyObject().(client.Object)
 	if !change(changed, finalizer) {
 		return nil
 	}
-	err := c.Patch(ctx, changed, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+	err := c.Patch(ctx, changed,
+		client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("finalizer of %T %s: %w", o, client.ObjectKeyFromObject(o), err)
 	}
@@ -238,12 +260,14 @@ func changeFinalizer(ctx context.Context, c client.Client, o client.Object, chan
 // notReady is a condition Ready that is False.
 func notReady(o client.Object, reason, message string) metav1.Condition {
 	return metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, ObservedGeneration: o.GetGeneration(),
-		Reason: reason, Message: message,
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse,
+		ObservedGeneration: o.GetGeneration(),
+		Reason:             reason, Message: message,
 	}
 }
 
-// readyOf is the condition Ready of the infra cluster as the tenant is told of it, nil if there is none.
+// readyOf is the condition Ready of the infra cluster as the tenant is told of it, nil if there is
+// none.
 func readyOf(tenant string, conditions []metav1.Condition, of client.Object) *metav1.Condition {
 	condition := meta.FindStatusCondition(conditions, v1alpha1.ConditionReady)
 	if condition == nil {
@@ -254,10 +278,12 @@ func readyOf(tenant string, conditions []metav1.Condition, of client.Object) *me
 	return &told
 }
 
-// dated gives a condition the time of the one that is there, if that says the same, and otherwise that of now.
+// dated gives a condition the time of the one that is there, if that says the same, and otherwise
+// that of now.
 func dated(condition metav1.Condition, there []metav1.Condition) metav1.Condition {
 	condition.LastTransitionTime = metav1.Now()
-	if was := meta.FindStatusCondition(there, condition.Type); was != nil && was.Status == condition.Status {
+	if was := meta.FindStatusCondition(there, condition.Type); was != nil &&
+		was.Status == condition.Status {
 		condition.LastTransitionTime = was.LastTransitionTime
 	}
 	return condition

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// crash ends a broker's way to all API servers at its nth write: before it, or after it was done and before the answer came. Safe for
-// concurrent use.
+// crash ends a broker's way to all API servers at its nth write: before it, or after it was done
+// and before the answer came. Safe for concurrent use.
 type crash struct {
 	nth   int
 	after bool
@@ -84,7 +84,10 @@ func TestKilledAtEachWrite(t *testing.T) {
 			network := w.a.network(name, 0, "10.9.0.0/24")
 			w.a.pool(name, name)
 			o, port := w.a.claim(name, "node1", name, vf(0))
-			died := w.untilDeadOr(c, func() bool { return w.a.get(port) == nil && port.Status.BridgePort != "" })
+			died := w.untilDeadOr(c, func() bool {
+				return w.a.get(port) == nil &&
+					port.Status.BridgePort != ""
+			})
 			if !died {
 				w.a.delete(o)
 				w.a.delete(port)
@@ -120,7 +123,8 @@ func TestKilledAtEachWrite(t *testing.T) {
 	}
 	var left v1alpha1.XPUNetworkList
 	if err := w.infra.List(t.Context(), &left); err != nil || len(left.Items) != 1 {
-		t.Errorf("the infra cluster has %d networks, want that of the scene: %v", len(left.Items), err)
+		t.Errorf("the infra cluster has %d networks, want that of the scene: %v",
+			len(left.Items), err)
 	}
 }
 
@@ -142,11 +146,14 @@ func (w *world) untilDeadOr(c *crash, done func() bool) (died bool) {
 	return died
 }
 
-// TestTwoBrokers: two of one infra cluster do the same things once; one of another infra cluster does nothing.
+// TestTwoBrokers: two of one infra cluster do the same things once; one of another infra cluster
+// does nothing.
 func TestTwoBrokers(t *testing.T) {
 	w := newWorld(t)
 	w.infra.startBroker("infra-1", nil)
-	tenant, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.VLANs.Last, spec.VNIs = 1099, nil })
+	tenant, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
+		spec.VLANs.Last, spec.VNIs = 1099, nil
+	})
 	for n := range 10 {
 		name := fmt.Sprint("net-", n)
 		w.a.network(name, 10)
@@ -181,7 +188,9 @@ func TestTwoBrokers(t *testing.T) {
 	}
 	w.stopBroker() // one of the two
 	t.Run("after another infra cluster took the tenant", func(t *testing.T) {
-		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: v1alpha1.BrokerLease}}
+		lease := &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: v1alpha1.BrokerLease},
+		}
 		hold := func(identity string) {
 			t.Helper()
 			w.a.eventually("the Lease is that of "+identity, func() error {

@@ -32,7 +32,9 @@ type credentials struct {
 }
 
 // credentials returns those of a tenant's cluster, or says why there are none.
-func (m *Members) credentials(ctx context.Context, tenant *v1alpha1.XPUTenant) (_ credentials, problem string, err error) {
+func (m *Members) credentials(
+	ctx context.Context, tenant *v1alpha1.XPUTenant,
+) (_ credentials, problem string, err error) {
 	if name := tenant.Spec.Member.ClusterProfile; name != "" {
 		return m.ofProfile(ctx, client.ObjectKey{Namespace: m.Namespace, Name: name})
 	}
@@ -44,8 +46,11 @@ func (m *Members) credentials(ctx context.Context, tenant *v1alpha1.XPUTenant) (
 	}
 	content := secret.Data[kubeconfig.DefaultKubeconfigSecretKey]
 	if !exists || len(content) == 0 {
-		return credentials{}, fmt.Sprintf("there is no Secret %s with a kubeconfig in its key %s and the label %s: \"true\"; create it",
-			key, kubeconfig.DefaultKubeconfigSecretKey, kubeconfig.DefaultKubeconfigSecretLabel), nil
+		return credentials{}, fmt.Sprintf("there is no Secret %s with a kubeconfig in its key %s "+
+				"and the label %s: \"true\"; create it",
+				key, kubeconfig.DefaultKubeconfigSecretKey,
+				kubeconfig.DefaultKubeconfigSecretLabel),
+			nil
 	}
 	return credentials{
 		origin: "the kubeconfig of Secret " + key.String(), content: content,
@@ -55,9 +60,12 @@ func (m *Members) credentials(ctx context.Context, tenant *v1alpha1.XPUTenant) (
 
 // ofProfile returns those of a ClusterProfile, which a program gives that the broker's command line
 // names (KEP-5339).
-func (m *Members) ofProfile(ctx context.Context, key client.ObjectKey) (_ credentials, problem string, err error) {
+func (m *Members) ofProfile(
+	ctx context.Context, key client.ObjectKey,
+) (_ credentials, problem string, err error) {
 	if m.ProfileAccess == nil {
-		return credentials{}, "the broker was started without --clusterprofile-provider-file, so that it can use no ClusterProfiles", nil
+		return credentials{}, "the broker was started without --clusterprofile-provider-file, so " +
+			"that it can use no ClusterProfiles", nil
 	}
 	var profile inventory.ClusterProfile
 	exists, err := found(ctx, m.infra, key, &profile)
@@ -65,9 +73,12 @@ func (m *Members) ofProfile(ctx context.Context, key client.ObjectKey) (_ creden
 		return credentials{}, "", err
 	}
 	if !exists {
-		return credentials{}, fmt.Sprintf("there is no ClusterProfile %s; create it, or name another one", key), nil
+		return credentials{},
+			fmt.Sprintf("there is no ClusterProfile %s; create it, or name another one", key), nil
 	}
-	content, err := json.Marshal([]any{profile.Status.CredentialProviders, profile.Status.AccessProviders})
+	content, err := json.Marshal([]any{
+		profile.Status.CredentialProviders, profile.Status.AccessProviders,
+	})
 	return credentials{
 		origin: "ClusterProfile " + key.String(), content: content,
 		config: func() (*rest.Config, string, error) {
@@ -78,10 +89,14 @@ func (m *Members) ofProfile(ctx context.Context, key client.ObjectKey) (_ creden
 }
 
 // profileConfig is what a ClusterProfile says. Programs are those of the broker's command line.
-func profileConfig(programs *access.Config, profile *inventory.ClusterProfile) (*rest.Config, error) {
-	for _, provider := range slices.Concat(profile.Status.CredentialProviders, profile.Status.AccessProviders) {
+func profileConfig(
+	programs *access.Config, profile *inventory.ClusterProfile,
+) (*rest.Config, error) {
+	for _, provider := range slices.Concat(profile.Status.CredentialProviders,
+		profile.Status.AccessProviders) {
 		server := provider.Cluster
-		err := checkServer(server.Server, server.ProxyURL, server.CertificateAuthority, server.InsecureSkipTLSVerify)
+		err := checkServer(server.Server, server.ProxyURL, server.CertificateAuthority,
+			server.InsecureSkipTLSVerify)
 		if err != nil {
 			return nil, fmt.Errorf("access provider %q: %w", cutName(provider.Name), err)
 		}
@@ -110,21 +125,26 @@ func clientConfig(content []byte) (*rest.Config, string, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(raw.Clusters)) {
 		server := raw.Clusters[name]
-		err := checkServer(server.Server, server.ProxyURL, server.CertificateAuthority, server.InsecureSkipTLSVerify)
+		err := checkServer(server.Server, server.ProxyURL, server.CertificateAuthority,
+			server.InsecureSkipTLSVerify)
 		if err != nil {
 			return nil, "", fmt.Errorf("cluster %q: %w", cutName(name), err)
 		}
 	}
-	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext, &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveClientConfig(*raw, raw.CurrentContext,
+		&clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	if err != nil {
 		return nil, "", brief(err)
 	}
 	at := raw.Contexts[raw.CurrentContext]
 	if at == nil || raw.Clusters[at.Cluster] == nil || raw.AuthInfos[at.AuthInfo] == nil {
-		return nil, "", errors.New("current-context: it must name a context, and that a cluster and a user which are there")
+		return nil, "", errors.New("current-context: it must name a context, and that a cluster " +
+			"and a user which are there")
 	}
-	if problems := validation.IsDNS1123Label(at.Namespace); at.Namespace != "" && len(problems) > 0 {
-		return nil, "", fmt.Errorf("context %q: namespace %q is no name of a namespace", cutName(raw.CurrentContext), cutName(at.Namespace))
+	if problems := validation.IsDNS1123Label(at.Namespace); at.Namespace != "" &&
+		len(problems) > 0 {
+		return nil, "", fmt.Errorf("context %q: namespace %q is no name of a namespace",
+			cutName(raw.CurrentContext), cutName(at.Namespace))
 	}
 	return config, at.Namespace, nil
 }
@@ -140,11 +160,14 @@ func checkUser(user *clientcmdapi.AuthInfo) error {
 		{"exec", user.Exec != nil, own},
 		{"auth-provider", user.AuthProvider != nil, own},
 		{"tokenFile", user.TokenFile != "", "use token: the broker reads no files for a tenant"},
-		{"client-certificate", user.ClientCertificate != "", "use client-certificate-data: the broker reads no files for a tenant"},
-		{"client-key", user.ClientKey != "", "use client-key-data: the broker reads no files for a tenant"},
+		{"client-certificate", user.ClientCertificate != "",
+			"use client-certificate-data: the broker reads no files for a tenant"},
+		{"client-key", user.ClientKey != "",
+			"use client-key-data: the broker reads no files for a tenant"},
 		{"username", user.Username != "", own},
 		{"password", user.Password != "", own},
-		{"as", user.Impersonate != "", "leave it out, and use credentials of the ServiceAccount xpu-broker itself"},
+		{"as", user.Impersonate != "", "leave it out, and use credentials of the ServiceAccount " +
+			"xpu-broker itself"},
 		{"as-uid", user.ImpersonateUID != "", "leave it out"},
 		{"as-groups", len(user.ImpersonateGroups) > 0, "leave it out"},
 		{"as-user-extra", len(user.ImpersonateUserExtra) > 0, "leave it out"},
@@ -161,16 +184,21 @@ func checkServer(server, proxy, authority string, insecure bool) error {
 	at, err := url.Parse(server)
 	switch {
 	case proxy != "":
-		return errors.New("proxy-url may not be used; leave it out, and have the broker reach the server directly")
+		return errors.New("proxy-url may not be used; leave it out, and have the broker reach " +
+			"the server directly")
 	case insecure:
-		return errors.New("insecure-skip-tls-verify may not be used, because whoever is in between would get the token; use " +
+		return errors.New("insecure-skip-tls-verify may not be used, because whoever is in " +
+			"between would get the token; use " +
 			"certificate-authority-data")
 	case authority != "":
-		return errors.New("certificate-authority may not be used: the broker reads no files for a tenant; use certificate-authority-data")
+		return errors.New("certificate-authority may not be used: the broker reads no files for " +
+			"a tenant; use certificate-authority-data")
 	case err != nil || at.Host == "" || at.Scheme != "https":
-		return fmt.Errorf("server: %q is no URL that begins with https://, and without TLS the token can be read on the way", cutName(server))
+		return fmt.Errorf("server: %q is no URL that begins with https://, and without TLS the "+
+			"token can be read on the way", cutName(server))
 	case at.User != nil || at.RawQuery != "" || at.Fragment != "":
-		return errors.New("server: it may not have a user, a query or a fragment; write https://host:port")
+		return errors.New("server: it may not have a user, a query or a fragment; write " +
+			"https://host:port")
 	}
 	return nil
 }

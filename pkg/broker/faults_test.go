@@ -136,7 +136,8 @@ func TestBrokerAway(t *testing.T) {
 	})
 }
 
-// TestTenantAway: a cluster that cannot be reached is frozen, whether it refuses, hangs or drops its watches, and others do not notice.
+// TestTenantAway: a cluster that cannot be reached is frozen, whether it refuses, hangs or drops
+// its watches, and others do not notice.
 func TestTenantAway(t *testing.T) {
 	w := newWorld(t)
 	w.a.link = newLink(t, w.a.Config.Host)
@@ -186,7 +187,8 @@ func TestTenantAway(t *testing.T) {
 	w.serves(other, "c1pf0vf1", "c1pf0vf2")
 }
 
-// TestInfraAway: what tenants want waits while the infra cluster's API server is away at any step, and nothing is lost.
+// TestInfraAway: what tenants want waits while the infra cluster's API server is away at any step,
+// and nothing is lost.
 func TestInfraAway(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
@@ -224,7 +226,9 @@ func TestCredentials(t *testing.T) {
 	_, port := w.a.claim("nic", "node1", "fast", vf(0))
 	w.a.portIs(port, v1alpha1.ReasonUp)
 
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "xpu-broker"}}
+	account := &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "xpu-broker"},
+	}
 	w.a.delete(account) // its tokens are worth nothing from now on
 	account.ResourceVersion, account.UID = "", ""
 	w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonUnauthorized)
@@ -271,7 +275,9 @@ func TestCredentials(t *testing.T) {
 // TestLeaving covers both policies, and that a tenant which comes back finds what it left.
 func TestLeaving(t *testing.T) {
 	w := newWorld(t)
-	tenant, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.DeletionPolicy = v1alpha1.DeletionRetain })
+	tenant, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
+		spec.DeletionPolicy = v1alpha1.DeletionRetain
+	})
 	_, port := w.a.claim("nic", "node1", "fast", vf(0))
 	w.a.portIs(port, v1alpha1.ReasonUp)
 	made := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a.blue"}}
@@ -285,7 +291,9 @@ func TestLeaving(t *testing.T) {
 	if err := w.infra.get(w.copied("a", port)); err != nil {
 		t.Errorf("Retain: %v", err)
 	}
-	w.infra.delete(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"}})
+	w.infra.delete(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"},
+	})
 	tenant = w.joins(w.a, nil)
 	w.a.xpuIs("card-a", v1alpha1.ReasonConnected)
 	w.a.portIs(port, v1alpha1.ReasonUp)
@@ -307,7 +315,9 @@ func TestLeaving(t *testing.T) {
 	w.infra.gone(tenant)
 	w.serves(agent)
 	w.a.portIs(port, v1alpha1.ReasonLeaving)
-	w.infra.delete(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"}})
+	w.infra.delete(&corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"},
+	})
 	tenant = w.joins(w.a, nil) // it comes back, with the pods that it had
 	w.a.portIs(port, v1alpha1.ReasonUp)
 	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) {
@@ -324,12 +334,17 @@ func TestLeaving(t *testing.T) {
 	w.a.gone(port)
 	w.a.delete(network)
 	w.a.gone(network)
-	for _, o := range []client.Object{made, w.copied("a", port), &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a.node1"}}} {
+	for _, o := range []client.Object{
+		made, w.copied("a", port),
+		&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a.node1"}},
+	} {
 		if err := w.infra.get(o); !apierrors.IsNotFound(err) {
 			t.Errorf("%T %s is still there: %v", o, o.GetName(), err)
 		}
 	}
-	if err := w.a.get(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}); !apierrors.IsNotFound(err) {
+	if err := w.a.get(&v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: "card-a"},
+	}); !apierrors.IsNotFound(err) {
 		t.Errorf("the tenant still has the XPU: %v", err)
 	}
 }

@@ -55,7 +55,9 @@ func newHostile(t *testing.T, instead does) *hostile {
 		w.Header().Set("Content-Type", "application/json")
 		switch {
 		case isLease(r):
-			lease := coordinationv1.Lease{TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}}
+			lease := coordinationv1.Lease{
+				TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+			}
 			lease.Namespace, lease.Name, lease.ResourceVersion = systemNamespace, v1alpha1.BrokerLease, "1"
 			_ = json.NewEncoder(w).Encode(lease)
 		case isWatch(r):
@@ -78,14 +80,18 @@ func isWatch(r *http.Request) bool { return r.URL.Query().Get("watch") != "" }
 // kindAt is the kind that a list or watch is of.
 func kindAt(r *http.Request) string {
 	plural := r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]
-	return map[string]string{"xpuports": "XPUPort", "xpunetworks": "XPUNetwork", "xpunodes": "XPUNode", "xpus": "XPU"}[plural]
+	return map[string]string{
+		"xpuports": "XPUPort", "xpunetworks": "XPUNetwork", "xpunodes": "XPUNode", "xpus": "XPU",
+	}[plural]
 }
 
 func emptyList(r *http.Request) string { return listHead(r) + "]}" }
 
 // listHead is a list up to its first item.
 func listHead(r *http.Request) string {
-	return fmt.Sprintf(`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"%sList","metadata":{"resourceVersion":"1"},"items":[`, kindAt(r))
+	return fmt.Sprintf(
+		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"%sList","metadata":{"resourceVersion":"1"},"items":[`, kindAt(r),
+	)
 }
 
 // item is the n-th object of the kind that a request is for, with more fields of metadata.
@@ -103,7 +109,8 @@ func (h *hostile) secret(t testing.TB, tenant string) []byte {
 	t.Helper()
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: h.Certificate().Raw})
 	s := memberSecret(t, tenant, &rest.Config{
-		Host: h.URL, BearerToken: "the-token-of-the-broker", TLSClientConfig: rest.TLSClientConfig{CAData: authority},
+		Host: h.URL, BearerToken: "the-token-of-the-broker",
+		TLSClientConfig: rest.TLSClientConfig{CAData: authority},
 	})
 	return s.Data["kubeconfig"]
 }
@@ -138,7 +145,9 @@ func (l *texts) longest() (most int) {
 
 type unaware struct{}
 
-func (unaware) Engage(context.Context, multicluster.ClusterName, cluster.Cluster) error { return nil }
+func (unaware) Engage(context.Context, multicluster.ClusterName, cluster.Cluster) error {
+	return nil
+}
 
 func newAlone(t *testing.T, o Options) *alone {
 	t.Helper()
@@ -203,7 +212,8 @@ func TestOrdinaryServer(t *testing.T) {
 	m.is(t, "a", v1alpha1.ReasonConnected)
 	for range len(asked) {
 		url := <-asked
-		known := strings.Contains(url, "/leases") || strings.HasPrefix(url, "/apis/xpu.opiproject.org/v1alpha1/xpu")
+		known := strings.Contains(url, "/leases") ||
+			strings.HasPrefix(url, "/apis/xpu.opiproject.org/v1alpha1/xpu")
 		if !known || strings.Contains(url, "sendInitialEvents") {
 			t.Errorf("it was asked for %s", url)
 		}
@@ -214,11 +224,16 @@ func TestOrdinaryServer(t *testing.T) {
 // anywhere.
 func TestRedirectedMember(t *testing.T) {
 	var reached atomic.Int64
-	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached.Add(1) }))
+	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		reached.Add(1)
+	}))
 	defer inside.Close()
 	for _, code := range []int{301, 302, 303, 307, 308} {
 		for what, when := range map[string]func(*http.Request) bool{
-			"Lease": isLease, "list": func(r *http.Request) bool { return !isLease(r) && !isWatch(r) }, "watch": isWatch,
+			"Lease": isLease, "list": func(r *http.Request) bool {
+				return !isLease(r) &&
+					!isWatch(r)
+			}, "watch": isWatch,
 		} {
 			t.Run(fmt.Sprint(code, what), func(t *testing.T) {
 				t.Parallel()
@@ -231,7 +246,8 @@ func TestRedirectedMember(t *testing.T) {
 				m := newAlone(t, Options{})
 				m.joinsAt(t, "a", h)
 				state := m.is(t, "a", v1alpha1.ReasonInvalidAnswer)
-				if !strings.Contains(state.message, "tenant a") || !strings.Contains(state.message, "redirect") {
+				if !strings.Contains(state.message, "tenant a") ||
+					!strings.Contains(state.message, "redirect") {
 					t.Errorf("message %q", state.message)
 				}
 				if n := reached.Load(); n > 0 {
@@ -282,20 +298,29 @@ func TestEndlessMember(t *testing.T) {
 			for n := range 50 {
 				items = append(items, item(r, from+n, ""))
 			}
-			head := strings.Replace(listHead(r), `"1"`, fmt.Sprintf(`"1","continue":"%d"`, from+50), 1)
+			head := strings.Replace(listHead(r), `"1"`, fmt.Sprintf(`"1","continue":"%d"`, from+50),
+				1)
 			_, _ = io.WriteString(w, head+strings.Join(items, ",")+"]}")
 		}, "more than 300 XPU"},
 		"empty pages": {isList, func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.WriteString(w, strings.Replace(emptyList(r), `"1"`, `"1","continue":"more"`, 1))
+			_, _ = io.WriteString(w,
+				strings.Replace(emptyList(r), `"1"`, `"1","continue":"more"`, 1))
 		}, "empty page"},
 		"event": {isWatch, func(w http.ResponseWriter, r *http.Request) {
-			endless(w, r, `{"type":"ADDED","object":{"metadata":{"name":"`, func(int) string { return blank })
+			endless(w, r, `{"type":"ADDED","object":{"metadata":{"name":"`, func(int) string {
+				return blank
+			})
 		}, "more than 1048576 bytes"},
 		"events": {isWatch, func(w http.ResponseWriter, r *http.Request) {
-			endless(w, r, "", func(n int) string { return `{"type":"ADDED","object":` + item(r, n, "") + "}\n" })
+			endless(w, r, "", func(n int) string {
+				return `{"type":"ADDED","object":` +
+					item(r, n, "") + "}\n"
+			})
 		}, "more than 300 XPU"},
 		"Lease": {isLease, func(w http.ResponseWriter, r *http.Request) {
-			endless(w, r, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"`, func(int) string { return blank })
+			endless(w, r,
+				`{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"`,
+				func(int) string { return blank })
 		}, "more than 1048576 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -310,8 +335,12 @@ func TestEndlessMember(t *testing.T) {
 			before := heap()
 			m := newAlone(t, Options{Limits: Limits{Objects: 300, AnswerBytes: 1 << 20}})
 			m.joinsAt(t, "a", h)
-			state := m.is(t, "a", map[bool]string{true: v1alpha1.ReasonInvalidAnswer, false: v1alpha1.ReasonLimitExceeded}[name == "empty pages"])
-			if !strings.Contains(state.message, "tenant a") || !strings.Contains(state.message, test.text) {
+			state := m.is(t, "a",
+				map[bool]string{
+					true: v1alpha1.ReasonInvalidAnswer, false: v1alpha1.ReasonLimitExceeded,
+				}[name == "empty pages"])
+			if !strings.Contains(state.message, "tenant a") ||
+				!strings.Contains(state.message, test.text) {
 				t.Errorf("message %q, want %q", state.message, test.text)
 			}
 			if used := heap() - before; used > 64<<20 {
@@ -367,7 +396,8 @@ func TestRestlessMember(t *testing.T) {
 			w.Header().Set("Retry-After", retry)
 		}
 		w.WriteHeader(http.StatusConflict)
-		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409,"message":"again"}`)
+		_, _ = io.WriteString(w,
+			`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict","code":409,"message":"again"}`)
 	}
 	for name, test := range map[string]struct {
 		do   does
@@ -391,10 +421,14 @@ func TestRestlessMember(t *testing.T) {
 			if isWatch(r) {
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(http.StatusGone)
-				_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`)
+				_, _ = io.WriteString(w,
+					`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`)
 			}
 			return isWatch(r)
-		}, func(h *hostile) (int64, int64) { return h.watches.Load() + h.lists.Load(), 4 * 2 * (watchBurst + 3) }},
+		}, func(h *hostile) (int64, int64) {
+			return h.watches.Load() +
+				h.lists.Load(), 4 * 2 * (watchBurst + 3)
+		}},
 		"again at once": {func(w http.ResponseWriter, r *http.Request) bool {
 			if !isLease(r) {
 				w.Header().Set("Retry-After", "0")
@@ -425,7 +459,8 @@ func TestLongTextsOfMember(t *testing.T) {
 		t.Fatal(err)
 	}
 	failure := fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%s,"code":403,"message":%s,`+
-		`"details":{"name":%s,"kind":%s,"causes":[{"message":%s}]}}`, quoted, quoted, quoted, quoted, quoted)
+		`"details":{"name":%s,"kind":%s,"causes":[{"message":%s}]}}`, quoted, quoted, quoted,
+		quoted, quoted)
 	for name, test := range map[string]struct {
 		reason string
 		do     does
@@ -436,17 +471,20 @@ func TestLongTextsOfMember(t *testing.T) {
 			_, _ = io.WriteString(w, failure)
 			return true
 		}},
-		"failure that is no JSON": {v1alpha1.ReasonUnreachable, func(w http.ResponseWriter, r *http.Request) bool {
-			w.Header().Set("Content-Type", "text/html")
-			w.WriteHeader(http.StatusInternalServerError)
-			_, _ = io.WriteString(w, long)
-			return true
-		}},
-		"failure that is answered as success": {v1alpha1.ReasonUnauthorized, func(w http.ResponseWriter, r *http.Request) bool {
-			w.Header().Set("Content-Type", "application/json")
-			_, _ = io.WriteString(w, strings.Replace(failure, `"reason":`+string(quoted), `"reason":"Forbidden"`, 1))
-			return true
-		}},
+		"failure that is no JSON": {v1alpha1.ReasonUnreachable,
+			func(w http.ResponseWriter, r *http.Request) bool {
+				w.Header().Set("Content-Type", "text/html")
+				w.WriteHeader(http.StatusInternalServerError)
+				_, _ = io.WriteString(w, long)
+				return true
+			}},
+		"failure that is answered as success": {v1alpha1.ReasonUnauthorized,
+			func(w http.ResponseWriter, r *http.Request) bool {
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w,
+					strings.Replace(failure, `"reason":`+string(quoted), `"reason":"Forbidden"`, 1))
+				return true
+			}},
 		"kind": {v1alpha1.ReasonUnreachable, func(w http.ResponseWriter, r *http.Request) bool {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = fmt.Fprintf(w, `{"kind":%s,"apiVersion":%s}`, quoted, quoted)
@@ -454,15 +492,17 @@ func TestLongTextsOfMember(t *testing.T) {
 		}},
 		"holder": {v1alpha1.ReasonConflict, func(w http.ResponseWriter, r *http.Request) bool {
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = fmt.Fprintf(w, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"xpu-broker",`+
-				`"resourceVersion":"1"},"spec":{"holderIdentity":%s}}`, quoted)
+			_, _ = fmt.Fprintf(w,
+				`{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"xpu-broker",`+
+					`"resourceVersion":"1"},"spec":{"holderIdentity":%s}}`, quoted)
 			return true
 		}},
-		"content type": {v1alpha1.ReasonInvalidAnswer, func(w http.ResponseWriter, r *http.Request) bool {
-			w.Header().Set("Content-Type", strings.Repeat("x", 40000))
-			_, _ = io.WriteString(w, "{}")
-			return true
-		}},
+		"content type": {v1alpha1.ReasonInvalidAnswer,
+			func(w http.ResponseWriter, r *http.Request) bool {
+				w.Header().Set("Content-Type", strings.Repeat("x", 40000))
+				_, _ = io.WriteString(w, "{}")
+				return true
+			}},
 		"warning": {v1alpha1.ReasonConnected, func(w http.ResponseWriter, r *http.Request) bool {
 			w.Header().Set("Warning", `299 - "`+strings.Repeat("x", 40000)+`"`)
 			return false
@@ -472,7 +512,8 @@ func TestLongTextsOfMember(t *testing.T) {
 				return false
 			}
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = io.WriteString(w, listHead(r)+strings.Replace(item(r, 1, ""), `"o1"`, string(quoted), 1)+"]}")
+			_, _ = io.WriteString(w,
+				listHead(r)+strings.Replace(item(r, 1, ""), `"o1"`, string(quoted), 1)+"]}")
 			return true
 		}},
 		"event": {v1alpha1.ReasonConnected, func(w http.ResponseWriter, r *http.Request) bool {

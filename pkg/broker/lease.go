@@ -18,8 +18,9 @@ import (
 
 var leaseKind = coordinationv1.SchemeGroupVersion.WithKind("Lease")
 
-// lease is the Lease in a tenant's cluster. By its renewals the tenant knows that the broker is there, and by the answers the broker that
-// the tenant is. Of two infra clusters the one that has it is the tenant's.
+// lease is the Lease in a tenant's cluster. By its renewals the tenant knows that the broker is
+// there, and by the answers the broker that the tenant is. Of two infra clusters the one that has
+// it is the tenant's.
 type lease struct {
 	client   client.Client // asks the API server
 	key      client.ObjectKey
@@ -27,8 +28,9 @@ type lease struct {
 	duration time.Duration
 	timeout  time.Duration
 
-	last   *coordinationv1.Lease // as it was seen last, nil if it was not
-	others time.Time             // since when another's has not been renewed, by this clock: the two may differ
+	last *coordinationv1.Lease // as it was seen last, nil if it was not
+	// since when another's has not been renewed, by this clock: the two may differ
+	others time.Time
 }
 
 // leaseRenewals is how many renewals may be missed.
@@ -45,7 +47,8 @@ func newLease(config *rest.Config, namespace string, o Options) (*lease, error) 
 	}
 	c, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
 	return &lease{
-		client: c, key: client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerLease}, identity: o.Identity,
+		client: c, key: client.ObjectKey{Namespace: namespace, Name: v1alpha1.BrokerLease},
+		identity: o.Identity,
 		duration: leaseRenewals * o.RenewPeriod, timeout: o.RequestTimeout,
 	}, err
 }
@@ -54,7 +57,8 @@ func newLease(config *rest.Config, namespace string, o Options) (*lease, error) 
 type takenError struct{ holder, lease string }
 
 func (e *takenError) Error() string {
-	return fmt.Sprintf("the broker of another infra cluster, %s, has Lease %s; end that one, or delete the XPUTenant in one of the two",
+	return fmt.Sprintf("the broker of another infra cluster, %s, has Lease %s; end that one, or "+
+		"delete the XPUTenant in one of the two",
 		e.holder, e.lease)
 }
 

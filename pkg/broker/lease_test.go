@@ -17,7 +17,9 @@ import (
 
 // TestLease covers whose a tenant is, whatever the clocks of two infra clusters say.
 func TestLease(t *testing.T) {
-	for name, skew := range map[string]time.Duration{"same clock": 0, "a minute ahead": time.Minute, "a minute behind": -time.Minute} {
+	for name, skew := range map[string]time.Duration{
+		"same clock": 0, "a minute ahead": time.Minute, "a minute behind": -time.Minute,
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { testTakeOver(t, skew) })
 		})
@@ -32,7 +34,8 @@ func testTakeOver(t *testing.T, skew time.Duration) {
 	key := client.ObjectKey{Namespace: systemNamespace, Name: v1alpha1.BrokerLease}
 	api := fake.NewClientBuilder().WithScheme(scheme).Build()
 	held := func(identity string) *lease {
-		return &lease{client: api, key: key, identity: identity, duration: 40 * time.Second, timeout: time.Second}
+		return &lease{client: api, key: key, identity: identity, duration: 40 * time.Second,
+			timeout: time.Second}
 	}
 	first, second := held("infra-1"), held("infra-2")
 	if err := first.renew(t.Context()); err != nil {

@@ -64,8 +64,10 @@ func (l *Limits) Validate() error {
 		flag  string
 		value int
 	}{
-		{"answer-bytes", l.AnswerBytes}, {"bytes-per-second", l.BytesPerSecond}, {"requests-per-second", l.RequestsPerSecond},
-		{"objects", l.Objects}, {"cache-bytes", l.CacheBytes}, {"object-bytes", l.ObjectBytes}, {"ports", l.Ports}, {"nodes", l.Nodes},
+		{"answer-bytes", l.AnswerBytes}, {"bytes-per-second", l.BytesPerSecond},
+		{"requests-per-second", l.RequestsPerSecond},
+		{"objects", l.Objects}, {"cache-bytes", l.CacheBytes}, {"object-bytes", l.ObjectBytes},
+		{"ports", l.Ports}, {"nodes", l.Nodes},
 	} {
 		if of.value <= 0 {
 			return fmt.Errorf("--tenant-%s: it is %d, and must be more than 0", of.flag, of.value)
@@ -84,10 +86,14 @@ func (r *refusal) Error() string { return r.message }
 
 // misbehaves is that the API server does not answer as API servers do.
 func misbehaves(format string, args ...any) *refusal {
-	return &refusal{reason: v1alpha1.ReasonInvalidAnswer, message: cut(fmt.Sprintf(format, args...))}
+	return &refusal{
+		reason: v1alpha1.ReasonInvalidAnswer, message: cut(fmt.Sprintf(format, args...)),
+	}
 }
 
 // tooMuch is that a limit is exceeded.
 func tooMuch(format string, args ...any) *refusal {
-	return &refusal{reason: v1alpha1.ReasonLimitExceeded, message: cut(fmt.Sprintf(format, args...))}
+	return &refusal{
+		reason: v1alpha1.ReasonLimitExceeded, message: cut(fmt.Sprintf(format, args...)),
+	}
 }

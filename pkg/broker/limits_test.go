@@ -32,7 +32,9 @@ import (
 // TestMaxPorts: what is more than a tenant may have waits, and comes when there is room.
 func TestMaxPorts(t *testing.T) {
 	w := newWorld(t)
-	_, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.MaxPorts = ptr.To[int32](2) })
+	_, agent := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
+		spec.MaxPorts = ptr.To[int32](2)
+	})
 	ports := map[string]*v1alpha1.XPUPort{}
 	claims := map[string]*resourceapi.ResourceClaim{}
 	for n := range 4 {
@@ -110,14 +112,16 @@ func (g *gate) count(n int) {
 	g.most = max(g.most, g.waiting)
 }
 
-// TestFlood covers that a tenant with more XPUPorts to carry over than the broker has workers holds up no other.
+// TestFlood covers that a tenant with more XPUPorts to carry over than the broker has workers holds
+// up no other.
 func TestFlood(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
 	g := &gate{text: "/xpuports/a.", open: make(chan struct{})}
-	w.infra.startBrokerWith(Options{Identity: "infra-1", Concurrency: 8, ConcurrencyPerTenant: 4}, func(next http.RoundTripper) http.RoundTripper {
-		return gated{g, next}
-	})
+	w.infra.startBrokerWith(Options{Identity: "infra-1", Concurrency: 8, ConcurrencyPerTenant: 4},
+		func(next http.RoundTripper) http.RoundTripper {
+			return gated{g, next}
+		})
 	_, flooded := w.scene(w.a, nil)
 	_, quiet := w.scene(w.b, nil)
 	var ports []*v1alpha1.XPUPort
@@ -179,7 +183,8 @@ func TestFloodOfEachKind(t *testing.T) {
 		},
 		"XPUs": {
 			func(w *world) string {
-				return strings.Trim(strings.TrimPrefix(w.a.Config.Host, "https:"), "/") + "/apis/xpu.opiproject.org/v1alpha1/xpus/flood-"
+				return strings.Trim(strings.TrimPrefix(w.a.Config.Host, "https:"), "/") +
+					"/apis/xpu.opiproject.org/v1alpha1/xpus/flood-"
 			},
 			func(w *world, n int) {
 				w.a.node(fmt.Sprint("flood-", n), fmt.Sprint("MT-flood-", n))
@@ -198,7 +203,9 @@ func TestFloodOfEachKind(t *testing.T) {
 			g := &gate{text: test.text(w), open: make(chan struct{})}
 			open := sync.OnceFunc(func() { close(g.open) })
 			t.Cleanup(open)
-			w.infra.startBrokerWith(Options{Identity: "infra-1", Concurrency: 8, ConcurrencyPerTenant: 4}, func(next http.RoundTripper) http.RoundTripper {
+			w.infra.startBrokerWith(Options{
+				Identity: "infra-1", Concurrency: 8, ConcurrencyPerTenant: 4,
+			}, func(next http.RoundTripper) http.RoundTripper {
 				return gated{g, next}
 			})
 			wide := func(spec *v1alpha1.XPUTenantSpec) {
@@ -213,7 +220,8 @@ func TestFloodOfEachKind(t *testing.T) {
 			test.other(w)
 			open()
 			if g.mu.Lock(); g.most > 4 {
-				t.Errorf("%d %s of one tenant were carried over at once, want 4 at most", g.most, name)
+				t.Errorf("%d %s of one tenant were carried over at once, want 4 at most",
+					g.most, name)
 			}
 			g.mu.Unlock()
 		})
@@ -264,7 +272,9 @@ func TestConflictsWithoutEnd(t *testing.T) {
 // which says so, and others come when there is room.
 func TestMaxNodes(t *testing.T) {
 	w := newWorld(t)
-	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.MaxNodes = ptr.To[int32](3) })
+	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
+		spec.MaxNodes = ptr.To[int32](3)
+	})
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits)
 	nodes := map[string]*v1alpha1.XPUNode{}
 	for n := range 4 {
@@ -315,15 +325,21 @@ func TestMaxNodes(t *testing.T) {
 func TestLargeObjects(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
-	w.infra.startBrokerWith(Options{Identity: "infra-1", Limits: Limits{ObjectBytes: 4 << 10, Ports: 1}}, nil)
+	w.infra.startBrokerWith(Options{
+		Identity: "infra-1", Limits: Limits{ObjectBytes: 4 << 10, Ports: 1},
+	}, nil)
 	tenant, _ := w.scene(w.a, nil)
 	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "large"}}
 	for n := range 64 {
-		node.Status.PFs = append(node.Status.PFs, v1alpha1.XPUNodePF{Address: fmt.Sprintf("0000:%02x:00.0", n), Serial: strings.Repeat("s", 200)})
+		node.Status.PFs = append(node.Status.PFs, v1alpha1.XPUNodePF{
+			Address: fmt.Sprintf("0000:%02x:00.0", n), Serial: strings.Repeat("s", 200),
+		})
 	}
 	w.a.create(node)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded)
-	if err := w.infra.get(&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "a.large"}}); !apierrors.IsNotFound(err) {
+	if err := w.infra.get(&v1alpha1.XPUNode{
+		ObjectMeta: metav1.ObjectMeta{Name: "a.large"},
+	}); !apierrors.IsNotFound(err) {
 		t.Errorf("the infra cluster has the XPUNode: error %v", err)
 	}
 	w.a.delete(node)
@@ -334,7 +350,8 @@ func TestLargeObjects(t *testing.T) {
 		MatchLabels: map[string]string{},
 	}}
 	for n := range 100 {
-		network.Spec.AllowedNamespaces.Selector.MatchLabels[fmt.Sprint("l", n)] = strings.Repeat("v", 60)
+		network.Spec.AllowedNamespaces.Selector.MatchLabels[fmt.Sprint("l",
+			n)] = strings.Repeat("v", 60)
 	}
 	w.a.create(network)
 	w.a.networkIs(network, v1alpha1.ReasonQuotaExceeded)
@@ -367,7 +384,9 @@ func TestForeignXPU(t *testing.T) {
 		_, port := w.a.claim("nic", "node1", "fast", vf(0))
 		w.a.portIs(port, v1alpha1.ReasonUp)
 		w.serves(agent, "c1pf0vf0")
-		if err := w.b.get(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}); !apierrors.IsNotFound(err) {
+		if err := w.b.get(&v1alpha1.XPU{
+			ObjectMeta: metav1.ObjectMeta{Name: "card-a"},
+		}); !apierrors.IsNotFound(err) {
 			t.Errorf("the thief has the XPU: %v", err)
 		}
 	})
@@ -381,7 +400,9 @@ func TestForeignXPU(t *testing.T) {
 			return w.infra.Update(t.Context(), xpu)
 		})
 		w.a.eventually("the tenant has it no more", func() error {
-			if err := w.a.get(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}); !apierrors.IsNotFound(err) {
+			if err := w.a.get(&v1alpha1.XPU{
+				ObjectMeta: metav1.ObjectMeta{Name: "card-a"},
+			}); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("it has: %w", err)
 			}
 			return nil
@@ -410,14 +431,15 @@ func TestAbandonedFunctions(t *testing.T) {
 		}
 		condition := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionFunctions)
 		if !slices.Equal(xpu.Spec.AbandonedFunctions, given) || condition == nil {
-			return fmt.Errorf("it has %q and the conditions %+v", xpu.Spec.AbandonedFunctions, xpu.Status.Conditions)
+			return fmt.Errorf("it has %q and the conditions %+v", xpu.Spec.AbandonedFunctions,
+				xpu.Status.Conditions)
 		}
 		return nil
 	})
 }
 
-// TestCardComesLater: an XPUPort whose XPU is not of its node, or not of its tenant, is carried over as soon as it is, and
-// not when it would be looked at again.
+// TestCardComesLater: an XPUPort whose XPU is not of its node, or not of its tenant, is carried
+// over as soon as it is, and not when it would be looked at again.
 func TestCardComesLater(t *testing.T) {
 	w := newWorld(t)
 	_, agent := w.scene(w.a, nil)
@@ -436,12 +458,14 @@ func TestCardComesLater(t *testing.T) {
 	w.serves(agent, "c1pf0vf1")
 }
 
-// agentPort creates an XPUPort as an agent does for a pod of namespace default that the device plugin gave a Function.
+// agentPort creates an XPUPort as an agent does for a pod of namespace default that the device
+// plugin gave a Function.
 func (s *testCluster) agentPort(node string, f function.ID, xpu, network string) *v1alpha1.XPUPort {
 	s.Helper()
 	port := claim.NewPort(systemNamespace, f, "fast", v1alpha1.XPUPortSpec{
-		NodeName: node, XPU: xpu, Network: network, MAC: string(claim.DerivedMAC("", node, f)), AssignAddresses: true,
-		Pod: &v1alpha1.PodRef{Namespace: "default", Name: "p"},
+		NodeName: node, XPU: xpu, Network: network, MAC: string(claim.DerivedMAC("", node, f)),
+		AssignAddresses: true,
+		Pod:             &v1alpha1.PodRef{Namespace: "default", Name: "p"},
 	})
 	s.create(port)
 	return port
@@ -457,7 +481,8 @@ func TestAgentPorts(t *testing.T) {
 	if got := agent.Addresses("c1pf0vf0"); !slices.Equal(got, []string{"10.1.0.2"}) {
 		t.Errorf("the xPU was told addresses %q, want that which the tenant's cluster gave", got)
 	}
-	if got := port.Status; !slices.Equal(got.Addresses, []string{"10.1.0.2/24"}) || got.BridgePort != "c1pf0vf0" {
+	if got := port.Status; !slices.Equal(got.Addresses, []string{"10.1.0.2/24"}) ||
+		got.BridgePort != "c1pf0vf0" {
 		t.Errorf("status %+v", got)
 	}
 	closed := w.a.network("closed", 11)
@@ -487,13 +512,18 @@ func TestSegments(t *testing.T) {
 	w := newWorld(t)
 	own := w.infra.network("infra-own", 100)
 	w.infra.networkIs(own, v1alpha1.ReasonUp)
-	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.VLANs = v1alpha1.VLANRange{First: 99, Last: 101} })
-	w.a.networkIs(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}, v1alpha1.ReasonUp) // with 99
+	tenant, _ := w.scene(w.a, func(spec *v1alpha1.XPUTenantSpec) {
+		spec.VLANs = v1alpha1.VLANRange{First: 99, Last: 101}
+	})
+	// with 99
+	w.a.networkIs(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}},
+		v1alpha1.ReasonUp)
 	first := w.a.network("first", 0)
 	w.a.networkIs(first, v1alpha1.ReasonUp)
 	made := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a.first"}}
 	if err := w.infra.get(made); err != nil || made.Spec.VLAN != 101 {
-		t.Errorf("VLAN %d, want the one that the infra cluster does not use: %v", made.Spec.VLAN, err)
+		t.Errorf("VLAN %d, want the one that the infra cluster does not use: %v",
+			made.Spec.VLAN, err)
 	}
 	second := w.a.network("second", 0, "10.2.0.0/24")
 	w.a.networkIs(second, v1alpha1.ReasonQuotaExceeded)
@@ -511,7 +541,9 @@ func TestSegments(t *testing.T) {
 	w.a.networkIs(second, v1alpha1.ReasonUp)
 	w.a.portIs(waits, v1alpha1.ReasonUp)
 
-	younger := w.joins(w.b, func(spec *v1alpha1.XPUTenantSpec) { spec.VLANs = v1alpha1.VLANRange{First: 105, Last: 120} })
+	younger := w.joins(w.b, func(spec *v1alpha1.XPUTenantSpec) {
+		spec.VLANs = v1alpha1.VLANRange{First: 105, Last: 120}
+	})
 	w.infra.tenantIs(younger, v1alpha1.ConditionSynced, v1alpha1.ReasonConflict)
 	theirs := w.b.network("blue", 0)
 	w.b.networkIs(theirs, v1alpha1.ReasonConflict)
@@ -521,13 +553,15 @@ func TestSegments(t *testing.T) {
 func TestSegmentOfNobody(t *testing.T) {
 	w := newWorld(t)
 	tenant, _ := w.scene(w.a, nil)
-	w.a.networkIs(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}, v1alpha1.ReasonUp)
+	w.a.networkIs(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}},
+		v1alpha1.ReasonUp)
 	w.stopBroker()
 	w.infra.eventually("a segment of a network that nobody has", func() error {
 		if err := w.infra.get(tenant); err != nil {
 			return err
 		}
-		tenant.Status.Networks = append(tenant.Status.Networks, v1alpha1.TenantNetwork{Name: "gone", VLAN: 1009})
+		tenant.Status.Networks = append(tenant.Status.Networks,
+			v1alpha1.TenantNetwork{Name: "gone", VLAN: 1009})
 		return w.infra.Status().Update(t.Context(), tenant)
 	})
 	w.startBroker()
@@ -542,7 +576,8 @@ func TestSegmentOfNobody(t *testing.T) {
 	})
 }
 
-// TestRights covers that the broker's token reads and writes in a tenant's cluster what it must, and nothing else.
+// TestRights covers that the broker's token reads and writes in a tenant's cluster what it must,
+// and nothing else.
 func TestRights(t *testing.T) {
 	w := newWorld(t)
 	w.scene(w.a, nil)
@@ -556,10 +591,14 @@ func TestRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("roles", func(t *testing.T) {
-		w.a.create(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "nobody"}})
+		w.a.create(&corev1.ServiceAccount{
+			ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "nobody"},
+		})
 		everyone := w.a.rules(t, systemNamespace, "nobody")
 		for _, rule := range w.a.rules(t, systemNamespace, "xpu-broker") {
-			if !slices.Contains(everyone, rule) && !strings.HasPrefix(rule, v1alpha1.GroupName+" ") && rule != "events.k8s.io events create patch" {
+			if !slices.Contains(everyone, rule) &&
+				!strings.HasPrefix(rule, v1alpha1.GroupName+" ") &&
+				rule != "events.k8s.io events create patch" {
 				t.Errorf("it may %s", rule)
 			}
 		}
@@ -576,7 +615,8 @@ func TestRights(t *testing.T) {
 	}
 	patch := func(o client.Object, body string) func() error {
 		return func() error {
-			return broker.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), client.DryRunAll)
+			return broker.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)),
+				client.DryRunAll)
 		}
 	}
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
@@ -588,19 +628,32 @@ func TestRights(t *testing.T) {
 	refused("another finalizer", patch(network, `{"metadata":{"finalizers":["somebody.else/x"]}}`))
 	refused("an annotation of a port", patch(port, `{"metadata":{"annotations":{"a":"b"}}}`))
 	refused("an XPU that somebody else made", patch(own, `{"spec":{"nodeName":"x"}}`))
-	refused("deleting a port", func() error { return broker.Delete(t.Context(), port, client.DryRunAll) })
-	refused("deleting an XPU that somebody else made", func() error { return broker.Delete(t.Context(), own, client.DryRunAll) })
-	refused("reading Secrets", func() error { return broker.List(t.Context(), &corev1.SecretList{}) })
+	refused("deleting a port", func() error {
+		return broker.Delete(t.Context(), port, client.DryRunAll)
+	})
+	refused("deleting an XPU that somebody else made", func() error {
+		return broker.Delete(t.Context(), own, client.DryRunAll)
+	})
+	refused("reading Secrets", func() error {
+		return broker.List(t.Context(), &corev1.SecretList{})
+	})
 	refused("reading pods", func() error { return broker.List(t.Context(), &corev1.PodList{}) })
-	refused("reading claims", func() error { return broker.List(t.Context(), &resourceapi.ResourceClaimList{}) })
+	refused("reading claims", func() error {
+		return broker.List(t.Context(), &resourceapi.ResourceClaimList{})
+	})
 	refused("making a port", func() error {
 		made := claim.NewPort(systemNamespace, vf(1), "fast", *port.Spec.DeepCopy())
 		return broker.Create(t.Context(), made, client.DryRunAll)
 	})
 	for what, try := range map[string]func() error{
-		"the status of a port":       func() error { return patchStatus(t, broker, port, `{"status":{"bridgePort":"x"}}`) },
-		"the finalizer of a network": patch(network, `{"metadata":{"finalizers":["xpu.opiproject.org/network"]}}`),
-		"an XPU that it made":        patch(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-a"}}, `{"spec":{"nodeName":"x"}}`),
+		"the status of a port": func() error {
+			return patchStatus(t, broker, port, `{"status":{"bridgePort":"x"}}`)
+		},
+		"the finalizer of a network": patch(network,
+			`{"metadata":{"finalizers":["xpu.opiproject.org/network"]}}`),
+		"an XPU that it made": patch(&v1alpha1.XPU{
+			ObjectMeta: metav1.ObjectMeta{Name: "card-a"},
+		}, `{"spec":{"nodeName":"x"}}`),
 	} {
 		if err := try(); err != nil {
 			t.Errorf("%s: %v", what, err)
@@ -619,18 +672,22 @@ func (s *testCluster) rules(t *testing.T, namespace, name string) (rules []strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	review := &authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "default"}}
+	review := &authorizationv1.SelfSubjectRulesReview{
+		Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: "default"},
+	}
 	if err := c.Create(t.Context(), review); err != nil {
 		t.Fatal(err)
 	}
 	for _, rule := range review.Status.ResourceRules {
-		rules = append(rules, strings.Join(slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs), " "))
+		rules = append(rules,
+			strings.Join(slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs), " "))
 	}
 	return rules
 }
 
 func patchStatus(t *testing.T, c client.Client, o client.Object, body string) error {
-	return c.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)), &client.SubResourcePatchOptions{
-		PatchOptions: client.PatchOptions{DryRun: []string{metav1.DryRunAll}},
-	})
+	return c.Status().Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(body)),
+		&client.SubResourcePatchOptions{
+			PatchOptions: client.PatchOptions{DryRun: []string{metav1.DryRunAll}},
+		})
 }

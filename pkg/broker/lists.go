@@ -72,13 +72,18 @@ func newShelf(t *traffic) *shelf {
 
 // newInformer is an option of the cache: the informer keeps what the limits allow.
 func (s *shelf) newInformer(
-	from toolscache.ListerWatcher, of runtime.Object, resync time.Duration, indexers toolscache.Indexers,
+	from toolscache.ListerWatcher, of runtime.Object, resync time.Duration,
+	indexers toolscache.Indexers,
 ) toolscache.SharedIndexInformer {
 	kind := &shelfKind{
-		shelf: s, name: kindOf(of), of: reflect.TypeOf(of), from: toolscache.ToListerWatcherWithContext(from),
-		sizes: map[types.NamespacedName]int{}, begins: rate.NewLimiter(rate.Every(watchPace), watchBurst),
+		shelf: s, name: kindOf(of), of: reflect.TypeOf(of),
+		from:   toolscache.ToListerWatcherWithContext(from),
+		sizes:  map[types.NamespacedName]int{},
+		begins: rate.NewLimiter(rate.Every(watchPace), watchBurst),
 	}
-	bounded := &listed{ListWatch: &toolscache.ListWatch{ListWithContextFunc: kind.list, WatchFuncWithContext: kind.watch}}
+	bounded := &listed{ListWatch: &toolscache.ListWatch{
+		ListWithContextFunc: kind.list, WatchFuncWithContext: kind.watch,
+	}}
 	return toolscache.NewSharedIndexInformer(bounded, of, resync, indexers)
 }
 
@@ -193,7 +198,8 @@ func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runt
 			}
 			return page, k.replace(sizes)
 		case len(kept) == 0:
-			return nil, misbehaves("the API server of tenant %s says that its list of %s goes on, with an empty page; see what "+
+			return nil, misbehaves("the API server of tenant %s says that its list of %s goes "+
+				"on, with an empty page; see what "+
 				"is at the kubeconfig's server", k.tenant, k.name)
 		case len(items) > k.limits.Objects:
 			return nil, k.tooMany()
@@ -202,7 +208,9 @@ func (k *shelfKind) pages(ctx context.Context, options metav1.ListOptions) (runt
 }
 
 // keepAll keeps the objects of a page, and adds their sizes.
-func (k *shelfKind) keepAll(page runtime.Object, sizes map[types.NamespacedName]int) (items []runtime.Object, err error) {
+func (k *shelfKind) keepAll(
+	page runtime.Object, sizes map[types.NamespacedName]int,
+) (items []runtime.Object, err error) {
 	total := 0
 	for _, size := range sizes {
 		total += size
@@ -230,7 +238,8 @@ func (k *shelfKind) keepAll(page runtime.Object, sizes map[types.NamespacedName]
 }
 
 func (k *shelfKind) tooMany() error {
-	return tooMuch("the cluster of tenant %s has more than %d %s; delete some there, or start the broker with a larger "+
+	return tooMuch("the cluster of tenant %s has more than %d %s; delete some there, or start "+
+		"the broker with a larger "+
 		"--tenant-objects", k.tenant, k.limits.Objects, k.name)
 }
 
@@ -247,7 +256,8 @@ func (k *shelfKind) keep(o client.Object) (size int, err error) {
 	large := size
 	leaveOut(o)
 	if size, err = sizeOf(o); err != nil || size > k.limits.ObjectBytes {
-		return 0, misbehaves("%s %s of tenant %s has metadata of %d bytes, more than the %d that --tenant-object-bytes allows; "+
+		return 0, misbehaves("%s %s of tenant %s has metadata of %d bytes, more than the %d that "+
+			"--tenant-object-bytes allows; "+
 			"delete it there", k.name, cutName(o.GetName()), k.tenant, size, k.limits.ObjectBytes)
 	}
 	o.SetAnnotations(map[string]string{annotationBytes: strconv.Itoa(large)})
@@ -317,14 +327,19 @@ func (k *shelfKind) checkIdentity(o client.Object) error {
 	_, isNamespaced := o.(*v1alpha1.XPUPort)
 	switch {
 	case len(validation.IsDNS1123Subdomain(name)) > 0:
-		return misbehaves("the API server of tenant %s has %s with the name %q, which no object can have; see what is at the "+
+		return misbehaves("the API server of tenant %s has %s with the name %q, which no object "+
+			"can have; see what is at the "+
 			"kubeconfig's server", k.tenant, k.name, cutName(name))
-	case isNamespaced && len(validation.IsDNS1123Label(namespace)) > 0, !isNamespaced && namespace != "":
-		return misbehaves("the API server of tenant %s has %s in the namespace %q, which they cannot be in; see what is at "+
+	case isNamespaced && len(validation.IsDNS1123Label(namespace)) > 0,
+		!isNamespaced && namespace != "":
+		return misbehaves("the API server of tenant %s has %s in the namespace %q, which they "+
+			"cannot be in; see what is at "+
 			"the kubeconfig's server", k.tenant, k.name, cutName(namespace))
 	case o.GetUID() == "", len(o.GetUID()) > 64, len(o.GetResourceVersion()) > 64:
-		return misbehaves("the API server of tenant %s has %s %s with the UID %q and the resource version %q; an object has "+
-			"both, with 64 characters at most", k.tenant, k.name, name, cutName(string(o.GetUID())), cutName(o.GetResourceVersion()))
+		return misbehaves("the API server of tenant %s has %s %s with the UID %q and the "+
+			"resource version %q; an object has "+
+			"both, with 64 characters at most", k.tenant, k.name, name, cutName(string(o.GetUID())),
+			cutName(o.GetResourceVersion()))
 	}
 	return nil
 }
@@ -349,8 +364,10 @@ func (k *shelfKind) replace(sizes map[types.NamespacedName]int) error {
 }
 
 func (k *shelfKind) tooLarge() error {
-	return tooMuch("the XPUPorts, XPUNetworks, XPUNodes and XPUs of tenant %s have more than %d bytes together; delete some "+
-		"there, or start the broker with a larger --tenant-cache-bytes", k.tenant, k.limits.CacheBytes)
+	return tooMuch("the XPUPorts, XPUNetworks, XPUNodes and XPUs of tenant %s have more than %d "+
+		"bytes together; delete some "+
+		"there, or start the broker with a larger --tenant-cache-bytes", k.tenant,
+		k.limits.CacheBytes)
 }
 
 // change has one object of the kind be of another size; it is gone if that is 0.
@@ -372,7 +389,9 @@ func (k *shelfKind) change(key types.NamespacedName, size int) error {
 }
 
 // watch follows the kind. It ends with an error once that is more than the limits allow.
-func (k *shelfKind) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+func (k *shelfKind) watch(
+	ctx context.Context, options metav1.ListOptions,
+) (watch.Interface, error) {
 	if err := k.begins.Wait(ctx); err != nil {
 		return nil, fmt.Errorf("wait to watch %s of tenant %s: %w", k.name, k.tenant, err)
 	}
@@ -403,7 +422,8 @@ func (k *shelfKind) admit(event watch.Event) watch.Event {
 	}
 	o, ok := event.Object.(client.Object)
 	if !ok || reflect.TypeOf(event.Object) != k.of {
-		return k.failure(misbehaves("the API server of tenant %s has a %T in its watch of %s; see what is at the kubeconfig's "+
+		return k.failure(misbehaves("the API server of tenant %s has a %T in its watch of %s; "+
+			"see what is at the kubeconfig's "+
 			"server", k.tenant, event.Object, k.name))
 	}
 	size, err := k.keep(o)
@@ -422,7 +442,8 @@ func (k *shelfKind) admit(event watch.Event) watch.Event {
 // failure is the event by which a watch ends that was refused.
 func (k *shelfKind) failure(err error) watch.Event {
 	return watch.Event{Type: watch.Error, Object: &metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusRequestEntityTooLarge, Reason: metav1.StatusReasonRequestEntityTooLarge,
+		Status: metav1.StatusFailure, Code: http.StatusRequestEntityTooLarge,
+		Reason:  metav1.StatusReasonRequestEntityTooLarge,
 		Message: k.note(err, false).Error(),
 	}}
 }

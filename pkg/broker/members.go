@@ -34,9 +34,10 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Members are the clusters of XPUTenants, by the names of these. It is the provider of a multicluster manager: it joins a cluster once
-// all of its objects have been read, so that one that does not answer holds up nobody, and leaves it when its credentials change or
-// are gone. Safe for concurrent use.
+// Members are the clusters of XPUTenants, by the names of these. It is the provider of a
+// multicluster manager: it joins a cluster once all of its objects have been read, so that one that
+// does not answer holds up nobody, and leaves it when its credentials change or are gone. Safe for
+// concurrent use.
 type Members struct {
 	*clusters.Registry[cluster.Cluster]
 	Options
@@ -48,7 +49,8 @@ type Members struct {
 
 	wrap func(*rest.Config) // of tests; may be nil
 
-	// joined and changed are called after a cluster was joined, and after what is known of it has changed.
+	// joined and changed are called after a cluster was joined, and after what is known of it has
+	// changed.
 	joined, changed func(tenant string)
 
 	started chan struct{} // closed once ctx and aware are set
@@ -68,7 +70,8 @@ type member struct {
 	state       memberState
 }
 
-// memberState is the condition Connected of an XPUTenant. The reason is empty while nothing is known.
+// memberState is the condition Connected of an XPUTenant. The reason is empty while nothing is
+// known.
 type memberState struct {
 	reason, message string
 	joined          bool // since the broker started, or its credentials changed
@@ -78,7 +81,9 @@ type memberState struct {
 func NewMembers() *Members {
 	registry := clusters.NewRegistry[cluster.Cluster]()
 	registry.EqualClusters = func(a, b cluster.Cluster) bool { return a == b }
-	return &Members{Registry: registry, started: make(chan struct{}), byTenant: map[string]*member{}}
+	return &Members{
+		Registry: registry, started: make(chan struct{}), byTenant: map[string]*member{},
+	}
 }
 
 func (m *Members) setup(mgr mcmanager.Manager, o Options) error {
@@ -101,13 +106,16 @@ func (m *Members) setup(mgr mcmanager.Manager, o Options) error {
 }
 
 // requests are for the tenants that are listed.
-func (m *Members) requests(ctx context.Context, options ...client.ListOption) (requests []reconcile.Request) {
+func (m *Members) requests(
+	ctx context.Context, options ...client.ListOption,
+) (requests []reconcile.Request) {
 	var tenants v1alpha1.XPUTenantList
 	if err := m.infra.List(ctx, &tenants, options...); err != nil {
 		return nil // the cache is not running
 	}
 	for i := range tenants.Items {
-		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&tenants.Items[i])})
+		requests = append(requests,
+			reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&tenants.Items[i])})
 	}
 	return requests
 }
@@ -130,7 +138,9 @@ func (m *Members) Start(ctx context.Context, aware multicluster.Aware) error {
 }
 
 // IndexField is of [multicluster.Provider].
-func (m *Members) IndexField(ctx context.Context, object client.Object, field string, extract client.IndexerFunc) error {
+func (m *Members) IndexField(
+	ctx context.Context, object client.Object, field string, extract client.IndexerFunc,
+) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.indexes = append(m.indexes, clusters.Index{Object: object, Field: field, Extractor: extract})
@@ -163,7 +173,8 @@ func (m *Members) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	return ctrl.Result{}, nil
 }
 
-// join has the cluster be a member with these credentials; without any, because of the problem, it is none.
+// join has the cluster be a member with these credentials; without any, because of the problem, it
+// is none.
 func (m *Members) join(tenant string, how credentials, problem string) {
 	fingerprint := sha256.Sum256(fmt.Appendf(how.content, "%s", problem))
 	m.mu.Lock()
@@ -184,7 +195,8 @@ func (m *Members) join(tenant string, how credentials, problem string) {
 			<-before.stopped
 		}
 		if problem != "" {
-			m.note(tenant, next, memberState{reason: v1alpha1.ReasonMemberNotFound, message: problem})
+			m.note(tenant, next,
+				memberState{reason: v1alpha1.ReasonMemberNotFound, message: problem})
 			return
 		}
 		m.run(ctx, tenant, next, how)
@@ -226,18 +238,20 @@ func (m *Members) note(tenant string, known *member, state memberState) {
 			connected = 1
 		}
 		m.metrics.connected.WithLabelValues(tenant).Set(connected)
-		m.log.Info("What is known of a tenant's cluster has changed", "tenant", tenant, "reason", state.reason, "message", state.message)
+		m.log.Info("What is known of a tenant's cluster has changed", "tenant", tenant, "reason",
+			state.reason, "message", state.message)
 		m.changed(tenant)
 	}
 }
 
-// run asks the cluster again and again whether it is there, and joins it once it is. It stays joined while it does not answer, but not
-// when another infra cluster has it.
+// run asks the cluster again and again whether it is there, and joins it once it is. It stays
+// joined while it does not answer, but not when another infra cluster has it.
 func (m *Members) run(ctx context.Context, tenant string, known *member, how credentials) {
 	config, namespace, err := how.config()
 	if err != nil {
 		m.note(tenant, known, memberState{
-			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used; correct it: %s", how.origin, err),
+			reason:  v1alpha1.ReasonInvalidConfig,
+			message: fmt.Sprintf("%s cannot be used; correct it: %s", how.origin, err),
 		})
 		return
 	}
@@ -247,10 +261,12 @@ func (m *Members) run(ctx context.Context, tenant string, known *member, how cre
 	}
 	traffic := newTraffic(tenant, m.Limits)
 	kept := newShelf(traffic)
-	lease, err := newLease(traffic.client(ctx, config), cmp.Or(namespace, m.MemberNamespace), m.Options)
+	lease, err := newLease(traffic.client(ctx, config), cmp.Or(namespace, m.MemberNamespace),
+		m.Options)
 	if err != nil {
 		m.note(tenant, known, memberState{
-			reason: v1alpha1.ReasonInvalidConfig, message: fmt.Sprintf("%s cannot be used: %s", how.origin, err),
+			reason:  v1alpha1.ReasonInvalidConfig,
+			message: fmt.Sprintf("%s cannot be used: %s", how.origin, err),
 		})
 		return
 	}
@@ -295,19 +311,28 @@ func stateOf(err error, host string) memberState {
 	case isRefused:
 		return memberState{reason: refused.reason, message: refused.message}
 	case err == nil:
-		return memberState{reason: v1alpha1.ReasonConnected, message: fmt.Sprintf("the cluster at %s answers", host)}
+		return memberState{
+			reason:  v1alpha1.ReasonConnected,
+			message: fmt.Sprintf("the cluster at %s answers", host),
+		}
 	case isTaken:
 		return memberState{reason: v1alpha1.ReasonConflict, message: taken.Error()}
 	case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
-		return memberState{reason: v1alpha1.ReasonUnauthorized, message: fmt.Sprintf("the cluster at %s refuses the credentials; renew them in "+
-			"the Secret, and see what the ServiceAccount may do there: %s", host, err)}
+		return memberState{reason: v1alpha1.ReasonUnauthorized,
+			message: fmt.Sprintf("the cluster at %s refuses the credentials; renew them in "+
+				"the Secret, and see what the ServiceAccount may do there: %s", host, err)}
 	}
-	return memberState{reason: v1alpha1.ReasonUnreachable, message: fmt.Sprintf("the cluster at %s does not answer: %s", host, err)}
+	return memberState{
+		reason:  v1alpha1.ReasonUnreachable,
+		message: fmt.Sprintf("the cluster at %s does not answer: %s", host, err),
+	}
 }
 
 // memberKinds are all that is read of a tenant's cluster.
 func memberKinds() []client.Object {
-	return []client.Object{&v1alpha1.XPUPort{}, &v1alpha1.XPUNetwork{}, &v1alpha1.XPUNode{}, &v1alpha1.XPU{}}
+	return []client.Object{
+		&v1alpha1.XPUPort{}, &v1alpha1.XPUNetwork{}, &v1alpha1.XPUNode{}, &v1alpha1.XPU{},
+	}
 }
 
 // engage joins the cluster. It returns once all of its objects have been read and the reconcilers
@@ -331,7 +356,8 @@ func (m *Members) engage(
 		return leave, err
 	}
 	for _, kind := range memberKinds() {
-		if _, err := cl.GetCache().GetInformer(ctx, kind, cache.BlockUntilSynced(false)); err != nil {
+		if _, err := cl.GetCache().GetInformer(ctx,
+			kind, cache.BlockUntilSynced(false)); err != nil {
 			return leave, err
 		}
 	}
@@ -347,7 +373,8 @@ func (m *Members) engage(
 	indexes := m.indexes
 	m.mu.Unlock()
 	for _, index := range indexes {
-		if err := cl.GetFieldIndexer().IndexField(ctx, index.Object, index.Field, index.Extractor); err != nil {
+		if err := cl.GetFieldIndexer().IndexField(ctx, index.Object, index.Field,
+			index.Extractor); err != nil {
 			return leave, err
 		}
 	}
@@ -375,13 +402,15 @@ func (m *Members) read(ctx context.Context, from cache.Cache, kept *shelf) error
 			if err := kept.problem(); err != nil || all {
 				return err
 			}
-			return fmt.Errorf("its objects could not be read within %s; see whether it has the CustomResourceDefinitions and lets "+
+			return fmt.Errorf("its objects could not be read within %s; see whether it has the "+
+				"CustomResourceDefinitions and lets "+
 				"the broker list them", m.JoinTimeout)
 		}
 	}
 }
 
-// restMapper has the kinds that are read and written in a tenant's cluster, so that it is not asked which there are.
+// restMapper has the kinds that are read and written in a tenant's cluster, so that it is not asked
+// which there are.
 func restMapper(*rest.Config, *http.Client) (meta.RESTMapper, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("XPUPort"), meta.RESTScopeNamespace)

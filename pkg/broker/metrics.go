@@ -21,10 +21,14 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 			Help: "Whether the cluster of an XPUTenant answers: 1, or 0. Only the leader has it.",
 		}, []string{"tenant"}),
 		renewal: factory.NewHistogramVec(prometheus.HistogramOpts{
-			Name:                        "xpu_broker_lease_renewal_seconds",
-			Help:                        "How long the clusters of XPUTenants took to renew the broker's Lease.",
-			Buckets:                     []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
-			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
+			Name: "xpu_broker_lease_renewal_seconds",
+			Help: "How long the clusters of XPUTenants took to renew the " +
+				"broker's Lease.",
+			Buckets: []float64{
+				.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10,
+			},
+			NativeHistogramBucketFactor:    monitoring.NativeBucketFactor,
+			NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}, []string{"tenant"}),
 	}
 }

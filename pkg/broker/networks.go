@@ -22,8 +22,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// networks carries XPUNetworks to the infra cluster, each in a segment of the tenant's, and their status back. A tenant's XPUNetwork
-// keeps its finalizer until the infra cluster has none that stands for it, which is when no XPUPort is in it.
+// networks carries XPUNetworks to the infra cluster, each in a segment of the tenant's, and their
+// status back. A tenant's XPUNetwork keeps its finalizer until the infra cluster has none that
+// stands for it, which is when no XPUPort is in it.
 type networks struct{ base }
 
 func (r *networks) setup(mgr mcmanager.Manager) error {
@@ -32,15 +33,19 @@ func (r *networks) setup(mgr mcmanager.Manager) error {
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, originals)).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
 		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUTenant{},
-			handler.TypedFuncs[*v1alpha1.XPUTenant, mcreconcile.Request]{UpdateFunc: segmentsGiven})).
+			handler.TypedFuncs[*v1alpha1.XPUTenant, mcreconcile.Request]{
+				UpdateFunc: segmentsGiven,
+			})).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
 		Complete(r.at("XPUNetworks", r.look))
 }
 
-// segmentsGiven has networks looked at that were given a segment: one may have gone while the cache did not know of its segment yet.
+// segmentsGiven has networks looked at that were given a segment: one may have gone while the cache
+// did not know of its segment yet.
 func segmentsGiven(
-	_ context.Context, e event.TypedUpdateEvent[*v1alpha1.XPUTenant], queue workqueue.TypedRateLimitingInterface[mcreconcile.Request],
+	_ context.Context, e event.TypedUpdateEvent[*v1alpha1.XPUTenant],
+	queue workqueue.TypedRateLimitingInterface[mcreconcile.Request],
 ) {
 	for _, segment := range e.ObjectNew.Status.Networks {
 		if segmentOf(e.ObjectOld, segment.Name) == nil {
@@ -55,7 +60,8 @@ func (r *networks) wake(ctx context.Context, tenant string) {
 	if err := r.infra.Get(ctx, client.ObjectKey{Name: tenant}, &t); err != nil {
 		return // it has none, or the cache is not running
 	}
-	for _, segment := range t.Status.Networks { // a broker may have been killed between the end of a network and that of its segment
+	// a broker may have been killed between the end of a network and that of its segment
+	for _, segment := range t.Status.Networks {
 		r.wakeups.Add(0, request(tenant, "", segment.Name))
 	}
 }
@@ -66,13 +72,16 @@ func (r *networks) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) []m
 }
 
 // look is for an XPUNetwork of a tenant's cluster, by its name there.
-func (r *networks) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl.Result, error) {
+func (r *networks) look(
+	ctx context.Context, s *site, req mcreconcile.Request,
+) (ctrl.Result, error) {
 	var network, copied v1alpha1.XPUNetwork
 	exists, err := found(ctx, s.client, req.NamespacedName, &network)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, req.Name)}, &copied)
+	has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, req.Name)},
+		&copied)
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
@@ -91,8 +100,11 @@ func (r *networks) look(ctx context.Context, s *site, req mcreconcile.Request) (
 	return ctrl.Result{}, err
 }
 
-// orphan deletes what stands for an XPUNetwork that the tenant's cluster, not only the cache of it, does not have.
-func (r *networks) orphan(ctx context.Context, s *site, req mcreconcile.Request, copied *v1alpha1.XPUNetwork, has bool) (ctrl.Result, error) {
+// orphan deletes what stands for an XPUNetwork that the tenant's cluster, not only the cache of it,
+// does not have.
+func (r *networks) orphan(
+	ctx context.Context, s *site, req mcreconcile.Request, copied *v1alpha1.XPUNetwork, has bool,
+) (ctrl.Result, error) {
 	if !has && segmentOf(s.XPUTenant, req.Name) == nil {
 		return ctrl.Result{}, nil
 	}
@@ -109,9 +121,12 @@ func (r *networks) orphan(ctx context.Context, s *site, req mcreconcile.Request,
 }
 
 // retire deletes what stands for a network, and gives its segment back once that is gone.
-func (r *networks) retire(ctx context.Context, s *site, name string, copied *v1alpha1.XPUNetwork, has bool) (gone bool, err error) {
+func (r *networks) retire(
+	ctx context.Context, s *site, name string, copied *v1alpha1.XPUNetwork, has bool,
+) (gone bool, err error) {
 	if !has { // it may have been made a moment ago
-		if has, err = found(ctx, r.live, client.ObjectKey{Name: scopedNetwork(s.Name, name)}, copied); err != nil {
+		if has, err = found(ctx, r.live, client.ObjectKey{Name: scopedNetwork(s.Name, name)},
+			copied); err != nil {
 			return false, err
 		}
 	}
@@ -121,7 +136,9 @@ func (r *networks) retire(ctx context.Context, s *site, name string, copied *v1a
 	return true, r.giveBack(ctx, s.XPUTenant, name)
 }
 
-func (r *networks) release(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool) error {
+func (r *networks) release(
+	ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool,
+) error {
 	if !controllerutil.ContainsFinalizer(network, v1alpha1.FinalizerNetwork) && !has {
 		return nil
 	}
@@ -140,19 +157,25 @@ func (r *networks) release(ctx context.Context, s *site, network, copied *v1alph
 			return err
 		}
 	}
-	return changeFinalizer(ctx, s.client, network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
+	return changeFinalizer(ctx, s.client, network, controllerutil.RemoveFinalizer,
+		v1alpha1.FinalizerNetwork)
 }
 
-// carry gives the network a segment, has what stands for it be as it is wanted, and says what became of that.
-func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool) error {
+// carry gives the network a segment, has what stands for it be as it is wanted, and says what
+// became of that.
+func (r *networks) carry(
+	ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork, has bool,
+) error {
 	if err := s.tooLarge(network, r.Limits.ObjectBytes); err != nil {
 		return err
 	}
 	if len(network.Name) > validation.LabelValueMaxLength {
-		return problemf(v1alpha1.ReasonInvalidConfig, "its name has %d characters, and the infra cluster takes %d; make another one",
+		return problemf(v1alpha1.ReasonInvalidConfig,
+			"its name has %d characters, and the infra cluster takes %d; make another one",
 			len(network.Name), validation.LabelValueMaxLength)
 	}
-	if err := changeFinalizer(ctx, s.client, network, controllerutil.AddFinalizer, v1alpha1.FinalizerNetwork); err != nil {
+	if err := changeFinalizer(ctx, s.client, network, controllerutil.AddFinalizer,
+		v1alpha1.FinalizerNetwork); err != nil {
 		return err
 	}
 	segment := segmentOf(s.XPUTenant, network.Name)
@@ -165,8 +188,10 @@ func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1
 	want := &v1alpha1.XPUNetwork{
 		ObjectMeta: copyMeta(s.Name, network, "", scopedNetwork(s.Name, network.Name)),
 		Spec: v1alpha1.XPUNetworkSpec{
-			VLAN: segment.VLAN, VNI: segment.VNI, MTU: network.Spec.MTU, SourceFilter: network.Spec.SourceFilter,
-			AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromNone}, // of the infra cluster
+			VLAN: segment.VLAN, VNI: segment.VNI, MTU: network.Spec.MTU,
+			SourceFilter: network.Spec.SourceFilter,
+			// of the infra cluster
+			AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromNone},
 		},
 	}
 	same := has && equality.Semantic.DeepEqual(copied.Spec, want.Spec) && isCopyOf(copied, network)
@@ -182,7 +207,9 @@ func (r *networks) carry(ctx context.Context, s *site, network, copied *v1alpha1
 }
 
 // refuse says in the tenant's XPUNetwork why it is not carried over.
-func (r *networks) refuse(ctx context.Context, s *site, network *v1alpha1.XPUNetwork, p *problem) error {
+func (r *networks) refuse(
+	ctx context.Context, s *site, network *v1alpha1.XPUNetwork, p *problem,
+) error {
 	condition := dated(notReady(network, p.reason, p.message), network.Status.Conditions)
 	if has(network.Status.Conditions, condition) {
 		return nil
@@ -194,20 +221,26 @@ func (r *networks) refuse(ctx context.Context, s *site, network *v1alpha1.XPUNet
 }
 
 // report says in the tenant's XPUNetwork what became of the one in the infra cluster.
-func (r *networks) report(ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork) error {
+func (r *networks) report(
+	ctx context.Context, s *site, network, copied *v1alpha1.XPUNetwork,
+) error {
 	condition := readyOf(s.Name, copied.Status.Conditions, network)
 	if condition == nil {
 		return nil
 	}
 	told := v1alpha1.XPUNetworkStatus{XPUs: copied.Status.XPUs, ReadyXPUs: copied.Status.ReadyXPUs}
 	for _, failure := range copied.Status.Failures {
-		told.Failures = append(told.Failures, v1alpha1.XPUNetworkFailure{XPU: failure.XPU, Message: localText(s.Name, failure.Message)})
+		told.Failures = append(told.Failures, v1alpha1.XPUNetworkFailure{
+			XPU: failure.XPU, Message: localText(s.Name, failure.Message),
+		})
 	}
 	there := network.Status
-	same := there.XPUs == told.XPUs && there.ReadyXPUs == told.ReadyXPUs && slices.Equal(there.Failures, told.Failures)
+	same := there.XPUs == told.XPUs && there.ReadyXPUs == told.ReadyXPUs &&
+		slices.Equal(there.Failures, told.Failures)
 	if same && has(there.Conditions, *condition) {
 		return nil
 	}
 	meta.SetStatusCondition(&told.Conditions, *condition)
-	return applyStatus(ctx, s.client, &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: network.Name}, Status: told})
+	return applyStatus(ctx, s.client,
+		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: network.Name}, Status: told})
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// nodes tells the infra cluster which PFs the tenant's nodes have, by which it finds the nodes of its cards.
+// nodes tells the infra cluster which PFs the tenant's nodes have, by which it finds the nodes of
+// its cards.
 type nodes struct {
 	base
 	quota *quota
@@ -24,7 +25,8 @@ func (r *nodes) setup(mgr mcmanager.Manager) error {
 	return newController(mgr, "node", r.Concurrency).
 		For(&v1alpha1.XPUNode{}).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNode{}, originals)).
-		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUNode{}, counted[*v1alpha1.XPUNode](r.quota))).
+		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUNode{},
+			counted[*v1alpha1.XPUNode](r.quota))).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, r.ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
@@ -56,13 +58,15 @@ func (r *nodes) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 		return ctrl.Result{}, nil
 	case exists:
 		err := r.allow(s, &node, name, req)
-		if _, ok := errors.AsType[*problem](err); ok { // which the XPUTenant says: an XPUNode has no conditions
+		// which the XPUTenant says: an XPUNode has no conditions
+		if _, ok := errors.AsType[*problem](err); ok {
 			return ctrl.Result{RequeueAfter: lastRetry}, nil
 		}
 		return ctrl.Result{}, r.carry(ctx, s, &node, &copied)
 	case !has:
 		r.quota.leave(s.Name, req)
-		r.wakeups.Add(0, r.quota.give(s.Name, name)...) // it may have been counted and not been made
+		// it may have been counted and not been made
+		r.wakeups.Add(0, r.quota.give(s.Name, name)...)
 		return ctrl.Result{}, nil
 	}
 	if exists, err = found(ctx, s.live, req.NamespacedName, &node); err != nil || exists {

@@ -24,8 +24,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// ports carries XPUPorts to the infra cluster and their status back. A tenant's XPUPort keeps its finalizer until the infra cluster has
-// none that stands for it, which is when its xPU has let go of the port.
+// ports carries XPUPorts to the infra cluster and their status back. A tenant's XPUPort keeps its
+// finalizer until the infra cluster has none that stands for it, which is when its xPU has let go
+// of the port.
 type ports struct {
 	base
 	quota *quota
@@ -35,14 +36,17 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 	ofTenant := func(ctx context.Context, tenant *v1alpha1.XPUTenant) []mcreconcile.Request {
 		return r.there(ctx, tenant.Name, &v1alpha1.XPUPortList{})
 	}
-	inNetwork := func(ctx context.Context, network *v1alpha1.XPUNetwork) []mcreconcile.Request { // which they may have waited for
+	// which they may have waited for
+	inNetwork := func(ctx context.Context, network *v1alpha1.XPUNetwork) []mcreconcile.Request {
 		of, ok := original(network)
 		if !ok {
 			return nil
 		}
-		return r.there(ctx, of.ClusterName.String(), &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: of.Name})
+		return r.there(ctx, of.ClusterName.String(), &v1alpha1.XPUPortList{},
+			client.MatchingFields{portsByNetwork: of.Name})
 	}
-	atXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request { // which may not have been of their node
+	// which may not have been of their node
+	atXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request {
 		tenants, err := r.tenants(ctx)
 		if err != nil {
 			return nil // the cache is not running
@@ -51,31 +55,40 @@ func (r *ports) setup(ctx context.Context, mgr mcmanager.Manager) error {
 		if owner == nil {
 			return nil
 		}
-		return r.there(ctx, owner.Name, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu.Name})
+		return r.there(ctx, owner.Name, &v1alpha1.XPUPortList{},
+			client.MatchingFields{portsByXPU: xpu.Name})
 	}
 	for index, value := range map[string]func(*v1alpha1.XPUPort) string{
 		portsByNetwork: func(port *v1alpha1.XPUPort) string { return port.Spec.Network },
 		portsByXPU:     func(port *v1alpha1.XPUPort) string { return port.Spec.XPU },
 	} {
 		values := func(o client.Object) []string { return []string{value(o.(*v1alpha1.XPUPort))} }
-		if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.XPUPort{}, index, values); err != nil {
+		if err := mgr.GetFieldIndexer().IndexField(ctx, &v1alpha1.XPUPort{}, index,
+			values); err != nil {
 			return fmt.Errorf("index %s of XPUPorts: %w", index, err)
 		}
 	}
 	return newController(mgr, "port", r.Concurrency).
 		For(&v1alpha1.XPUPort{}).
-		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, inNetwork, predicate.TypedFuncs[*v1alpha1.XPUNetwork]{
-			UpdateFunc: func(event.TypedUpdateEvent[*v1alpha1.XPUNetwork]) bool { return false },
-			DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPUNetwork]) bool { return false },
-		})).
+		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUNetwork{}, inNetwork,
+			predicate.TypedFuncs[*v1alpha1.XPUNetwork]{
+				UpdateFunc: func(event.TypedUpdateEvent[*v1alpha1.XPUNetwork]) bool {
+					return false
+				},
+				DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPUNetwork]) bool {
+					return false
+				},
+			})).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPU{}, atXPU, predicate.TypedFuncs[*v1alpha1.XPU]{
 			UpdateFunc: func(e event.TypedUpdateEvent[*v1alpha1.XPU]) bool {
-				return e.ObjectOld.Node() != e.ObjectNew.Node() || !maps.Equal(e.ObjectOld.Labels, e.ObjectNew.Labels)
+				return e.ObjectOld.Node() != e.ObjectNew.Node() ||
+					!maps.Equal(e.ObjectOld.Labels, e.ObjectNew.Labels)
 			},
 			DeleteFunc: func(event.TypedDeleteEvent[*v1alpha1.XPU]) bool { return false },
 		})).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUPort{}, originals)).
-		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUPort{}, counted[*v1alpha1.XPUPort](r.quota))).
+		WatchesRawSource(source.TypedKind(mgr.GetLocalManager().GetCache(), &v1alpha1.XPUPort{},
+			counted[*v1alpha1.XPUPort](r.quota))).
 		WatchesRawSource(fromInfra(mgr, &v1alpha1.XPUTenant{}, ofTenant, whenTenantChanged())).
 		WatchesRawSource(r.wakeups.Source()).
 		WatchesRawSource(r.turns.Source()).
@@ -93,14 +106,17 @@ func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	key := types.NamespacedName{Namespace: r.Namespace, Name: scopedPort(s.Name, req.NamespacedName)}
+	key := types.NamespacedName{
+		Namespace: r.Namespace, Name: scopedPort(s.Name, req.NamespacedName),
+	}
 	has, err := found(ctx, r.infra, key, &copied)
 	switch {
 	case err != nil:
 		return ctrl.Result{}, err
 	case !exists && !has:
 		r.quota.leave(s.Name, req)
-		r.wakeups.Add(0, r.quota.give(s.Name, key.Name)...) // it may have been counted and not been made
+		// it may have been counted and not been made
+		r.wakeups.Add(0, r.quota.give(s.Name, key.Name)...)
 		return ctrl.Result{}, nil
 	case !exists, has && !isCopyOf(&copied, &port):
 		return r.orphan(ctx, s, req, &copied)
@@ -112,8 +128,11 @@ func (r *ports) look(ctx context.Context, s *site, req mcreconcile.Request) (ctr
 	return ctrl.Result{}, r.report(ctx, s, &port, &copied)
 }
 
-// orphan deletes what stands for an XPUPort that the tenant's cluster, not only the cache of it, does not have.
-func (r *ports) orphan(ctx context.Context, s *site, req mcreconcile.Request, copied *v1alpha1.XPUPort) (ctrl.Result, error) {
+// orphan deletes what stands for an XPUPort that the tenant's cluster, not only the cache of it,
+// does not have.
+func (r *ports) orphan(
+	ctx context.Context, s *site, req mcreconcile.Request, copied *v1alpha1.XPUPort,
+) (ctrl.Result, error) {
 	var port v1alpha1.XPUPort
 	exists, err := found(ctx, s.live, req.NamespacedName, &port)
 	if err != nil {
@@ -122,12 +141,16 @@ func (r *ports) orphan(ctx context.Context, s *site, req mcreconcile.Request, co
 	if exists && isCopyOf(copied, &port) {
 		return behind, nil
 	}
-	ctrl.LoggerFrom(ctx).Info("deleting an XPUPort whose tenant has none", "port", client.ObjectKeyFromObject(copied))
+	ctrl.LoggerFrom(ctx).Info("deleting an XPUPort whose tenant has none", "port",
+		client.ObjectKeyFromObject(copied))
 	return ctrl.Result{}, remove(ctx, r.infra, copied)
 }
 
 // release has the infra cluster let go of the port, and then the tenant's XPUPort go.
-func (r *ports) release(ctx context.Context, s *site, port, copied *v1alpha1.XPUPort, key types.NamespacedName, has bool) error {
+func (r *ports) release(
+	ctx context.Context, s *site, port, copied *v1alpha1.XPUPort,
+	key types.NamespacedName, has bool,
+) error {
 	if !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort) && !has {
 		return nil
 	}
@@ -151,11 +174,14 @@ func (r *ports) release(ctx context.Context, s *site, port, copied *v1alpha1.XPU
 			return err
 		}
 	}
-	return changeFinalizer(ctx, s.client, port, controllerutil.RemoveFinalizer, v1alpha1.FinalizerPort)
+	return changeFinalizer(ctx, s.client, port, controllerutil.RemoveFinalizer,
+		v1alpha1.FinalizerPort)
 }
 
 // carry makes what stands for the XPUPort, if the tenant may have it.
-func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key types.NamespacedName) (ctrl.Result, error) {
+func (r *ports) carry(
+	ctx context.Context, s *site, port *v1alpha1.XPUPort, key types.NamespacedName,
+) (ctrl.Result, error) {
 	if !v1alpha1.IsAdmitted(port) {
 		return ctrl.Result{}, nil
 	}
@@ -167,10 +193,13 @@ func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key 
 		return ctrl.Result{}, err
 	}
 	// It is made with the finalizer, and lost it if the tenant left and comes back.
-	if err := changeFinalizer(ctx, s.client, port, controllerutil.AddFinalizer, v1alpha1.FinalizerPort); err != nil {
+	if err := changeFinalizer(ctx, s.client, port, controllerutil.AddFinalizer,
+		v1alpha1.FinalizerPort); err != nil {
 		return ctrl.Result{}, err
 	}
-	copied := &v1alpha1.XPUPort{ObjectMeta: copyMeta(s.Name, port, key.Namespace, key.Name), Spec: *port.Spec.DeepCopy()}
+	copied := &v1alpha1.XPUPort{
+		ObjectMeta: copyMeta(s.Name, port, key.Namespace, key.Name), Spec: *port.Spec.DeepCopy(),
+	}
 	copied.Spec.NodeName = scoped(s.Name, port.Spec.NodeName)
 	copied.Spec.Network = scopedNetwork(s.Name, port.Spec.Network)
 	copied.Labels[v1alpha1.LabelNetwork] = copied.Spec.Network
@@ -185,8 +214,10 @@ func (r *ports) carry(ctx context.Context, s *site, port *v1alpha1.XPUPort, key 
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if port.Status.BridgePort == "" && v1alpha1.ReadyOf(port.Status.Conditions).Reason != "" { // of a time when it could not be carried over
-		return ctrl.Result{}, r.refuse(ctx, s, port, problemf(v1alpha1.ReasonProvisioning, "the infra cluster has it now"))
+	// of a time when it could not be carried over
+	if port.Status.BridgePort == "" && v1alpha1.ReadyOf(port.Status.Conditions).Reason != "" {
+		return ctrl.Result{}, r.refuse(ctx, s, port,
+			problemf(v1alpha1.ReasonProvisioning, "the infra cluster has it now"))
 	}
 	return ctrl.Result{}, nil
 }
@@ -208,11 +239,13 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 		}
 	}
 	if !mine {
-		return problemf(v1alpha1.ReasonForbidden, "XPU %s does not serve this cluster; ask the administrator of the infra cluster to add it "+
+		return problemf(v1alpha1.ReasonForbidden, "XPU %s does not serve this cluster; ask the "+
+			"administrator of the infra cluster to add it "+
 			"to spec.xpus of XPUTenant %s", port.Spec.XPU, s.Name)
 	}
 	if xpu.Node() != scoped(s.Name, port.Spec.NodeName) {
-		return problemf(v1alpha1.ReasonNoXPU, "XPU %s is not known to be of node %s", port.Spec.XPU, port.Spec.NodeName)
+		return problemf(v1alpha1.ReasonNoXPU, "XPU %s is not known to be of node %s", port.Spec.XPU,
+			port.Spec.NodeName)
 	}
 	if err := r.checkNetwork(ctx, s, port.Spec.Network); err != nil {
 		return err
@@ -220,8 +253,9 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 	most := maxPorts(s.XPUTenant, r.Limits)
 	if !r.quota.take(s.Name, name, most, request(s.Name, port.Namespace, port.Name)) {
 		s.waitsFor = limitPorts
-		return problemf(v1alpha1.ReasonQuotaExceeded, "this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
-			"administrator of the infra cluster for more", most)
+		return problemf(v1alpha1.ReasonQuotaExceeded,
+			"this cluster has %d XPUPorts, as many as it may have; give some back, or ask the "+
+				"administrator of the infra cluster for more", most)
 	}
 	return nil
 }
@@ -229,7 +263,8 @@ func (r *ports) allow(ctx context.Context, s *site, port *v1alpha1.XPUPort, name
 // checkNetwork returns a *problem if the infra cluster does not have the network yet.
 func (r *ports) checkNetwork(ctx context.Context, s *site, name string) error {
 	var copied, network v1alpha1.XPUNetwork
-	if has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, name)}, &copied); err != nil || has {
+	if has, err := found(ctx, r.infra, client.ObjectKey{Name: scopedNetwork(s.Name, name)},
+		&copied); err != nil || has {
 		return err
 	}
 	exists, err := found(ctx, s.client, client.ObjectKey{Name: name}, &network)
@@ -239,7 +274,8 @@ func (r *ports) checkNetwork(ctx context.Context, s *site, name string) error {
 	if !exists {
 		return problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist", name)
 	}
-	return problemf(v1alpha1.ReasonNetworkNotReady, "the infra cluster does not have XPUNetwork %s yet: %s", name,
+	return problemf(v1alpha1.ReasonNetworkNotReady,
+		"the infra cluster does not have XPUNetwork %s yet: %s", name,
 		cmp.Or(v1alpha1.ReadyOf(network.Status.Conditions).Message, "it is being carried over"))
 }
 
@@ -259,12 +295,16 @@ func (r *ports) refuse(ctx context.Context, s *site, port *v1alpha1.XPUPort, p *
 	if has(port.Status.Conditions, condition) {
 		return nil
 	}
-	if v1alpha1.ReadyOf(port.Status.Conditions).Reason != p.reason && p.reason != v1alpha1.ReasonProvisioning {
-		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning, p.reason, "Provision", "%s", p.message)
+	if v1alpha1.ReadyOf(port.Status.Conditions).Reason != p.reason &&
+		p.reason != v1alpha1.ReasonProvisioning {
+		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning, p.reason,
+			"Provision", "%s", p.message)
 	}
 	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name},
-		Status:     v1alpha1.XPUPortStatus{BridgePort: port.Status.BridgePort, Conditions: []metav1.Condition{condition}},
+		Status: v1alpha1.XPUPortStatus{
+			BridgePort: port.Status.BridgePort, Conditions: []metav1.Condition{condition},
+		},
 	})
 }
 
@@ -274,20 +314,27 @@ func (r *ports) report(ctx context.Context, s *site, port, copied *v1alpha1.XPUP
 	if condition == nil {
 		return nil
 	}
-	// The spec never changes; the deletion, which counts as another generation, is not worth a write.
-	condition.ObservedGeneration = cmp.Or(v1alpha1.ReadyOf(port.Status.Conditions).ObservedGeneration, condition.ObservedGeneration)
+	// The spec never changes; the deletion, which counts as another generation, is not worth a
+	// write.
+	condition.ObservedGeneration = cmp.Or(
+		v1alpha1.ReadyOf(port.Status.Conditions).ObservedGeneration, condition.ObservedGeneration,
+	)
 	told, there := copied.Status.DeepCopy(), port.Status.DeepCopy()
 	if port.Spec.Claim.Name == "" { // it got these when it was admitted
 		told.Addresses, told.MTU, told.Pod, told.Predecessor = nil, 0, "", ""
 		there.Addresses, there.MTU, there.Pod, there.Predecessor = nil, 0, "", ""
 	}
 	told.Conditions = []metav1.Condition{*condition}
-	there.Conditions = slices.DeleteFunc(there.Conditions, func(c metav1.Condition) bool { return c.Type != condition.Type })
+	there.Conditions = slices.DeleteFunc(there.Conditions, func(c metav1.Condition) bool {
+		return c.Type != condition.Type
+	})
 	if equality.Semantic.DeepEqual(told, there) {
 		return nil
 	}
-	if p := v1alpha1.ReadyOf(port.Status.Conditions).Reason; p != condition.Reason && condition.Status == metav1.ConditionFalse {
-		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning, condition.Reason, "Provision", "%s", condition.Message)
+	if p := v1alpha1.ReadyOf(port.Status.Conditions).Reason; p != condition.Reason &&
+		condition.Status == metav1.ConditionFalse {
+		s.member.GetEventRecorder("xpu-broker").Eventf(port, nil, corev1.EventTypeWarning,
+			condition.Reason, "Provision", "%s", condition.Message)
 	}
 	return applyStatus(ctx, s.client, &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: port.Namespace, Name: port.Name}, Status: *told,

@@ -19,5 +19,6 @@ func problemf(reason, format string, args ...any) *problem {
 }
 
 func leavingProblem() *problem {
-	return problemf(v1alpha1.ReasonLeaving, "the infra cluster does not serve this cluster any more; delete it, or ask its administrator")
+	return problemf(v1alpha1.ReasonLeaving, "the infra cluster does not serve this cluster any "+
+		"more; delete it, or ask its administrator")
 }

@@ -24,24 +24,29 @@ import (
 func TestClusterProfile(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
-	_, err := envtest.InstallCRDs(w.infra.Config, envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{{
-		ObjectMeta: metav1.ObjectMeta{Name: "clusterprofiles.multicluster.x-k8s.io", Annotations: map[string]string{
-			"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/cluster-inventory-api",
-		}},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: "multicluster.x-k8s.io", Scope: apiextensionsv1.NamespaceScoped,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{
-				Plural: "clusterprofiles", Singular: "clusterprofile", Kind: "ClusterProfile", ListKind: "ClusterProfileList",
-			},
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
-				Name: "v1alpha1", Served: true, Storage: true,
-				Subresources: &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}},
-				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
-					Type: "object", XPreserveUnknownFields: ptr.To(true),
+	_, err := envtest.InstallCRDs(w.infra.Config,
+		envtest.CRDInstallOptions{CRDs: []*apiextensionsv1.CustomResourceDefinition{{
+			ObjectMeta: metav1.ObjectMeta{Name: "clusterprofiles.multicluster.x-k8s.io",
+				Annotations: map[string]string{
+					"api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/cluster-inventory-api",
 				}},
-			}},
-		},
-	}}})
+			Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+				Group: "multicluster.x-k8s.io", Scope: apiextensionsv1.NamespaceScoped,
+				Names: apiextensionsv1.CustomResourceDefinitionNames{
+					Plural: "clusterprofiles", Singular: "clusterprofile", Kind: "ClusterProfile",
+					ListKind: "ClusterProfileList",
+				},
+				Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+					Name: "v1alpha1", Served: true, Storage: true,
+					Subresources: &apiextensionsv1.CustomResourceSubresources{
+						Status: &apiextensionsv1.CustomResourceSubresourceStatus{},
+					},
+					Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+						Type: "object", XPreserveUnknownFields: ptr.To(true),
+					}},
+				}},
+			},
+		}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,14 +56,18 @@ func TestClusterProfile(t *testing.T) {
 	}
 	profile := &inventory.ClusterProfile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: "a"},
-		Spec:       inventory.ClusterProfileSpec{ClusterManager: inventory.ClusterManager{Name: "us"}},
+		Spec: inventory.ClusterProfileSpec{
+			ClusterManager: inventory.ClusterManager{Name: "us"},
+		},
 	}
 	if err := admin.Create(t.Context(), profile); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = admin.Delete(t.Context(), profile) })
 	profile.Status.AccessProviders = []inventory.AccessProvider{{
-		Name: "file", Cluster: clientcmdv1.Cluster{Server: w.a.Config.Host, CertificateAuthorityData: w.a.Config.CAData},
+		Name: "file", Cluster: clientcmdv1.Cluster{
+			Server: w.a.Config.Host, CertificateAuthorityData: w.a.Config.CAData,
+		},
 	}}
 	if err := admin.Status().Update(t.Context(), profile); err != nil {
 		t.Fatal(err)
@@ -68,8 +77,10 @@ func TestClusterProfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	token, err := json.Marshal(&clientauthenticationv1.ExecCredential{
-		TypeMeta: metav1.TypeMeta{APIVersion: "client.authentication.k8s.io/v1", Kind: "ExecCredential"},
-		Status:   &clientauthenticationv1.ExecCredentialStatus{Token: rights.BearerToken},
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: "client.authentication.k8s.io/v1", Kind: "ExecCredential",
+		},
+		Status: &clientauthenticationv1.ExecCredentialStatus{Token: rights.BearerToken},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -78,15 +89,21 @@ func TestClusterProfile(t *testing.T) {
 	if err := os.WriteFile(path, token, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	tenant := w.joins(w.a, func(spec *v1alpha1.XPUTenantSpec) { spec.Member = v1alpha1.TenantMember{ClusterProfile: "a"} })
+	tenant := w.joins(w.a, func(spec *v1alpha1.XPUTenantSpec) {
+		spec.Member = v1alpha1.TenantMember{ClusterProfile: "a"}
+	})
 	t.Run("without a program", func(t *testing.T) {
 		stop := w.infra.startBroker("infra-1", nil)
 		defer stop()
 		w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonMemberNotFound)
 	})
-	w.infra.startBrokerWith(Options{Identity: "infra-1", ProfileAccess: access.New([]access.Provider{{
-		Name: "file", ExecConfig: &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "/bin/cat", Args: []string{path}},
-	}})}, nil)
+	w.infra.startBrokerWith(Options{Identity: "infra-1",
+		ProfileAccess: access.New([]access.Provider{{
+			Name: "file", ExecConfig: &clientcmdapi.ExecConfig{
+				APIVersion: "client.authentication.k8s.io/v1", Command: "/bin/cat",
+				Args: []string{path},
+			},
+		}})}, nil)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionConnected, v1alpha1.ReasonConnected)
 	w.infra.tenantIs(tenant, v1alpha1.ConditionSynced, v1alpha1.ReasonSynced)
 }

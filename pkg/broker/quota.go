@@ -23,7 +23,9 @@ type quota struct {
 }
 
 func newQuota() *quota {
-	return &quota{names: map[string]sets.Set[string]{}, waiting: map[string]sets.Set[mcreconcile.Request]{}}
+	return &quota{
+		names: map[string]sets.Set[string]{}, waiting: map[string]sets.Set[mcreconcile.Request]{},
+	}
 }
 
 // wokenForQuota is how many requests that wait hear that a tenant may have one object more: some
@@ -83,7 +85,8 @@ func counted[O client.Object](q *quota) handler.TypedEventHandler[O, mcreconcile
 			insert(q.names, e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName())
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[O], queue requests) {
-			for _, req := range q.give(e.Object.GetLabels()[v1alpha1.LabelTenant], e.Object.GetName()) {
+			for _, req := range q.give(e.Object.GetLabels()[v1alpha1.LabelTenant],
+				e.Object.GetName()) {
 				queue.Add(req)
 			}
 		},

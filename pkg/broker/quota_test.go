@@ -17,8 +17,11 @@ func TestQuota(t *testing.T) {
 			t.Errorf("take %s of %s: %t, want %t", name, tenant, ok, want)
 		}
 	}
-	there := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Name: "there", Labels: map[string]string{v1alpha1.LabelTenant: "a"}}}
-	counted[*v1alpha1.XPUPort](q).Create(t.Context(), event.TypedCreateEvent[*v1alpha1.XPUPort]{Object: there}, nil)
+	there := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{
+		Name: "there", Labels: map[string]string{v1alpha1.LabelTenant: "a"},
+	}}
+	counted[*v1alpha1.XPUPort](q).Create(t.Context(),
+		event.TypedCreateEvent[*v1alpha1.XPUPort]{Object: there}, nil)
 	take("a", "x", 2, true)
 	take("a", "x", 2, true) // a second time
 	take("a", "there", 2, true)
@@ -48,8 +51,13 @@ func TestQuota(t *testing.T) {
 func TestReached(t *testing.T) {
 	r, heard := newReached(), 0
 	r.changed = func(string) { heard++ }
-	tenant := &v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Spec: v1alpha1.XPUTenantSpec{MaxPorts: new(int32(2))}}
-	port := func(name string) objectOfKind { return objectOfKind{"XPUPorts", request("a", "default", name)} }
+	tenant := &v1alpha1.XPUTenant{
+		ObjectMeta: metav1.ObjectMeta{Name: "a"},
+		Spec:       v1alpha1.XPUTenantSpec{MaxPorts: new(int32(2))},
+	}
+	port := func(name string) objectOfKind {
+		return objectOfKind{"XPUPorts", request("a", "default", name)}
+	}
 	for _, step := range []struct {
 		object  objectOfKind
 		by      limit
@@ -57,15 +65,21 @@ func TestReached(t *testing.T) {
 		message string
 	}{
 		{port("x"), limitNone, 0, ""},
-		{port("x"), limitPorts, 1, "it has 2 XPUPorts, as many as it may have, and others wait; raise spec.maxPorts"},
-		{port("y"), limitPorts, 1, "it has 2 XPUPorts, as many as it may have, and others wait; raise spec.maxPorts"},
-		{port("x"), limitNone, 1, "it has 2 XPUPorts, as many as it may have, and others wait; raise spec.maxPorts"},
-		{port("y"), limitSize, 2, "some of its XPUPorts have more than 9 bytes and are not carried over; delete them there"},
+		{port("x"), limitPorts, 1, "it has 2 XPUPorts, as many as it may have, and others wait; " +
+			"raise spec.maxPorts"},
+		{port("y"), limitPorts, 1, "it has 2 XPUPorts, as many as it may have, and others wait; " +
+			"raise spec.maxPorts"},
+		{port("x"), limitNone, 1, "it has 2 XPUPorts, as many as it may have, and others wait; " +
+			"raise spec.maxPorts"},
+		{port("y"), limitSize, 2, "some of its XPUPorts have more than 9 bytes and are not " +
+			"carried over; delete them there"},
 		{port("y"), limitNone, 3, ""},
 	} {
 		r.set("a", step.object, step.by)
-		if got := r.message(tenant, Limits{ObjectBytes: 9}); got != step.message || heard != step.heard {
-			t.Errorf("%v %q: %q, heard %d times; want %q, %d", step.object, step.by, got, heard, step.message, step.heard)
+		if got := r.message(tenant, Limits{ObjectBytes: 9}); got != step.message ||
+			heard != step.heard {
+			t.Errorf("%v %q: %q, heard %d times; want %q, %d", step.object, step.by, got, heard,
+				step.message, step.heard)
 		}
 	}
 	if len(r.by) > 0 {

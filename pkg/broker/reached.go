@@ -94,15 +94,22 @@ func (r *reached) message(t *v1alpha1.XPUTenant, l Limits) string {
 		by, kind, _ := strings.Cut(text, " ")
 		switch limit(by) {
 		case limitPorts:
-			all = append(all, fmt.Sprintf("it has %d XPUPorts, as many as it may have, and others wait; raise spec.maxPorts", maxPorts(t, l)))
+			all = append(all,
+				fmt.Sprintf("it has %d XPUPorts, as many as it may have, and others wait; raise "+
+					"spec.maxPorts", maxPorts(t, l)))
 		case limitNodes:
-			all = append(all, fmt.Sprintf("it has %d XPUNodes, as many as it may have, and cards of others are not found; raise "+
-				"spec.maxNodes", maxNodes(t, l)))
+			all = append(all,
+				fmt.Sprintf("it has %d XPUNodes, as many as it may have, and cards of others are "+
+					"not found; raise "+
+					"spec.maxNodes", maxNodes(t, l)))
 		case limitSegments:
-			all = append(all, "all of its segments are in use, and others of its XPUNetworks wait; enlarge spec.vlans and spec.vnis")
+			all = append(all, "all of its segments are in use, and others of its XPUNetworks "+
+				"wait; enlarge spec.vlans and spec.vnis")
 		case limitSize:
-			all = append(all, fmt.Sprintf("some of its %s have more than %d bytes and are not carried over; delete them there", kind,
-				l.ObjectBytes))
+			all = append(all,
+				fmt.Sprintf("some of its %s have more than %d bytes and are not carried over; "+
+					"delete them there", kind,
+					l.ObjectBytes))
 		}
 	}
 	return strings.Join(all, "; ")

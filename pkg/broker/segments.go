@@ -13,21 +13,27 @@ import (
 
 // segmentOf is the segment of a tenant's network, nil if it has none.
 func segmentOf(tenant *v1alpha1.XPUTenant, network string) *v1alpha1.TenantNetwork {
-	i := slices.IndexFunc(tenant.Status.Networks, func(n v1alpha1.TenantNetwork) bool { return n.Name == network })
+	i := slices.IndexFunc(tenant.Status.Networks, func(n v1alpha1.TenantNetwork) bool {
+		return n.Name == network
+	})
 	if i < 0 {
 		return nil
 	}
 	return &tenant.Status.Networks[i]
 }
 
-// allocate gives a network of the tenant the lowest segment that is free. It is written down in the XPUTenant before anything is made
-// in it, and only if nobody has changed that meanwhile: two brokers do not give a segment twice.
-func (r *networks) allocate(ctx context.Context, tenant *v1alpha1.XPUTenant, network string) (*v1alpha1.TenantNetwork, error) {
+// allocate gives a network of the tenant the lowest segment that is free. It is written down in the
+// XPUTenant before anything is made in it, and only if nobody has changed that meanwhile: two
+// brokers do not give a segment twice.
+func (r *networks) allocate(
+	ctx context.Context, tenant *v1alpha1.XPUTenant, network string,
+) (*v1alpha1.TenantNetwork, error) {
 	if err := r.checkRanges(ctx, tenant); err != nil {
 		return nil, err
 	}
 	if len(tenant.Status.Networks) >= v1alpha1.MaxTenantNetworks {
-		return nil, problemf(v1alpha1.ReasonQuotaExceeded, "this cluster has %d networks, as many as it may have; delete some",
+		return nil, problemf(v1alpha1.ReasonQuotaExceeded,
+			"this cluster has %d networks, as many as it may have; delete some",
 			len(tenant.Status.Networks))
 	}
 	var all v1alpha1.XPUNetworkList
@@ -38,7 +44,8 @@ func (r *networks) allocate(ctx context.Context, tenant *v1alpha1.XPUTenant, net
 	vlans, vnis := sets.New[int32](), sets.New[int32]()
 	for i := range all.Items {
 		taken := &all.Items[i]
-		if taken.Name == scopedNetwork(tenant.Name, network) { // from before the XPUTenant left, or lost its status
+		// from before the XPUTenant left, or lost its status
+		if taken.Name == scopedNetwork(tenant.Name, network) {
 			segment.VLAN, segment.VNI = taken.Spec.VLAN, taken.Spec.VNI
 		}
 		vlans.Insert(taken.Spec.VLAN)
@@ -71,8 +78,9 @@ func (r *networks) allocate(ctx context.Context, tenant *v1alpha1.XPUTenant, net
 }
 
 func noSegment(kind string, first, last int32) *problem {
-	return problemf(v1alpha1.ReasonQuotaExceeded, "every %s of this cluster's range, %d-%d, is in use; delete a network, or ask the "+
-		"administrator of the infra cluster for a larger range", kind, first, last)
+	return problemf(v1alpha1.ReasonQuotaExceeded,
+		"every %s of this cluster's range, %d-%d, is in use; delete a network, or ask the "+
+			"administrator of the infra cluster for a larger range", kind, first, last)
 }
 
 // lowest is the lowest of a range that is not taken.
@@ -90,11 +98,14 @@ func (r *networks) giveBack(ctx context.Context, tenant *v1alpha1.XPUTenant, net
 	if segmentOf(tenant, network) == nil {
 		return nil
 	}
-	left := slices.DeleteFunc(slices.Clone(tenant.Status.Networks), func(n v1alpha1.TenantNetwork) bool { return n.Name == network })
+	left := slices.DeleteFunc(slices.Clone(tenant.Status.Networks),
+		func(n v1alpha1.TenantNetwork) bool { return n.Name == network })
 	return r.writeNetworks(ctx, tenant, left)
 }
 
-func (r *networks) writeNetworks(ctx context.Context, tenant *v1alpha1.XPUTenant, all []v1alpha1.TenantNetwork) error {
+func (r *networks) writeNetworks(
+	ctx context.Context, tenant *v1alpha1.XPUTenant, all []v1alpha1.TenantNetwork,
+) error {
 	changed := tenant.DeepCopy()
 	changed.Status.Networks = all
 	patch := client.MergeFromWithOptions(tenant, client.MergeFromWithOptimisticLock{})
@@ -115,10 +126,12 @@ func (b *base) checkRanges(ctx context.Context, tenant *v1alpha1.XPUTenant) erro
 		if other.UID == tenant.UID || !other.Precedes(tenant) {
 			continue
 		}
-		if ours, theirs := tenant.Spec.VLANs, other.Spec.VLANs; ours.First <= theirs.Last && theirs.First <= ours.Last {
+		if ours, theirs := tenant.Spec.VLANs, other.Spec.VLANs; ours.First <= theirs.Last &&
+			theirs.First <= ours.Last {
 			return overlap("vlans", ours.First, ours.Last, other.Name)
 		}
-		if ours, theirs := tenant.Spec.VNIs, other.Spec.VNIs; ours != nil && theirs != nil && ours.First <= theirs.Last && theirs.First <= ours.Last {
+		if ours, theirs := tenant.Spec.VNIs, other.Spec.VNIs; ours != nil && theirs != nil &&
+			ours.First <= theirs.Last && theirs.First <= ours.Last {
 			return overlap("vnis", ours.First, ours.Last, other.Name)
 		}
 	}
@@ -126,6 +139,7 @@ func (b *base) checkRanges(ctx context.Context, tenant *v1alpha1.XPUTenant) erro
 }
 
 func overlap(field string, first, last int32, other string) *problem {
-	return problemf(v1alpha1.ReasonConflict, "spec.%s, %d-%d, has some of those of XPUTenant %s, which is older; correct it", field, first,
+	return problemf(v1alpha1.ReasonConflict, "spec.%s, %d-%d, has some of those of XPUTenant %s, "+
+		"which is older; correct it", field, first,
 		last, other)
 }

@@ -38,16 +38,19 @@ import (
 type Options struct {
 	// Namespace has the Secrets with the tenants' kubeconfigs, and the XPUPorts of tenants.
 	Namespace string
-	// MemberNamespace is where the Lease is in a tenant's cluster whose kubeconfig names no namespace. Default xpu-system.
+	// MemberNamespace is where the Lease is in a tenant's cluster whose kubeconfig names no
+	// namespace. Default xpu-system.
 	MemberNamespace string
 	// Identity tells this infra cluster from others: two of them do not have the same tenant.
 	Identity string
-	// ProfileAccess knows the programs that give credentials for ClusterProfiles; nil if these are not used.
+	// ProfileAccess knows the programs that give credentials for ClusterProfiles; nil if these are
+	// not used.
 	ProfileAccess *access.Config
 	// Registerer takes the metrics.
 	Registerer prometheus.Registerer
 
-	// RenewPeriod is how often the Lease of a tenant's cluster is renewed, by which each side knows that the other is there. Default 10 s.
+	// RenewPeriod is how often the Lease of a tenant's cluster is renewed, by which each side knows
+	// that the other is there. Default 10 s.
 	RenewPeriod time.Duration
 	// JoinTimeout is how long all objects of a tenant's cluster may take to be read. Default 30 s.
 	JoinTimeout time.Duration
@@ -73,8 +76,9 @@ func (o *Options) setDefaults() {
 	o.Limits.setDefaults()
 }
 
-// CacheOptions keep the cache of the infra cluster to what the broker reads: Secrets with kubeconfigs in the namespace, and what stands
-// for objects of tenants; and ClusterProfiles there if they are used, whose kind the cluster must have.
+// CacheOptions keep the cache of the infra cluster to what the broker reads: Secrets with
+// kubeconfigs in the namespace, and what stands for objects of tenants; and ClusterProfiles there
+// if they are used, whose kind the cluster must have.
 func CacheOptions(namespace string, profiles bool) cache.Options {
 	ofTenants, err := labels.NewRequirement(v1alpha1.LabelTenant, selection.Exists, nil)
 	if err != nil {
@@ -85,14 +89,20 @@ func CacheOptions(namespace string, profiles bool) cache.Options {
 		DefaultTransform: kubecache.Trim,
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {
-				LabelSelector: labels.SelectorFromSet(labels.Set{kubeconfig.DefaultKubeconfigSecretLabel: "true"}),
+				LabelSelector: labels.SelectorFromSet(labels.Set{
+					kubeconfig.DefaultKubeconfigSecretLabel: "true",
+				}),
 			}}},
-			&v1alpha1.XPUPort{}: {Namespaces: map[string]cache.Config{namespace: {LabelSelector: selector}}},
+			&v1alpha1.XPUPort{}: {
+				Namespaces: map[string]cache.Config{namespace: {LabelSelector: selector}},
+			},
 			&v1alpha1.XPUNode{}: {Label: selector},
 		},
 	}
 	if profiles {
-		options.ByObject[&inventory.ClusterProfile{}] = cache.ByObject{Namespaces: map[string]cache.Config{namespace: {}}}
+		options.ByObject[&inventory.ClusterProfile{}] = cache.ByObject{
+			Namespaces: map[string]cache.Config{namespace: {}},
+		}
 	}
 	return options
 }
@@ -101,21 +111,24 @@ func CacheOptions(namespace string, profiles bool) cache.Options {
 const (
 	tenantsBySecret  = "secret"  // name of the Secret with the kubeconfig
 	tenantsByProfile = "profile" // name of the ClusterProfile
-	byTenant         = "tenant"  // the label LabelTenant, of the infra cluster's XPUPorts, XPUNetworks and XPUNodes
-	portsByNetwork   = "network" // name of the XPUNetwork, of the tenants' XPUPorts
-	portsByXPU       = "xpu"     // name of the XPU, of the tenants' XPUPorts
+	// the label LabelTenant, of the infra cluster's XPUPorts, XPUNetworks and XPUNodes
+	byTenant       = "tenant"
+	portsByNetwork = "network" // name of the XPUNetwork, of the tenants' XPUPorts
+	portsByXPU     = "xpu"     // name of the XPU, of the tenants' XPUPorts
 )
 
 // Scheme has every kind that the broker works on.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	return scheme, errors.Join(
-		corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), eventsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme),
+		corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme),
+		eventsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme),
 		inventory.AddToScheme(scheme),
 	)
 }
 
-// Setup adds the reconcilers to the manager, whose provider must be the tenants. The local client must read from the cache.
+// Setup adds the reconcilers to the manager, whose provider must be the tenants. The local client
+// must read from the cache.
 func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Options) error {
 	o.setDefaults()
 	if err := addIndexes(ctx, mgr.GetLocalManager().GetFieldIndexer()); err != nil {
@@ -125,8 +138,10 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 	reached := newReached()
 	newBase := func() base {
 		return base{
-			Options: o, manager: mgr, infra: infra.GetClient(), live: infra.GetAPIReader(), members: tenants,
-			turns: queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant), again: newRetries(),
+			Options: o, manager: mgr, infra: infra.GetClient(), live: infra.GetAPIReader(),
+			members: tenants,
+			turns:   queue.NewTurns[mcreconcile.Request](o.ConcurrencyPerTenant),
+			again:   newRetries(),
 			reached: reached,
 		}
 	}
@@ -136,7 +151,9 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 	xpus := &xpus{base: newBase()}
 	leaving := &xpuTenants{base: newBase()}
 	tenants.joined = func(tenant string) {
-		for _, carrier := range []interface{ wake(context.Context, string) }{ports, networks, nodes, xpus} {
+		for _, carrier := range []interface{ wake(context.Context, string) }{
+			ports, networks, nodes, xpus,
+		} {
 			carrier.wake(ctx, tenant)
 		}
 	}
@@ -156,9 +173,15 @@ func Setup(ctx context.Context, mgr mcmanager.Manager, tenants *Members, o Optio
 }
 
 func addIndexes(ctx context.Context, indexer client.FieldIndexer) error {
-	tenant := func(o client.Object) []string { return nonEmpty(o.GetLabels()[v1alpha1.LabelTenant]) }
-	secret := func(o client.Object) []string { return nonEmpty(o.(*v1alpha1.XPUTenant).Spec.Member.SecretName) }
-	profile := func(o client.Object) []string { return nonEmpty(o.(*v1alpha1.XPUTenant).Spec.Member.ClusterProfile) }
+	tenant := func(o client.Object) []string {
+		return nonEmpty(o.GetLabels()[v1alpha1.LabelTenant])
+	}
+	secret := func(o client.Object) []string {
+		return nonEmpty(o.(*v1alpha1.XPUTenant).Spec.Member.SecretName)
+	}
+	profile := func(o client.Object) []string {
+		return nonEmpty(o.(*v1alpha1.XPUTenant).Spec.Member.ClusterProfile)
+	}
 	return errors.Join(
 		indexer.IndexField(ctx, &v1alpha1.XPUTenant{}, tenantsBySecret, secret),
 		indexer.IndexField(ctx, &v1alpha1.XPUTenant{}, tenantsByProfile, profile),
@@ -182,21 +205,25 @@ const (
 )
 
 func newRetries() workqueue.TypedRateLimiter[mcreconcile.Request] {
-	return workqueue.NewTypedItemExponentialFailureRateLimiter[mcreconcile.Request](firstRetry, lastRetry)
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[mcreconcile.Request](firstRetry,
+		lastRetry)
 }
 
 // newController begins to build a controller of objects of the tenants' clusters.
 func newController(mgr mcmanager.Manager, name string, concurrency int) *mcbuilder.Builder {
-	return mcbuilder.ControllerManagedBy(mgr).Named(name).WithOptions(controller.TypedOptions[mcreconcile.Request]{
-		MaxConcurrentReconciles: concurrency,
-		SkipNameValidation:      mgr.GetControllerOptions().SkipNameValidation, // which it does not take over by itself
-		RateLimiter:             newRetries(),
-	})
+	return mcbuilder.ControllerManagedBy(mgr).Named(name).
+		WithOptions(controller.TypedOptions[mcreconcile.Request]{
+			MaxConcurrentReconciles: concurrency,
+			// which it does not take over by itself
+			SkipNameValidation: mgr.GetControllerOptions().SkipNameValidation,
+			RateLimiter:        newRetries(),
+		})
 }
 
 // fromInfra is a source of the requests that toRequests has for an object of the infra cluster.
 func fromInfra[O client.Object](
-	mgr mcmanager.Manager, object O, toRequests func(context.Context, O) []mcreconcile.Request, when ...predicate.TypedPredicate[O],
+	mgr mcmanager.Manager, object O, toRequests func(context.Context, O) []mcreconcile.Request,
+	when ...predicate.TypedPredicate[O],
 ) source.TypedSource[mcreconcile.Request] {
 	return source.TypedKind(mgr.GetLocalManager().GetCache(), object,
 		handler.TypedEnqueueRequestsFromMapFunc(toRequests), when...)

@@ -27,14 +27,19 @@ func TestStory(t *testing.T) {
 	}
 	for _, s := range []*testCluster{w.a, w.b} {
 		xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card-" + s.name}}
-		s.has(xpu, func() []metav1.Condition { return xpu.Status.Conditions }, v1alpha1.ConditionReady, v1alpha1.ReasonConnected)
+		s.has(xpu, func() []metav1.Condition {
+			return xpu.Status.Conditions
+		}, v1alpha1.ConditionReady, v1alpha1.ReasonConnected)
 		if xpu.Spec.Endpoint != "" || xpu.Status.NodeName != "node1" {
 			t.Errorf("%s is told of XPU %+v %+v", s.name, xpu.Spec, xpu.Status)
 		}
 		o, port := s.claim("nic", "node1", "fast", vf(3))
 		s.portIs(port, v1alpha1.ReasonUp)
-		want := v1alpha1.XPUPortStatus{BridgePort: "c1pf0vf3", Addresses: []string{"10.1.0.2/24"}, Pod: "pod-nic"}
-		if got := port.Status; got.BridgePort != want.BridgePort || !slices.Equal(got.Addresses, want.Addresses) || got.Pod != want.Pod {
+		want := v1alpha1.XPUPortStatus{
+			BridgePort: "c1pf0vf3", Addresses: []string{"10.1.0.2/24"}, Pod: "pod-nic",
+		}
+		if got := port.Status; got.BridgePort != want.BridgePort ||
+			!slices.Equal(got.Addresses, want.Addresses) || got.Pod != want.Pod {
 			t.Errorf("%s: status %+v", s.name, got)
 		}
 		if got := agents[s.name].Ports(); len(got) != 1 {
@@ -70,7 +75,8 @@ func TestStory(t *testing.T) {
 	})
 	w.infra.eventually("the change is carried over", func() error {
 		err := w.infra.get(copied)
-		if got := copied.Spec; err == nil && (ptr.Deref(got.MTU, 0) != 1400 || got.SourceFilter != v1alpha1.SourceFilterMAC) {
+		if got := copied.Spec; err == nil &&
+			(ptr.Deref(got.MTU, 0) != 1400 || got.SourceFilter != v1alpha1.SourceFilterMAC) {
 			err = fmt.Errorf("it is %+v", got)
 		}
 		return err

@@ -24,7 +24,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// xpuTenants says in the status of XPUTenants how their clusters are, and has what they have here go when they leave.
+// xpuTenants says in the status of XPUTenants how their clusters are, and has what they have here
+// go when they leave.
 type xpuTenants struct {
 	base
 	news queue.Wakeups[reconcile.Request]
@@ -32,9 +33,12 @@ type xpuTenants struct {
 
 // whenTenantChanged is when what a tenant may have is different.
 func whenTenantChanged() predicate.TypedPredicate[*v1alpha1.XPUTenant] {
-	return predicate.TypedFuncs[*v1alpha1.XPUTenant]{UpdateFunc: func(e event.TypedUpdateEvent[*v1alpha1.XPUTenant]) bool {
+	return predicate.TypedFuncs[*v1alpha1.XPUTenant]{UpdateFunc: func(
+		e event.TypedUpdateEvent[*v1alpha1.XPUTenant],
+	) bool {
 		before, after := e.ObjectOld, e.ObjectNew
-		return before.Generation != after.Generation || before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero()
+		return before.Generation != after.Generation ||
+			before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero()
 	}}
 }
 
@@ -47,13 +51,15 @@ func (r *xpuTenants) setup(mgr manager.Manager) error {
 		}
 		return []reconcile.Request{{NamespacedName: key}}
 	}
-	others := func(ctx context.Context, _ client.Object) (requests []reconcile.Request) { // a younger one may have waited for its ranges
+	// a younger one may have waited for its ranges
+	others := func(ctx context.Context, _ client.Object) (requests []reconcile.Request) {
 		all, err := r.tenants(ctx)
 		if err != nil {
 			return nil // the cache is not running
 		}
 		for i := range all {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all[i])})
+			requests = append(requests,
+				reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all[i])})
 		}
 		return requests
 	}
@@ -82,7 +88,8 @@ func (r *xpuTenants) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, nil
 	}
 	if tenant.DeletionTimestamp.IsZero() {
-		if err := changeFinalizer(ctx, r.infra, &tenant, controllerutil.AddFinalizer, v1alpha1.FinalizerTenant); err != nil {
+		if err := changeFinalizer(ctx, r.infra, &tenant, controllerutil.AddFinalizer,
+			v1alpha1.FinalizerTenant); err != nil {
 			return later(err)
 		}
 		return later(r.tell(ctx, &tenant, ""))
@@ -93,9 +100,11 @@ func (r *xpuTenants) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	if left != "" {
 		// What is left in the tenant's cluster comes with no event.
-		return ctrl.Result{RequeueAfter: time.Second}, client.IgnoreNotFound(ignoreConflict(r.tell(ctx, &tenant, left)))
+		return ctrl.Result{RequeueAfter: time.Second},
+			client.IgnoreNotFound(ignoreConflict(r.tell(ctx, &tenant, left)))
 	}
-	return later(changeFinalizer(ctx, r.infra, &tenant, controllerutil.RemoveFinalizer, v1alpha1.FinalizerTenant))
+	return later(changeFinalizer(ctx, r.infra, &tenant, controllerutil.RemoveFinalizer,
+		v1alpha1.FinalizerTenant))
 }
 
 // later tries again soon after a write conflict, which only means that the cache was old.
@@ -126,7 +135,8 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 			status = metav1.ConditionTrue
 		}
 		meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
-			Type: kind, Status: status, ObservedGeneration: tenant.Generation, Reason: reason, Message: message,
+			Type: kind, Status: status, ObservedGeneration: tenant.Generation, Reason: reason,
+			Message: message,
 		})
 	}
 	connected := state.reason == v1alpha1.ReasonConnected
@@ -136,7 +146,8 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 	case limits != "":
 		set(v1alpha1.ConditionWithinLimits, v1alpha1.ReasonQuotaExceeded, limits, false)
 	default:
-		set(v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits, "nothing of it waits because of a limit", true)
+		set(v1alpha1.ConditionWithinLimits, v1alpha1.ReasonWithinLimits,
+			"nothing of it waits because of a limit", true)
 	}
 	set(v1alpha1.ConditionConnected, state.reason, state.message, connected)
 	err := r.checkRanges(ctx, tenant)
@@ -149,14 +160,17 @@ func (r *xpuTenants) tell(ctx context.Context, tenant *v1alpha1.XPUTenant, left 
 	case err != nil:
 		return err
 	case connected && state.joined:
-		set(v1alpha1.ConditionSynced, v1alpha1.ReasonSynced, "what its cluster has is carried over", true)
+		set(v1alpha1.ConditionSynced, v1alpha1.ReasonSynced, "what its cluster has is carried over",
+			true)
 	default:
-		set(v1alpha1.ConditionSynced, v1alpha1.ReasonFrozen, "what it has here stays as it is until its cluster answers", false)
+		set(v1alpha1.ConditionSynced, v1alpha1.ReasonFrozen,
+			"what it has here stays as it is until its cluster answers", false)
 	}
 	if equality.Semantic.DeepEqual(changed.Status, tenant.Status) {
 		return nil
 	}
-	if err := r.infra.Status().Patch(ctx, changed, client.MergeFromWithOptions(tenant, client.MergeFromWithOptimisticLock{})); err != nil {
+	if err := r.infra.Status().Patch(ctx, changed,
+		client.MergeFromWithOptions(tenant, client.MergeFromWithOptimisticLock{})); err != nil {
 		return fmt.Errorf("status of XPUTenant %s: %w", tenant.Name, err)
 	}
 	return nil
@@ -172,10 +186,12 @@ func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (stri
 		name      string
 		namespace string
 	}{
-		{&v1alpha1.XPUPortList{}, "XPUPorts", r.Namespace}, {&v1alpha1.XPUNetworkList{}, "XPUNetworks", ""}, {&v1alpha1.XPUNodeList{}, "XPUNodes", ""},
+		{&v1alpha1.XPUPortList{}, "XPUPorts", r.Namespace},
+		{&v1alpha1.XPUNetworkList{}, "XPUNetworks", ""}, {&v1alpha1.XPUNodeList{}, "XPUNodes", ""},
 	} {
 		// From the API server: the cache may not have what was made a moment ago.
-		err := r.live.List(ctx, kind.list, client.InNamespace(kind.namespace), client.MatchingLabels{v1alpha1.LabelTenant: tenant.Name})
+		err := r.live.List(ctx, kind.list, client.InNamespace(kind.namespace),
+			client.MatchingLabels{v1alpha1.LabelTenant: tenant.Name})
 		if err != nil {
 			return "", fmt.Errorf("list %s of the tenant: %w", kind.name, err)
 		}
@@ -189,28 +205,38 @@ func (r *xpuTenants) left(ctx context.Context, tenant *v1alpha1.XPUTenant) (stri
 			}
 		}
 		if len(items) > 0 {
-			return fmt.Sprintf("%d %s of it are being deleted, such as %s", len(items), kind.name, items[0].GetName()), nil
+			return fmt.Sprintf("%d %s of it are being deleted, such as %s", len(items), kind.name,
+				items[0].GetName()), nil
 		}
 	}
 	return r.leftThere(ctx, tenant)
 }
 
-// leftThere says what the tenant's cluster still has that waits for this one. A cluster that does not answer is not waited for.
+// leftThere says what the tenant's cluster still has that waits for this one. A cluster that does
+// not answer is not waited for.
 func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) (string, error) {
 	s, err := r.site(ctx, request(tenant.Name, "", ""))
-	if errors.Is(err, multicluster.ErrClusterNotFound) || r.members.state(tenant.Name).reason != v1alpha1.ReasonConnected {
+	if errors.Is(err, multicluster.ErrClusterNotFound) ||
+		r.members.state(tenant.Name).reason != v1alpha1.ReasonConnected {
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
 	waiting := map[string]func(client.Object) bool{
-		"XPUPorts":    func(o client.Object) bool { return controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerPort) },
-		"XPUNetworks": func(o client.Object) bool { return controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerNetwork) },
-		"XPUs":        func(o client.Object) bool { return o.GetLabels()[v1alpha1.LabelTenant] == tenant.Name },
+		"XPUPorts": func(o client.Object) bool {
+			return controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerPort)
+		},
+		"XPUNetworks": func(o client.Object) bool {
+			return controllerutil.ContainsFinalizer(o, v1alpha1.FinalizerNetwork)
+		},
+		"XPUs": func(o client.Object) bool {
+			return o.GetLabels()[v1alpha1.LabelTenant] == tenant.Name
+		},
 	}
 	for name, list := range map[string]client.ObjectList{
-		"XPUPorts": &v1alpha1.XPUPortList{}, "XPUNetworks": &v1alpha1.XPUNetworkList{}, "XPUs": &v1alpha1.XPUList{},
+		"XPUPorts": &v1alpha1.XPUPortList{}, "XPUNetworks": &v1alpha1.XPUNetworkList{},
+		"XPUs": &v1alpha1.XPUList{},
 	} {
 		if err := s.client.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 			return "", fmt.Errorf("list %s of the tenant's cluster: %w", name, err)
@@ -221,7 +247,8 @@ func (r *xpuTenants) leftThere(ctx context.Context, tenant *v1alpha1.XPUTenant) 
 		}
 		for _, o := range items {
 			if waiting[name](o) {
-				return fmt.Sprintf("%s of its cluster are being let go, such as %s", name, o.GetName()), nil
+				return fmt.Sprintf("%s of its cluster are being let go, such as %s",
+					name, o.GetName()), nil
 			}
 		}
 	}

@@ -32,7 +32,8 @@ func cutTo(text string, most int) string {
 		return r
 	}, text)
 	if long {
-		text = strings.TrimRight(strings.ToValidUTF8(text[:min(len(text), most-len(end))], ""), " ") + end
+		text = strings.TrimRight(strings.ToValidUTF8(text[:min(len(text), most-len(end))], ""),
+			" ") + end
 	}
 	return text
 }

@@ -106,7 +106,8 @@ func (b *bounded) check(request *http.Request, response *http.Response) error {
 
 	switch status := response.StatusCode; {
 	case status < http.StatusOK || status >= 300 && status < 400:
-		return misbehaves("the API server of tenant %s answers with status %d, to %q, and the broker follows no redirects; "+
+		return misbehaves("the API server of tenant %s answers with status %d, to %q, and the "+
+			"broker follows no redirects; "+
 			"write the address of the API server itself into the kubeconfig's server",
 			b.tenant, status, cutName(response.Header.Get("Location")))
 	case status >= 400:
@@ -116,7 +117,8 @@ func (b *bounded) check(request *http.Request, response *http.Response) error {
 	}
 	kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	if err != nil || kind != runtime.ContentTypeJSON {
-		return misbehaves("the API server of tenant %s answers in %q in place of %s; see what is at the kubeconfig's server",
+		return misbehaves("the API server of tenant %s answers in %q in place of %s; see what is "+
+			"at the kubeconfig's server",
 			b.tenant, cutName(response.Header.Get("Content-Type")), runtime.ContentTypeJSON)
 	}
 	answer := response.Body.(*body)
@@ -175,11 +177,16 @@ func cutStatus(status *metav1.Status) {
 	status.ListMeta = metav1.ListMeta{}
 	if details := status.Details; details != nil {
 		wait := min(max(details.RetryAfterSeconds, 0), int32(maxRetryAfter.Seconds()))
-		status.Details = &metav1.StatusDetails{Name: cutName(details.Name), Kind: cutName(details.Kind), RetryAfterSeconds: wait}
+		status.Details = &metav1.StatusDetails{
+			Name: cutName(details.Name), Kind: cutName(details.Kind), RetryAfterSeconds: wait,
+		}
 		for _, cause := range details.Causes {
 			// A conflict that has to do with a UID or a version is told from others by these.
 			if len(status.Details.Causes) < 8 {
-				cause = metav1.StatusCause{Type: metav1.CauseType(cutName(string(cause.Type))), Field: cutName(cause.Field)}
+				cause = metav1.StatusCause{
+					Type:  metav1.CauseType(cutName(string(cause.Type))),
+					Field: cutName(cause.Field),
+				}
 				status.Details.Causes = append(status.Details.Causes, cause)
 			}
 		}
@@ -230,18 +237,22 @@ func (b *body) exceeded() error {
 	case m.bytes > b.limits.AnswerBytes:
 		return b.tooLong()
 	case m.items > maxAnswerItems:
-		return tooMuch("the API server of tenant %s answers with a list of more than %d objects where %d were asked for; "+
+		return tooMuch("the API server of tenant %s answers with a list of more than %d objects "+
+			"where %d were asked for; "+
 			"see what is at the kubeconfig's server", b.tenant, maxAnswerItems, pageSize)
 	case m.objects > maxAnswerObjects:
-		return tooMuch("the API server of tenant %s answers with more than %d JSON objects at once; see which of its "+
+		return tooMuch("the API server of tenant %s answers with more than %d JSON objects at "+
+			"once; see which of its "+
 			"XPUPorts, XPUNetworks, XPUNodes and XPUs is so large", b.tenant, maxAnswerObjects)
 	}
 	return nil
 }
 
 func (b *body) tooLong() error {
-	return tooMuch("the API server of tenant %s answers with more than %d bytes at once; see which of its XPUPorts, "+
-		"XPUNetworks, XPUNodes and XPUs is so large, or start the broker with a larger --tenant-answer-bytes",
+	return tooMuch("the API server of tenant %s answers with more than %d bytes at once; see "+
+		"which of its XPUPorts, "+
+		"XPUNetworks, XPUNodes and XPUs is so large, or start the broker with a larger "+
+		"--tenant-answer-bytes",
 		b.tenant, b.limits.AnswerBytes)
 }
 

@@ -54,7 +54,8 @@ const (
 	tenantsNamespace = "xpu-tenants"
 )
 
-// apiServers are those of the infra cluster and of two tenants' clusters, by name; nil without KUBEBUILDER_ASSETS.
+// apiServers are those of the infra cluster and of two tenants' clusters, by name; nil without
+// KUBEBUILDER_ASSETS.
 var apiServers map[string]*apiServer
 
 // apiServer is one, with the product's manifests.
@@ -65,9 +66,12 @@ type apiServer struct {
 
 // manifests are what is installed in a cluster, below deploy.
 var manifests = map[string][]string{
-	"infra": {"namespace/namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml", "controller/policy.yaml"},
-	"a":     {"namespace/namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml", "member/policy.yaml", "controller/policy.yaml"},
-	"b":     {"namespace/namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml", "member/policy.yaml", "controller/policy.yaml"},
+	"infra": {"namespace/namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml",
+		"controller/policy.yaml"},
+	"a": {"namespace/namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml",
+		"member/policy.yaml", "controller/policy.yaml"},
+	"b": {"namespace/namespace.yaml", "tenant/rbac.yaml", "member/rbac.yaml",
+		"member/policy.yaml", "controller/policy.yaml"},
 }
 
 func TestMain(m *testing.M) { os.Exit(runTests(m)) }
@@ -146,7 +150,8 @@ func (s *apiServer) install(path string) error {
 		if object.Object == nil {
 			continue
 		}
-		if err := s.client.Create(context.Background(), &object); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := s.client.Create(context.Background(), &object); err != nil &&
+			!apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
@@ -154,8 +159,12 @@ func (s *apiServer) install(path string) error {
 
 // as is a client's configuration with a token of a ServiceAccount.
 func (s *apiServer) as(ctx context.Context, namespace, name string) (*rest.Config, error) {
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}}
+	account := &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+	}
+	request := &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)},
+	}
 	if err := s.client.SubResource("token").Create(ctx, account, request); err != nil {
 		return nil, fmt.Errorf("token of ServiceAccount %s/%s: %w", namespace, name, err)
 	}
@@ -184,7 +193,8 @@ type testCluster struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	if apiServers == nil {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, kube-apiserver and kubectl")
+		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
+			"kube-apiserver and kubectl")
 	}
 	w := &world{T: t}
 	t.Cleanup(func() { // last, when nothing runs any more
@@ -193,7 +203,9 @@ func newWorld(t *testing.T) *world {
 		w.b.sweep()
 	})
 	for name, at := range map[string]**testCluster{"infra": &w.infra, "a": &w.a, "b": &w.b} {
-		*at = &testCluster{T: t, apiServer: apiServers[name], Client: apiServers[name].client, name: name}
+		*at = &testCluster{
+			T: t, apiServer: apiServers[name], Client: apiServers[name].client, name: name,
+		}
 	}
 	w.infra.startController(controller.RoleInfra)
 	w.a.startController(controller.RoleTenant)
@@ -224,16 +236,21 @@ func (s *testCluster) startController(role controller.Role) {
 		s.Fatal(err)
 	}
 	mgr, err := ctrl.NewManager(rights, ctrl.Options{
-		Scheme: s.Scheme(), Logger: testr.New(s.T).WithName(s.name), Cache: controller.CacheOptions(systemNamespace),
-		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		Scheme: s.Scheme(), Logger: testr.New(s.T).WithName(s.name),
+		Cache:      controller.CacheOptions(systemNamespace),
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	})
 	if err != nil {
 		s.Fatal(err)
 	}
 	err = controller.Setup(context.Background(), mgr, controller.Options{
-		Role: role, Installation: opitest.Installation, Namespace: systemNamespace, Registerer: prometheus.NewRegistry(),
-		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond, Debounce: 50 * time.Millisecond,
-		FailedGrace: 50 * time.Millisecond, BrokerGrace: brokerGrace, BridgeGrace: 100 * time.Millisecond,
+		Role: role, Installation: opitest.Installation, Namespace: systemNamespace,
+		Registerer:   prometheus.NewRegistry(),
+		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond,
+		Debounce:    50 * time.Millisecond,
+		FailedGrace: 50 * time.Millisecond, BrokerGrace: brokerGrace,
+		BridgeGrace: 100 * time.Millisecond,
 	})
 	if err != nil {
 		s.Fatal(err)
@@ -262,7 +279,8 @@ func brokerScheme(t testing.TB) *runtime.Scheme {
 	return scheme
 }
 
-// startBroker runs a broker whose requests pass through the transport that wrap returns, if there is one.
+// startBroker runs a broker whose requests pass through the transport that wrap returns, if there
+// is one.
 func (s *testCluster) startBroker(identity string, wrap transport.WrapperFunc) (stop func()) {
 	s.Helper()
 	return s.startBrokerWith(Options{Identity: identity}, wrap)
@@ -283,8 +301,10 @@ func (s *testCluster) startBrokerWith(o Options, wrap transport.WrapperFunc) (st
 		members.wrap = func(c *rest.Config) { c.Wrap(wrap) }
 	}
 	mgr, err := mcmanager.New(rights, members, ctrl.Options{
-		Scheme: brokerScheme(s.T), Logger: testr.New(s.T).WithName("broker"), Cache: CacheOptions(tenantsNamespace, o.ProfileAccess != nil),
-		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+		Scheme: brokerScheme(s.T), Logger: testr.New(s.T).WithName("broker"),
+		Cache:      CacheOptions(tenantsNamespace, o.ProfileAccess != nil),
+		Metrics:    metricsserver.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
 	})
 	if err != nil {
 		s.Fatal(err)
@@ -302,7 +322,8 @@ func (s *testCluster) startBrokerWith(o Options, wrap transport.WrapperFunc) (st
 func (s *testCluster) sweep() {
 	ctx := context.Background()
 	for _, all := range []client.ObjectList{
-		&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &v1alpha1.DevicePoolList{},
+		&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{},
+		&v1alpha1.XPUList{}, &v1alpha1.DevicePoolList{},
 		&v1alpha1.XPUNodeList{}, &v1alpha1.XPUTenantList{}, &coordinationv1.LeaseList{},
 	} {
 		if err := s.List(ctx, all); err != nil {
@@ -310,13 +331,15 @@ func (s *testCluster) sweep() {
 		}
 		_ = meta.EachListItem(all, func(item runtime.Object) error {
 			o := item.(client.Object)
-			if _, isLease := o.(*coordinationv1.Lease); isLease && o.GetNamespace() != systemNamespace {
+			if _, isLease := o.(*coordinationv1.Lease); isLease &&
+				o.GetNamespace() != systemNamespace {
 				return nil
 			}
 			if len(o.GetFinalizers()) > 0 {
 				before := o.DeepCopyObject().(client.Object)
 				o.SetFinalizers(nil)
-				if err := s.Patch(ctx, o, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+				if err := s.Patch(ctx, o,
+					client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
 					s.Errorf("sweep: %v", err)
 				}
 			}
@@ -335,10 +358,11 @@ func (s *testCluster) sweep() {
 func (s *testCluster) eventually(what string, check func() error) {
 	s.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
-	})
+	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 20*time.Second,
+		true, func(context.Context) (bool, error) {
+			last = check()
+			return last == nil, nil
+		})
 	if err != nil {
 		s.Fatalf("%s: %s: %v", s.name, what, last)
 	}
@@ -375,13 +399,16 @@ func (s *testCluster) gone(o client.Object) {
 }
 
 // has waits until a condition of the object has the reason.
-func (s *testCluster) has(o client.Object, conditions func() []metav1.Condition, kind, reason string) {
+func (s *testCluster) has(
+	o client.Object, conditions func() []metav1.Condition, kind, reason string,
+) {
 	s.Helper()
 	s.eventually(fmt.Sprintf("%T %s is %s", o, o.GetName(), reason), func() error {
 		if err := s.get(o); err != nil {
 			return err
 		}
-		if found := meta.FindStatusCondition(conditions(), kind); found == nil || found.Reason != reason {
+		if found := meta.FindStatusCondition(conditions(), kind); found == nil ||
+			found.Reason != reason {
 			return fmt.Errorf("condition %s: %+v of %+v", kind, found, o)
 		}
 		return nil
@@ -390,12 +417,16 @@ func (s *testCluster) has(o client.Object, conditions func() []metav1.Condition,
 
 func (s *testCluster) portIs(port *v1alpha1.XPUPort, reason string) {
 	s.Helper()
-	s.has(port, func() []metav1.Condition { return port.Status.Conditions }, v1alpha1.ConditionReady, reason)
+	s.has(port, func() []metav1.Condition {
+		return port.Status.Conditions
+	}, v1alpha1.ConditionReady, reason)
 }
 
 func (s *testCluster) networkIs(network *v1alpha1.XPUNetwork, reason string) {
 	s.Helper()
-	s.has(network, func() []metav1.Condition { return network.Status.Conditions }, v1alpha1.ConditionReady, reason)
+	s.has(network, func() []metav1.Condition {
+		return network.Status.Conditions
+	}, v1alpha1.ConditionReady, reason)
 }
 
 func (s *testCluster) tenantIs(tenant *v1alpha1.XPUTenant, kind, reason string) {
@@ -415,11 +446,17 @@ func (w *world) joins(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) *v1a
 	}
 	w.infra.create(memberSecret(w.T, s.name, rights))
 	first := map[string]int32{"a": 1000, "b": 2000}[s.name]
-	tenant := &v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: s.name}, Spec: v1alpha1.XPUTenantSpec{
-		Member: v1alpha1.TenantMember{SecretName: s.name}, DeletionPolicy: v1alpha1.DeletionDelete,
-		XPUs:  v1alpha1.TenantXPUs{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"rack": s.name}}},
-		VLANs: v1alpha1.VLANRange{First: first, Last: first + 9}, VNIs: &v1alpha1.VNIRange{First: 10 * first, Last: 10*first + 9},
-	}}
+	tenant := &v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: s.name},
+		Spec: v1alpha1.XPUTenantSpec{
+			Member:         v1alpha1.TenantMember{SecretName: s.name},
+			DeletionPolicy: v1alpha1.DeletionDelete,
+			XPUs: v1alpha1.TenantXPUs{
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"rack": s.name}},
+			},
+			VLANs: v1alpha1.VLANRange{First: first, Last: first + 9}, VNIs: &v1alpha1.VNIRange{
+				First: 10 * first, Last: 10*first + 9,
+			},
+		}}
 	if change != nil {
 		change(&tenant.Spec)
 	}
@@ -431,9 +468,13 @@ func (w *world) joins(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) *v1a
 func memberSecret(t testing.TB, name string, rights *rest.Config) *corev1.Secret {
 	t.Helper()
 	c := clientcmdapi.NewConfig()
-	c.Clusters["member"] = &clientcmdapi.Cluster{Server: rights.Host, CertificateAuthorityData: rights.CAData}
+	c.Clusters["member"] = &clientcmdapi.Cluster{
+		Server: rights.Host, CertificateAuthorityData: rights.CAData,
+	}
 	c.AuthInfos["broker"] = &clientcmdapi.AuthInfo{Token: rights.BearerToken}
-	c.Contexts["member"] = &clientcmdapi.Context{Cluster: "member", AuthInfo: "broker", Namespace: systemNamespace}
+	c.Contexts["member"] = &clientcmdapi.Context{
+		Cluster: "member", AuthInfo: "broker", Namespace: systemNamespace,
+	}
 	c.CurrentContext = "member"
 	data, err := clientcmd.Write(*c)
 	if err != nil {
@@ -441,7 +482,8 @@ func memberSecret(t testing.TB, name string, rights *rest.Config) *corev1.Secret
 	}
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: tenantsNamespace, Name: name, Labels: map[string]string{kubeconfig.DefaultKubeconfigSecretLabel: "true"},
+			Namespace: tenantsNamespace, Name: name,
+			Labels: map[string]string{kubeconfig.DefaultKubeconfigSecretLabel: "true"},
 		},
 		Data: map[string][]byte{kubeconfig.DefaultKubeconfigSecretKey: data},
 	}
@@ -457,14 +499,16 @@ func vf(n int) function.ID {
 // node says what an agent found: a card.
 func (s *testCluster) node(name, serial string) *v1alpha1.XPUNode {
 	s.Helper()
-	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: v1alpha1.XPUNodeStatus{PFs: []v1alpha1.XPUNodePF{
-		{Address: string(testPF), Serial: serial, VFOffset: 16, VFStride: 1, TotalVFs: 64},
-	}}}
+	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Status: v1alpha1.XPUNodeStatus{PFs: []v1alpha1.XPUNodePF{
+			{Address: string(testPF), Serial: serial, VFOffset: 16, VFStride: 1, TotalVFs: 64},
+		}}}
 	s.create(n)
 	return n
 }
 
-// xpu creates an XPU of a tenant's rack in the infra cluster, whose agent tells the serial number of its card and nothing more.
+// xpu creates an XPU of a tenant's rack in the infra cluster, whose agent tells the serial number
+// of its card and nothing more.
 func (w *world) xpu(name, rack, serial string) (*v1alpha1.XPU, *opitest.Agent) {
 	w.Helper()
 	agent := opitest.Start(w.T)
@@ -480,9 +524,13 @@ func (w *world) xpu(name, rack, serial string) (*v1alpha1.XPU, *opitest.Agent) {
 // network creates an XPUNetwork as a tenant's administrator does.
 func (s *testCluster) network(name string, vlan int32, subnets ...string) *v1alpha1.XPUNetwork {
 	s.Helper()
-	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{
-		VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: subnets,
-	}}
+	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromAll,
+			},
+			Subnets: subnets,
+		}}
 	s.create(n)
 	return n
 }
@@ -490,13 +538,17 @@ func (s *testCluster) network(name string, vlan int32, subnets ...string) *v1alp
 // pool creates a DevicePool whose interfaces join the network.
 func (s *testCluster) pool(name, network string) {
 	s.Helper()
-	s.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: network,
-	}})
+	s.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: network,
+		}})
 }
 
-// claim creates a claim in namespace default and allocates it as the scheduler would. It returns its XPUPort, which may not be there yet.
-func (s *testCluster) claim(name, node, pool string, f function.ID) (*resourceapi.ResourceClaim, *v1alpha1.XPUPort) {
+// claim creates a claim in namespace default and allocates it as the scheduler would. It returns
+// its XPUPort, which may not be there yet.
+func (s *testCluster) claim(
+	name, node, pool string, f function.ID,
+) (*resourceapi.ResourceClaim, *v1alpha1.XPUPort) {
 	s.Helper()
 	o := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -512,11 +564,15 @@ func (s *testCluster) claim(name, node, pool string, f function.ID) (*resourceap
 			Pool: claim.PoolID{Node: node, PF: testPF, DevicePool: pool}.String(),
 		}}},
 	}
-	o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod-" + name, UID: "pod-" + o.UID}}
+	o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
+		{Resource: "pods", Name: "pod-" + name, UID: "pod-" + o.UID},
+	}
 	if err := s.Status().Update(context.Background(), o); err != nil {
 		s.Fatal(err)
 	}
-	return o, &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f)}}
+	return o, &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f)},
+	}
 }
 
 // copied is what stands for a tenant's XPUPort.
@@ -527,7 +583,9 @@ func (w *world) copied(tenant string, port *v1alpha1.XPUPort) *v1alpha1.XPUPort 
 }
 
 // scene has a tenant with a node, a card, a network and a pool, once it has joined.
-func (w *world) scene(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) (*v1alpha1.XPUTenant, *opitest.Agent) {
+func (w *world) scene(
+	s *testCluster, change func(*v1alpha1.XPUTenantSpec),
+) (*v1alpha1.XPUTenant, *opitest.Agent) {
 	w.Helper()
 	s.node("node1", "MT-"+s.name)
 	s.network("blue", 10, "10.1.0.0/24")
@@ -542,7 +600,9 @@ func (w *world) scene(s *testCluster, change func(*v1alpha1.XPUTenantSpec)) (*v1
 func (s *testCluster) xpuIs(name, reason string) {
 	s.Helper()
 	xpu := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	s.has(xpu, func() []metav1.Condition { return xpu.Status.Conditions }, v1alpha1.ConditionReady, reason)
+	s.has(xpu, func() []metav1.Condition {
+		return xpu.Status.Conditions
+	}, v1alpha1.ConditionReady, reason)
 }
 
 // serves waits until an agent has these ports.

@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// writes are what a broker wrote, other than Leases and events, as "PATCH xpuports/status". Safe for concurrent use.
+// writes are what a broker wrote, other than Leases and events, as "PATCH xpuports/status". Safe
+// for concurrent use.
 type writes struct {
 	mu   sync.Mutex
 	made []string
@@ -38,13 +39,16 @@ func (c counting) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// are waits until exactly these were made of XPUPorts, which are forgotten then. Those of networks come in their own time.
+// are waits until exactly these were made of XPUPorts, which are forgotten then. Those of networks
+// come in their own time.
 func (w *writes) are(s *testCluster, what string, want ...string) {
 	s.Helper()
 	s.eventually(what+" costs what it must", func() error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		ports := slices.DeleteFunc(slices.Clone(w.made), func(write string) bool { return !strings.Contains(write, " xpuports") })
+		ports := slices.DeleteFunc(slices.Clone(w.made), func(write string) bool {
+			return !strings.Contains(write, " xpuports")
+		})
 		slices.Sort(ports)
 		if diff := cmp.Diff(want, ports); diff != "" {
 			return fmt.Errorf("writes (-want +got):\n%s", diff)
@@ -62,14 +66,18 @@ func (w *writes) take() []string {
 	return made
 }
 
-// TestWrites: an XPUPort costs what it must, which is one write to each side when it comes and one when it goes.
+// TestWrites: an XPUPort costs what it must, which is one write to each side when it comes and one
+// when it goes.
 func TestWrites(t *testing.T) {
 	w := newWorld(t)
 	w.stopBroker()
 	made := &writes{}
-	w.infra.startBroker("infra-1", func(next http.RoundTripper) http.RoundTripper { return counting{made, next} })
+	w.infra.startBroker("infra-1", func(next http.RoundTripper) http.RoundTripper {
+		return counting{made, next}
+	})
 	_, agent := w.scene(w.a, nil)
-	_, neighbour := w.a.claim("neighbour", "node1", "fast", vf(9)) // the first port of a network costs statuses of the network
+	// the first port of a network costs statuses of the network
+	_, neighbour := w.a.claim("neighbour", "node1", "fast", vf(9))
 	w.a.portIs(neighbour, v1alpha1.ReasonUp)
 	network := w.a.network("quiet", 0)
 	w.a.networkIs(network, v1alpha1.ReasonUp) // all that came before is over
@@ -86,11 +94,14 @@ func TestWrites(t *testing.T) {
 	t.Run("nothing happens", func(t *testing.T) {
 		w.stopBroker = func() {}
 		second := &writes{}
-		w.infra.startBroker("infra-1", func(next http.RoundTripper) http.RoundTripper { return counting{second, next} })
+		w.infra.startBroker("infra-1", func(next http.RoundTripper) http.RoundTripper {
+			return counting{second, next}
+		})
 		other := w.a.network("another", 0)
 		w.a.networkIs(other, v1alpha1.ReasonUp)
 		for _, write := range second.take() {
-			if write == "PATCH xpuports" || write == "PATCH xpuports/status" || write == "PATCH xpus" || write == "PATCH xpus/status" ||
+			if write == "PATCH xpuports" || write == "PATCH xpuports/status" ||
+				write == "PATCH xpus" || write == "PATCH xpus/status" ||
 				write == "PATCH xpunodes" {
 				t.Errorf("a broker that starts writes what is there already: %s", write)
 			}

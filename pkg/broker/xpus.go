@@ -15,11 +15,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// xpus tells the tenant which XPUs serve its nodes, and how they are: without endpoints and credentials.
+// xpus tells the tenant which XPUs serve its nodes, and how they are: without endpoints and
+// credentials.
 type xpus struct{ base }
 
 func (r *xpus) setup(mgr mcmanager.Manager) error {
-	ofXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request { // an update is of what it was and what it is
+	// an update is of what it was and what it is
+	ofXPU := func(ctx context.Context, xpu *v1alpha1.XPU) []mcreconcile.Request {
 		tenants, err := r.tenants(ctx)
 		if err != nil {
 			return nil // the cache is not running
@@ -38,7 +40,8 @@ func (r *xpus) setup(mgr mcmanager.Manager) error {
 		Complete(r.at("XPUs", r.look))
 }
 
-// wake has the XPUs looked at that are to be told of. Those that are in the tenant's cluster come by themselves.
+// wake has the XPUs looked at that are to be told of. Those that are in the tenant's cluster come
+// by themselves.
 func (r *xpus) wake(ctx context.Context, tenant string) {
 	var t v1alpha1.XPUTenant
 	if err := r.infra.Get(ctx, client.ObjectKey{Name: tenant}, &t); err != nil {
@@ -47,8 +50,11 @@ func (r *xpus) wake(ctx context.Context, tenant string) {
 	r.wakeups.Add(0, r.ofTenant(ctx, &t)...)
 }
 
-// ofTenant are the requests for the XPUs that a tenant says that it has, of it and of all others that say so.
-func (r *xpus) ofTenant(ctx context.Context, tenant *v1alpha1.XPUTenant) (requests []mcreconcile.Request) {
+// ofTenant are the requests for the XPUs that a tenant says that it has, of it and of all others
+// that say so.
+func (r *xpus) ofTenant(
+	ctx context.Context, tenant *v1alpha1.XPUTenant,
+) (requests []mcreconcile.Request) {
 	var all v1alpha1.XPUList
 	if err := r.infra.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
 		return nil // the cache is not running
@@ -107,7 +113,8 @@ func (r *xpus) look(ctx context.Context, s *site, req mcreconcile.Request) (ctrl
 	return ctrl.Result{}, nil
 }
 
-// nodeOf is the name in the tenant's cluster of the node that the XPU serves; "" if the XPU or the node is not the tenant's.
+// nodeOf is the name in the tenant's cluster of the node that the XPU serves; "" if the XPU or the
+// node is not the tenant's.
 func (r *xpus) nodeOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (string, error) {
 	if mine, err := r.isOf(ctx, s, xpu); err != nil || !mine {
 		return "", err
@@ -116,7 +123,8 @@ func (r *xpus) nodeOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (string, 
 	if _, err := found(ctx, r.infra, client.ObjectKey{Name: xpu.Node()}, &node); err != nil {
 		return "", err
 	}
-	if of, ok := original(&node); ok && of.ClusterName.String() == s.Name { // whose name here may have been shortened
+	// whose name here may have been shortened
+	if of, ok := original(&node); ok && of.ClusterName.String() == s.Name {
 		return of.Name, nil
 	}
 	name, _ := local(s.Name, xpu.Node())
@@ -126,21 +134,28 @@ func (r *xpus) nodeOf(ctx context.Context, s *site, xpu *v1alpha1.XPU) (string, 
 // tell has the tenant's XPU be as the infra cluster's, without what the tenant must not know.
 func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node string) error {
 	want := &v1alpha1.XPU{
-		ObjectMeta: metav1.ObjectMeta{Name: xpu.Name, Labels: map[string]string{v1alpha1.LabelTenant: s.Name}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: xpu.Name, Labels: map[string]string{v1alpha1.LabelTenant: s.Name},
+		},
 		Spec: v1alpha1.XPUSpec{
-			NodeName: node, PFs: xpu.Spec.PFs, Dialect: xpu.Spec.Dialect, AbandonedFunctions: xpu.Spec.AbandonedFunctions,
+			NodeName: node, PFs: xpu.Spec.PFs, Dialect: xpu.Spec.Dialect,
+			AbandonedFunctions: xpu.Spec.AbandonedFunctions,
 		},
 	}
-	if !equality.Semantic.DeepEqual(want.Spec, told.Spec) || told.Labels[v1alpha1.LabelTenant] != s.Name {
+	if !equality.Semantic.DeepEqual(want.Spec, told.Spec) ||
+		told.Labels[v1alpha1.LabelTenant] != s.Name {
 		if err := apply(ctx, s.client, want, "status"); err != nil {
 			return err
 		}
 	}
 	status := v1alpha1.XPUStatus{NodeName: node, Serial: xpu.Status.Serial, PFs: xpu.Status.PFs}
-	for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionCard, v1alpha1.ConditionFunctions} {
+	for _, kind := range []string{
+		v1alpha1.ConditionReady, v1alpha1.ConditionCard, v1alpha1.ConditionFunctions,
+	} {
 		if condition := meta.FindStatusCondition(xpu.Status.Conditions, kind); condition != nil {
 			copied := *condition
-			copied.Message = localText(s.Name, strings.ReplaceAll(copied.Message, xpu.Spec.Endpoint, "its endpoint"))
+			copied.Message = localText(s.Name,
+				strings.ReplaceAll(copied.Message, xpu.Spec.Endpoint, "its endpoint"))
 			copied.ObservedGeneration = told.Generation
 			status.Conditions = append(status.Conditions, copied)
 		}
@@ -148,5 +163,6 @@ func (r *xpus) tell(ctx context.Context, s *site, xpu, told *v1alpha1.XPU, node 
 	if equality.Semantic.DeepEqual(status, told.Status) {
 		return nil
 	}
-	return applyStatus(ctx, s.client, &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu.Name}, Status: status})
+	return applyStatus(ctx, s.client,
+		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: xpu.Name}, Status: status})
 }

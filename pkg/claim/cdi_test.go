@@ -12,12 +12,14 @@ import (
 func TestParseCDIDevice(t *testing.T) {
 	const uid = types.UID("0f0e0d0c-0b0a-0908-0706-050403020100")
 	vf := function.ID{Address: "0000:3b:02.1"}
-	got, id, ok := claim.ParseCDIDevice(claim.CDIKind + "=" + claim.CDIDeviceName(uid, vf.DeviceName()))
+	got, id, ok := claim.ParseCDIDevice(claim.CDIKind + "=" +
+		claim.CDIDeviceName(uid, vf.DeviceName()))
 	if !ok || got != uid || id != vf {
 		t.Errorf("ParseCDIDevice = %s, %s, %t", got, id, ok)
 	}
 	for _, name := range []string{
-		"", claim.CDIKind, claim.CDIKind + "=all", claim.CDIKind + "=" + string(uid), claim.CDIKind + "=" + string(uid) + "-x",
+		"", claim.CDIKind, claim.CDIKind + "=all", claim.CDIKind + "=" + string(uid),
+		claim.CDIKind + "=" + string(uid) + "-x",
 		"nvidia.com/gpu=" + claim.CDIDeviceName(uid, vf.DeviceName()),
 	} {
 		if _, _, ok := claim.ParseCDIDevice(name); ok {
@@ -29,7 +31,8 @@ func TestParseCDIDevice(t *testing.T) {
 func FuzzParseCDIDevice(f *testing.F) {
 	f.Add(claim.CDIKind + "=0f0e0d0c-0b0a-0908-0706-050403020100-0000-3b-02-1")
 	f.Fuzz(func(t *testing.T, name string) {
-		if uid, id, ok := claim.ParseCDIDevice(name); ok && claim.CDIKind+"="+claim.CDIDeviceName(uid, id.DeviceName()) != name {
+		if uid, id, ok := claim.ParseCDIDevice(name); ok &&
+			claim.CDIKind+"="+claim.CDIDeviceName(uid, id.DeviceName()) != name {
 			t.Errorf("%q is read as %s of %s", name, id, uid)
 		}
 	})

@@ -17,23 +17,28 @@ import (
 type Device struct {
 	// Request is the request that the Function serves, "request/subrequest" for a prioritized list.
 	Request string
-	// Pool and Name are those of the ResourceSlice. ID is Pool, parsed, and Function is Name, parsed, unless Share is set.
+	// Pool and Name are those of the ResourceSlice. ID is Pool, parsed, and Function is Name,
+	// parsed, unless Share is set.
 	Pool, Name string
 	ID         PoolID
 	Function   function.ID
-	// Share is the part of a PF that the claim has, where claims share the PF (model: Ports); "" for a whole Function. Function is then
-	// the VF that the agent chose for it, and its zero value before.
+	// Share is the part of a PF that the claim has, where claims share the PF (model: Ports); ""
+	// for a whole Function. Function is then the VF that the agent chose for it, and its zero value
+	// before.
 	Share types.UID
-	// Bandwidth is how much of a shared PF's the claim has, in Mbit/s; 0 if the PF has no such capacity.
+	// Bandwidth is how much of a shared PF's the claim has, in Mbit/s; 0 if the PF has no such
+	// capacity.
 	Bandwidth int
-	// Admin says that the pod only sees the Function, which may be another pod's, and takes nothing (KEP-5018). It gets no interface and no
-	// Port, and Config is empty.
+	// Admin says that the pod only sees the Function, which may be another pod's, and takes nothing
+	// (KEP-5018). It gets no interface and no Port, and Config is empty.
 	Admin bool
 	// BeforeBind says that the scheduler holds the pod until the xPU serves the Port.
 	BeforeBind bool
-	// Config is what the pod asks of the interface, merged from class and claim; invalid if ConfigErr is set.
+	// Config is what the pod asks of the interface, merged from class and claim; invalid if
+	// ConfigErr is set.
 	Config v1alpha1.InterfaceConfig
-	// Privileged are the privileged fields that the claim itself sets, whatever its class does; see [Device.Allowed].
+	// Privileged are the privileged fields that the claim itself sets, whatever its class does; see
+	// [Device.Allowed].
 	Privileged []v1alpha1.PrivilegedField
 	// Interface is made from Config, without the Port's addresses and MAC; its Name may be empty.
 	Interface function.Interface
@@ -41,8 +46,9 @@ type Device struct {
 	ConfigErr error
 }
 
-// Devices returns the Functions of this driver that are allocated to the claim, in the order of the allocation. An error
-// means that the allocation itself is invalid; mistakes in the opaque parameters of a request are in Device.ConfigErr.
+// Devices returns the Functions of this driver that are allocated to the claim, in the order of the
+// allocation. An error means that the allocation itself is invalid; mistakes in the opaque
+// parameters of a request are in Device.ConfigErr.
 func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
 	if claim.Status.Allocation == nil {
 		return nil, nil
@@ -54,14 +60,17 @@ func Devices(claim *resourceapi.ResourceClaim) ([]Device, error) {
 		}
 		device, err := newDevice(claim, result)
 		if err != nil {
-			return nil, fmt.Errorf("claim %s/%s, request %q: %w", claim.Namespace, claim.Name, result.Request, err)
+			return nil, fmt.Errorf("claim %s/%s, request %q: %w", claim.Namespace, claim.Name,
+				result.Request, err)
 		}
 		devices = append(devices, device)
 	}
 	return devices, nil
 }
 
-func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult) (Device, error) {
+func newDevice(
+	claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult,
+) (Device, error) {
 	pool, err := ParsePoolID(result.Pool)
 	if err != nil {
 		return Device{}, err
@@ -86,7 +95,9 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 	if device.Admin = ptr.Deref(result.AdminAccess, false); device.Admin {
 		return device, nil
 	}
-	device.Config, device.Privileged, device.ConfigErr = config(claim.Status.Allocation.Devices.Config, result)
+	device.Config, device.Privileged, device.ConfigErr = config(
+		claim.Status.Allocation.Devices.Config, result,
+	)
 	if device.ConfigErr == nil {
 		device.Interface, device.ConfigErr = interfaceOf(&device.Config)
 	}
@@ -96,23 +107,26 @@ func newDevice(claim *resourceapi.ResourceClaim, result resourceapi.DeviceReques
 	return device, nil
 }
 
-// config merges the opaque parameters that apply to a result: those of the class first, then those of the claim. It also
-// returns the privileged fields that the claim sets.
+// config merges the opaque parameters that apply to a result: those of the class first, then those
+// of the claim. It also returns the privileged fields that the claim sets.
 func config(
-	all []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult,
+	all []resourceapi.DeviceAllocationConfiguration,
+	result resourceapi.DeviceRequestAllocationResult,
 ) (merged v1alpha1.InterfaceConfig, ofClaim []v1alpha1.PrivilegedField, _ error) {
 	applicable := resourceclaim.ConfigForResult(all, result)
 	for _, source := range []struct {
 		kind resourceapi.AllocationConfigSource
 		name string
-	}{{resourceapi.AllocationConfigSourceClass, "DeviceClass"}, {resourceapi.AllocationConfigSourceClaim, "claim"}} {
+	}{{resourceapi.AllocationConfigSourceClass, "DeviceClass"},
+		{resourceapi.AllocationConfigSourceClaim, "claim"}} {
 		for _, c := range applicable {
 			if c.Source != source.kind || c.Opaque.Driver != v1alpha1.GroupName {
 				continue
 			}
 			one, err := decode(c.Opaque.Parameters.Raw)
 			if err != nil {
-				return v1alpha1.InterfaceConfig{}, nil, fmt.Errorf("parameters in the %s: %w", source.name, err)
+				return v1alpha1.InterfaceConfig{}, nil, fmt.Errorf("parameters in the %s: %w",
+					source.name, err)
 			}
 			if source.kind == resourceapi.AllocationConfigSourceClaim {
 				ofClaim = append(ofClaim, privileged(one)...)

@@ -23,7 +23,9 @@ func TestDevices(t *testing.T) {
 		claimtest.Result("blue", testPool, "0000-3b-00-2"),
 		claimtest.Result("red", testPool, "0000-3b-00-0-sf7"),
 		func(c *resourceapi.ResourceClaim) {
-			c.Status.Allocation.Devices.Results[1].BindingConditions = []string{"other", v1alpha1.ConditionProvisioned}
+			c.Status.Allocation.Devices.Results[1].BindingConditions = []string{
+				"other", v1alpha1.ConditionProvisioned,
+			}
 		},
 	))
 	if err != nil {
@@ -31,8 +33,10 @@ func TestDevices(t *testing.T) {
 	}
 	id := claim.PoolID{Node: "node1", PF: "0000:3b:00.0", DevicePool: "fast"}
 	want := []claim.Device{
-		{Request: "blue", Pool: testPool, Name: "0000-3b-00-2", ID: id, Function: function.ID{Address: "0000:3b:00.2"}},
-		{Request: "red", Pool: testPool, Name: "0000-3b-00-0-sf7", ID: id, Function: function.SubfunctionID("0000:3b:00.0", 7), BeforeBind: true},
+		{Request: "blue", Pool: testPool, Name: "0000-3b-00-2", ID: id,
+			Function: function.ID{Address: "0000:3b:00.2"}},
+		{Request: "red", Pool: testPool, Name: "0000-3b-00-0-sf7", ID: id,
+			Function: function.SubfunctionID("0000:3b:00.0", 7), BeforeBind: true},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Devices: -want +got\n%s", diff)
@@ -45,9 +49,10 @@ func TestDevicesOfOthers(t *testing.T) {
 	if got, err := claim.Devices(unallocated); err != nil || got != nil {
 		t.Errorf("Devices of a claim that is not allocated = %v, %v; want none", got, err)
 	}
-	foreign := claimtest.Allocated("net", claimtest.Result("gpu", "not one of ours", "gpu-0"), func(c *resourceapi.ResourceClaim) {
-		c.Status.Allocation.Devices.Results[0].Driver = "gpu.example.com"
-	})
+	foreign := claimtest.Allocated("net", claimtest.Result("gpu", "not one of ours", "gpu-0"),
+		func(c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results[0].Driver = "gpu.example.com"
+		})
 	if got, err := claim.Devices(foreign); err != nil || len(got) != 0 {
 		t.Errorf("Devices of a claim that another driver serves = %v, %v; want none", got, err)
 	}
@@ -58,24 +63,30 @@ func TestDevicesNotUnderstood(t *testing.T) {
 		{"fast", "0000-3b-00-2", "<node>/<PF>/<DevicePool>"},
 		{testPool, "eth0", "dddd-bb-dd-f"},
 	} {
-		_, err := claim.Devices(claimtest.Allocated("net", claimtest.Result("blue", test.pool, test.device)))
-		if err == nil || !strings.Contains(err.Error(), test.wrong) || !strings.Contains(err.Error(), `claim default/net, request "blue"`) {
-			t.Errorf("Devices of %s in %s: error %v, want the claim, the request and %q", test.device, test.pool, err, test.wrong)
+		_, err := claim.Devices(claimtest.Allocated("net",
+			claimtest.Result("blue", test.pool, test.device)))
+		if err == nil || !strings.Contains(err.Error(), test.wrong) ||
+			!strings.Contains(err.Error(), `claim default/net, request "blue"`) {
+			t.Errorf("Devices of %s in %s: error %v, want the claim, the request and %q",
+				test.device, test.pool, err, test.wrong)
 		}
 	}
 }
 
 // TestAdminAccess: of a Function that is only looked at, the parameters mean nothing.
 func TestAdminAccess(t *testing.T) {
-	got, err := claim.Devices(claimtest.Allocated("net", claimtest.Result("blue", testPool, "0000-3b-00-2"), func(c *resourceapi.ResourceClaim) {
-		c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
-	}, claimtest.FromClass(`"nonsense": 1`)))
-	if err != nil || len(got) != 1 || got[0].ConfigErr != nil || !got[0].Admin || got[0].Function.Address != "0000:3b:00.2" {
+	got, err := claim.Devices(claimtest.Allocated("net",
+		claimtest.Result("blue", testPool, "0000-3b-00-2"), func(c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+		}, claimtest.FromClass(`"nonsense": 1`)))
+	if err != nil || len(got) != 1 || got[0].ConfigErr != nil || !got[0].Admin ||
+		got[0].Function.Address != "0000:3b:00.2" {
 		t.Errorf("Devices = %+v, %v; want one device that is only looked at", got, err)
 	}
 }
 
-// TestConfigMerging: what comes later in the claim wins over what came before, and the claim over the class.
+// TestConfigMerging: what comes later in the claim wins over what came before, and the claim over
+// the class.
 func TestConfigMerging(t *testing.T) {
 	const request = "blue"
 	for _, test := range []struct {
@@ -103,36 +114,49 @@ func TestConfigMerging(t *testing.T) {
 		{
 			name:    "a subrequest's own",
 			request: "blue/vf",
-			configs: []claimtest.Option{claimtest.FromClaim(`"network": "lab"`, "blue/vf"), claimtest.FromClaim(`"network": "other"`, "blue/sf")},
-			want:    v1alpha1.InterfaceConfig{Network: "lab"},
+			configs: []claimtest.Option{claimtest.FromClaim(`"network": "lab"`, "blue/vf"),
+				claimtest.FromClaim(`"network": "other"`, "blue/sf")},
+			want: v1alpha1.InterfaceConfig{Network: "lab"},
 		},
 		{
 			name: "claim wins over class, whatever the order",
 			configs: []claimtest.Option{
 				claimtest.FromClaim(`"network": "of-claim", "vf": {"trust": false, "qos": 3}`),
-				claimtest.FromClass(`"network": "of-class", "mtu": 9000, "addresses": ["10.1.0.5/24"], "vf": {"trust": true, "vlan": 5}`),
+				claimtest.FromClass(
+					`"network": "of-class", "mtu": 9000, "addresses": ["10.1.0.5/24"], "vf": {"trust": true, "vlan": 5}`,
+				),
 			},
 			want: v1alpha1.InterfaceConfig{
 				Network: "of-claim", MTU: ptr.To[int32](9000), Addresses: []string{"10.1.0.5/24"},
-				VF: &v1alpha1.VFConfig{Trust: ptr.To(false), VLAN: ptr.To[int32](5), QoS: ptr.To[int32](3)},
+				VF: &v1alpha1.VFConfig{
+					Trust: ptr.To(false), VLAN: ptr.To[int32](5), QoS: ptr.To[int32](3),
+				},
 			},
 		},
 		{
 			name: "later wins within the claim; lists are replaced, not joined",
 			configs: []claimtest.Option{
-				claimtest.FromClaim(`"interfaceName": "a", "addresses": ["10.1.0.5/24", "10.1.0.6/24"]`),
+				claimtest.FromClaim(
+					`"interfaceName": "a", "addresses": ["10.1.0.5/24", "10.1.0.6/24"]`,
+				),
 				claimtest.FromClaim(`"interfaceName": "b", "addresses": ["10.1.0.7/24"]`, request),
 			},
 			want: v1alpha1.InterfaceConfig{InterfaceName: "b", Addresses: []string{"10.1.0.7/24"}},
 		},
 		{
-			name:    "a driver for the Function",
-			configs: []claimtest.Option{claimtest.FromClaim(`"mac": "02:00:00:00:00:01"`), claimtest.FromClass(`"driver": "vfio-pci"`)},
-			want:    v1alpha1.InterfaceConfig{MAC: "02:00:00:00:00:01", Driver: v1alpha1.DriverVFIO},
+			name: "a driver for the Function",
+			configs: []claimtest.Option{
+				claimtest.FromClaim(`"mac": "02:00:00:00:00:01"`),
+				claimtest.FromClass(`"driver": "vfio-pci"`),
+			},
+			want: v1alpha1.InterfaceConfig{
+				MAC: "02:00:00:00:00:01", Driver: v1alpha1.DriverVFIO,
+			},
 		},
 		{
 			name: "another driver's",
-			configs: []claimtest.Option{claimtest.FromClaim(`"network": "lab"`), claimtest.Config(resourceapi.AllocationConfigSourceClaim, "not json"),
+			configs: []claimtest.Option{claimtest.FromClaim(`"network": "lab"`),
+				claimtest.Config(resourceapi.AllocationConfigSourceClaim, "not json"),
 				func(c *resourceapi.ResourceClaim) {
 					c.Status.Allocation.Devices.Config[1].Opaque.Driver = "gpu.example.com"
 				}},
@@ -143,7 +167,9 @@ func TestConfigMerging(t *testing.T) {
 			if test.request == "" {
 				test.request = request
 			}
-			options := append([]claimtest.Option{claimtest.Result(test.request, testPool, "0000-3b-00-2")}, test.configs...)
+			options := append([]claimtest.Option{
+				claimtest.Result(test.request, testPool, "0000-3b-00-2"),
+			}, test.configs...)
 			devices, err := claim.Devices(claimtest.Allocated("net", options...))
 			if err != nil || len(devices) != 1 || devices[0].ConfigErr != nil {
 				t.Fatalf("Devices = %+v, %v; want one", devices, err)
@@ -156,7 +182,8 @@ func TestConfigMerging(t *testing.T) {
 }
 
 func TestInterface(t *testing.T) {
-	devices, err := claim.Devices(claimtest.Allocated("net", claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(`
+	devices, err := claim.Devices(claimtest.Allocated("net",
+		claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(`
 		"interfaceName": "fast0", "mtu": 9000, "mac": "02:00:00:00:00:0A", "addresses": ["10.1.0.5/24", "fd00::5/64"],
 		"routes": [{"to": "0.0.0.0/0", "via": "10.1.0.1", "metric": 50}, {"to": "fd01::/64"}], "allMulticast": true,
 		"vf": {"vlan": 5, "qos": 3, "vlanProtocol": "802.1ad", "trust": true, "spoofCheck": false, "minTxRate": 100, "maxTxRate": 1000, "linkState": "enable"}`)))
@@ -165,13 +192,17 @@ func TestInterface(t *testing.T) {
 	}
 	want := function.Interface{
 		Name: "fast0", MTU: 9000, MAC: "02:00:00:00:00:0a",
-		Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
+		Addresses: []netip.Prefix{
+			netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64"),
+		},
 		Routes: []function.Route{
-			{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 50},
+			{To: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.1.0.1"),
+				Metric: 50},
 			{To: netip.MustParsePrefix("fd01::/64")},
 		},
 		AllMulticast: true,
-		VF: &function.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad", Trust: ptr.To(true), SpoofCheck: ptr.To(false),
+		VF: &function.VFConfig{VLAN: ptr.To(5), QoS: ptr.To(3), Proto: "802.1ad",
+			Trust: ptr.To(true), SpoofCheck: ptr.To(false),
 			MinTxRate: ptr.To(100), MaxTxRate: ptr.To(1000), LinkState: "enable"},
 	}
 	comparers := cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
@@ -180,10 +211,12 @@ func TestInterface(t *testing.T) {
 	}
 }
 
-// TestUserspace: with a driver for programs, the addresses are told and the PF's part is set; nothing else is.
+// TestUserspace: with a driver for programs, the addresses are told and the PF's part is set;
+// nothing else is.
 func TestUserspace(t *testing.T) {
-	devices, err := claim.Devices(claimtest.Allocated("net", claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(
-		`"driver": "vfio-pci", "mac": "02:00:00:00:00:0a", "addresses": ["10.1.0.5/24"], "vf": {"vlan": 5}`)))
+	devices, err := claim.Devices(claimtest.Allocated("net",
+		claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.FromClaim(
+			`"driver": "vfio-pci", "mac": "02:00:00:00:00:0a", "addresses": ["10.1.0.5/24"], "vf": {"vlan": 5}`)))
 	if err != nil || devices[0].ConfigErr != nil {
 		t.Fatal(err, devices[0].ConfigErr)
 	}
@@ -191,7 +224,8 @@ func TestUserspace(t *testing.T) {
 		MAC: "02:00:00:00:00:0a", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
 		VF: &function.VFConfig{VLAN: ptr.To(5)}, Userspace: true,
 	}
-	if diff := cmp.Diff(want, devices[0].Interface, cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); diff != "" {
+	if diff := cmp.Diff(want, devices[0].Interface,
+		cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})); diff != "" {
 		t.Errorf("Interface: -want +got\n%s", diff)
 	}
 }
@@ -224,28 +258,37 @@ func TestBadConfig(t *testing.T) {
 		{`"addresses": ["10.1.0.5/24", "10.1.0.5/24"]`, []string{"addresses[1]", "twice"}},
 		{`"routes": [{"to": "10.2.0.0"}]`, []string{`routes[0].to "10.2.0.0"`, "10.2.0.0/16"}},
 		{`"routes": [{"to": "10.2.0.1/16"}]`, []string{"routes[0]", "10.2.0.0/16"}},
-		{`"routes": [{"to": "10.2.0.0/16", "via": "gateway"}]`, []string{`routes[0].via "gateway"`, "10.1.0.1"}},
-		{`"routes": [{"to": "10.2.0.0/16", "via": "fd00::1"}]`, []string{"routes[0]", "via", "same family"}},
+		{`"routes": [{"to": "10.2.0.0/16", "via": "gateway"}]`,
+			[]string{`routes[0].via "gateway"`, "10.1.0.1"}},
+		{`"routes": [{"to": "10.2.0.0/16", "via": "fd00::1"}]`,
+			[]string{"routes[0]", "via", "same family"}},
 		{`"routes": [{"to": "10.2.0.0/16", "metric": -1}]`, []string{"routes[0]", "metric -1"}},
 		{`"vf": {"vlan": 4095}`, []string{"vf.vlan 4095", "0-4094"}},
 		{`"vf": {"vlan": 5, "qos": 8}`, []string{"vf.qos 8", "0-7"}},
 		{`"vf": {"qos": 1}`, []string{"vf.vlan", "1-4094"}},
 		{`"vf": {"vlan": 5, "vlanProtocol": "802.1x"}`, []string{`"802.1x"`, "802.1q, 802.1ad"}},
 		{`"vf": {"maxTxRate": -1}`, []string{"vf.maxTxRate -1"}},
-		{`"vf": {"minTxRate": 100, "maxTxRate": 10}`, []string{"vf.minTxRate 100", "at most", "vf.maxTxRate 10"}},
+		{`"vf": {"minTxRate": 100, "maxTxRate": 10}`,
+			[]string{"vf.minTxRate 100", "at most", "vf.maxTxRate 10"}},
 		{`"driver": "igbvf"`, []string{`driver "igbvf"`, "vfio-pci"}},
 		{`"driver": "vfio-pci", "mtu": 1400`, []string{"mtu 1400", "must be absent"}},
-		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`, []string{"routes", "must be absent"}},
+		{`"driver": "vfio-pci", "routes": [{"to": "10.2.0.0/16"}]`,
+			[]string{"routes", "must be absent"}},
 		{`"vf": {"linkState": "up"}`, []string{"vf.linkState", "auto, enable, disable"}},
 		// Several mistakes are told at once.
-		{`"mtu": 1, "mac": "x", "interfaceName": "lo", "addresses": ["a", "b"]`, []string{"mtu 1", "mac", "interfaceName", "addresses[0]", "addresses[1]"}},
+		{`"mtu": 1, "mac": "x", "interfaceName": "lo", "addresses": ["a", "b"]`,
+			[]string{"mtu 1", "mac", "interfaceName", "addresses[0]", "addresses[1]"}},
 	} {
-		t.Run(test.fields, func(t *testing.T) { wantConfigError(t, claimtest.FromClaim(test.fields), test.want...) })
+		t.Run(test.fields, func(t *testing.T) {
+			wantConfigError(t, claimtest.FromClaim(test.fields), test.want...)
+		})
 	}
 }
 
 func TestWrongKindOfConfig(t *testing.T) {
-	right := []string{"parameters in the DeviceClass", `"xpu.opiproject.org/v1alpha1" and "InterfaceConfig"`}
+	right := []string{
+		"parameters in the DeviceClass", `"xpu.opiproject.org/v1alpha1" and "InterfaceConfig"`,
+	}
 	for _, test := range []struct {
 		parameters string
 		want       []string
@@ -254,13 +297,17 @@ func TestWrongKindOfConfig(t *testing.T) {
 		{`null`, right},
 		{`{"kind": "InterfaceConfig"}`, right},
 		{`{"apiVersion": "xpu.opiproject.org/v1alpha1"}`, right},
-		{`{"apiVersion": "xpu.opiproject.org/v1", "kind": "InterfaceConfig"}`, append(right, `"xpu.opiproject.org/v1" and kind "InterfaceConfig"`)},
+		{`{"apiVersion": "xpu.opiproject.org/v1", "kind": "InterfaceConfig"}`,
+			append(right, `"xpu.opiproject.org/v1" and kind "InterfaceConfig"`)},
 		{`{"apiVersion": "v1", "kind": "Pod"}`, append(right, `"v1" and kind "Pod"`)},
-		{`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "XPU"}`, append(right, `kind "XPU"`)},
+		{`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "XPU"}`,
+			append(right, `kind "XPU"`)},
 		{`{"apiVersion": `, []string{"parameters in the DeviceClass", "json"}},
 	} {
 		t.Run(test.parameters, func(t *testing.T) {
-			wantConfigError(t, claimtest.Config(resourceapi.AllocationConfigSourceClass, test.parameters), test.want...)
+			wantConfigError(t,
+				claimtest.Config(resourceapi.AllocationConfigSourceClass, test.parameters),
+				test.want...)
 		})
 	}
 }
@@ -285,20 +332,25 @@ func wantConfigError(t *testing.T, config claimtest.Option, want ...string) {
 // TestOneBadRequestDoesNotHideTheOthers: each device has the error of its own parameters.
 func TestOneBadRequestDoesNotHideTheOthers(t *testing.T) {
 	devices, err := claim.Devices(claimtest.Allocated("net",
-		claimtest.Result("blue", testPool, "0000-3b-00-2"), claimtest.Result("red", testPool, "0000-3b-00-3"),
+		claimtest.Result("blue", testPool, "0000-3b-00-2"),
+		claimtest.Result("red", testPool, "0000-3b-00-3"),
 		claimtest.FromClaim(`"mtu": 1`, "blue"), claimtest.FromClaim(`"mtu": 1500`, "red")))
 	if err != nil || len(devices) != 2 {
 		t.Fatalf("Devices = %v, %v; want two", devices, err)
 	}
-	if devices[0].ConfigErr == nil || devices[1].ConfigErr != nil || devices[1].Interface.MTU != 1500 {
-		t.Errorf("errors are %v and %v, want one for blue only", devices[0].ConfigErr, devices[1].ConfigErr)
+	if devices[0].ConfigErr == nil || devices[1].ConfigErr != nil ||
+		devices[1].Interface.MTU != 1500 {
+		t.Errorf("errors are %v and %v, want one for blue only", devices[0].ConfigErr,
+			devices[1].ConfigErr)
 	}
 }
 
-// FuzzInterfaceConfig: whatever a user writes, it is refused or becomes an interface that the kernel can be asked for.
+// FuzzInterfaceConfig: whatever a user writes, it is refused or becomes an interface that the
+// kernel can be asked for.
 func FuzzInterfaceConfig(f *testing.F) {
 	for _, seed := range []string{
-		``, `null`, `{}`, `[]`, `{"apiVersion":"v1","kind":"Pod"}`, "apiVersion: xpu.opiproject.org/v1alpha1\nkind: InterfaceConfig\nmtu: 1500\n",
+		``, `null`, `{}`, `[]`, `{"apiVersion":"v1","kind":"Pod"}`,
+		"apiVersion: xpu.opiproject.org/v1alpha1\nkind: InterfaceConfig\nmtu: 1500\n",
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig"}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","network":"lab","interfaceName":"fast0","mtu":9000,"mac":"02:00:00:00:00:01"}`,
 		`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","addresses":["10.1.0.5/24","fe80::1%eth0/64"],"routes":[{"to":"0.0.0.0/0","via":"::ffff:10.1.0.1","metric":1}]}`,
@@ -308,7 +360,8 @@ func FuzzInterfaceConfig(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, parameters []byte) {
-		devices, err := claim.Devices(claimtest.Allocated("net", claimtest.Result("blue", testPool, "0000-3b-00-2"),
+		devices, err := claim.Devices(claimtest.Allocated("net",
+			claimtest.Result("blue", testPool, "0000-3b-00-2"),
 			claimtest.Config(resourceapi.AllocationConfigSourceClaim, string(parameters))))
 		if err != nil || len(devices) != 1 {
 			t.Fatalf("Devices = %v, %v; want one", devices, err)

@@ -26,16 +26,18 @@ var strictDecoder = sync.OnceValue(func() runtime.Decoder {
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 })
 
-// decode reads opaque parameters, without their kind. It refuses unknown fields, duplicate fields, wrong types and other kinds
-// with an error that names the field.
+// decode reads opaque parameters, without their kind. It refuses unknown fields, duplicate fields,
+// wrong types and other kinds with an error that names the field.
 func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 	object, kind, err := strictDecoder().Decode(raw, nil, nil)
 	config, ok := object.(*v1alpha1.InterfaceConfig)
 	switch {
-	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err), runtime.IsNotRegisteredError(err), err == nil && !ok:
+	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err),
+		runtime.IsNotRegisteredError(err), err == nil && !ok:
 		apiVersion, name := ptr.Deref(kind, schema.GroupVersionKind{}).ToAPIVersionAndKind()
-		return v1alpha1.InterfaceConfig{}, fmt.Errorf("apiVersion %q and kind %q: must be %q and \"InterfaceConfig\"",
-			apiVersion, name, v1alpha1.SchemeGroupVersion)
+		return v1alpha1.InterfaceConfig{},
+			fmt.Errorf("apiVersion %q and kind %q: must be %q and \"InterfaceConfig\"",
+				apiVersion, name, v1alpha1.SchemeGroupVersion)
 	case err != nil:
 		return v1alpha1.InterfaceConfig{}, err
 	}
@@ -43,7 +45,8 @@ func decode(raw []byte) (v1alpha1.InterfaceConfig, error) {
 	return *config, nil
 }
 
-// merge returns base with every field that over sets replaced. The fields of vf are merged one by one; lists are replaced.
+// merge returns base with every field that over sets replaced. The fields of vf are merged one by
+// one; lists are replaced.
 func merge(base, over v1alpha1.InterfaceConfig) v1alpha1.InterfaceConfig {
 	if base.VF != nil && over.VF != nil {
 		over.VF = ptr.To(overlay(*base.VF, *over.VF))
@@ -64,14 +67,16 @@ func overlay[T any](base, over T) T {
 }
 
 const (
-	// minMTU and maxMTU bound InterfaceConfig.mtu, in bytes: RFC 791, and the largest that an XPUNetwork may have.
+	// minMTU and maxMTU bound InterfaceConfig.mtu, in bytes: RFC 791, and the largest that an
+	// XPUNetwork may have.
 	minMTU, maxMTU = 68, 9216
 	// defaultName is validated in place of a name that the node's agent will choose.
 	defaultName = "net1"
 )
 
-// interfaceOf converts a merged configuration. It reports all mistakes that can be found without the cluster. Parts of a
-// configuration cannot be checked alone: fields that need each other may come from class and claim.
+// interfaceOf converts a merged configuration. It reports all mistakes that can be found without
+// the cluster. Parts of a configuration cannot be checked alone: fields that need each other may
+// come from class and claim.
 func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	var errs []error
 	i := function.Interface{
@@ -81,7 +86,8 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		AllMulticast: ptr.Deref(c.AllMulticast, false),
 	}
 	if i.Name == "lo" || i.Name == "eth0" {
-		errs = append(errs, fmt.Errorf("interfaceName %q: is taken in every pod; choose another name", i.Name))
+		errs = append(errs,
+			fmt.Errorf("interfaceName %q: is taken in every pod; choose another name", i.Name))
 	}
 	if err := function.ValidateInterfaceName(i.Name); err != nil {
 		errs = append(errs, fmt.Errorf("interfaceName: %w", err))
@@ -98,7 +104,9 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	for n, text := range c.Addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("addresses[%d] %q: must be an address with prefix length such as 10.1.0.5/24", n, text))
+			errs = append(errs,
+				fmt.Errorf("addresses[%d] %q: must be an address with prefix length such as "+
+					"10.1.0.5/24", n, text))
 			continue
 		}
 		i.Addresses = append(i.Addresses, address)
@@ -112,7 +120,9 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 		i.Routes = append(i.Routes, route)
 	}
 	if c.Driver != "" && c.Driver != v1alpha1.DriverVFIO {
-		errs = append(errs, fmt.Errorf("driver %q: must be %s, or absent for the DevicePool's", c.Driver, v1alpha1.DriverVFIO))
+		errs = append(errs,
+			fmt.Errorf("driver %q: must be %s, or absent for the DevicePool's", c.Driver,
+				v1alpha1.DriverVFIO))
 	}
 	if len(errs) == 0 {
 		errs = append(errs, i.Validate())
@@ -125,13 +135,15 @@ func interfaceOf(c *v1alpha1.InterfaceConfig) (function.Interface, error) {
 	return i, errors.Join(errs...)
 }
 
-// Userspace returns the interface as one that a program of the pod drives instead of the kernel. It refuses settings that
-// nobody would apply then.
+// Userspace returns the interface as one that a program of the pod drives instead of the kernel. It
+// refuses settings that nobody would apply then.
 func Userspace(i function.Interface) (function.Interface, error) {
 	var errs []error
 	refuse := func(isSet bool, setting string) {
 		if isSet {
-			errs = append(errs, fmt.Errorf("%s: must be absent with a driver that hands the Function to a program", setting))
+			errs = append(errs,
+				fmt.Errorf("%s: must be absent with a driver that hands the Function to a program",
+					setting))
 		}
 	}
 	refuse(i.MTU != 0, fmt.Sprintf("mtu %d", i.MTU))
@@ -149,7 +161,8 @@ func routeOf(r v1alpha1.Route) (function.Route, error) {
 	route := function.Route{To: to, Metric: int(ptr.Deref(r.Metric, 0))}
 	if r.Via != "" {
 		if route.Via, err = netip.ParseAddr(r.Via); err != nil {
-			return function.Route{}, fmt.Errorf("via %q: must be an address such as 10.1.0.1", r.Via)
+			return function.Route{}, fmt.Errorf("via %q: must be an address such as 10.1.0.1",
+				r.Via)
 		}
 	}
 	return route, nil

@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// PoolID identifies a pool of ResourceSlices: the Functions of one PF that one DevicePool selects. A change of one PF or one
-// DevicePool does not touch the slices of the others.
+// PoolID identifies a pool of ResourceSlices: the Functions of one PF that one DevicePool selects.
+// A change of one PF or one DevicePool does not touch the slices of the others.
 type PoolID struct {
 	Node       string      // name
 	PF         pci.Address // of the PF
@@ -42,18 +42,21 @@ func ParsePoolID(name string) (PoolID, error) {
 	return PoolID{Node: parts[0], PF: pf, DevicePool: parts[2]}, nil
 }
 
-// PortName is the name of a Function's XPUPort that is not made ahead, "node1-0000-3b-00-2". As it depends on the Function alone, a
-// Function cannot get two of them in one namespace.
+// PortName is the name of a Function's XPUPort that is not made ahead, "node1-0000-3b-00-2". As it
+// depends on the Function alone, a Function cannot get two of them in one namespace.
 func PortName(node string, f function.ID) string {
 	return node + "-" + f.DeviceName()
 }
 
-// aheadSuffix tells the name of a Port that is made ahead from that of a claim in the same namespace.
+// aheadSuffix tells the name of a Port that is made ahead from that of a claim in the same
+// namespace.
 const aheadSuffix = "-ahead"
 
-// NewPort returns the Port of a Function that belongs to a DevicePool, with the metadata that every Port has. The spec needs
-// no Function.
-func NewPort(namespace string, f function.ID, devicePool string, spec v1alpha1.XPUPortSpec) *v1alpha1.XPUPort {
+// NewPort returns the Port of a Function that belongs to a DevicePool, with the metadata that every
+// Port has. The spec needs no Function.
+func NewPort(
+	namespace string, f function.ID, devicePool string, spec v1alpha1.XPUPortSpec,
+) *v1alpha1.XPUPort {
 	spec.Function = FunctionRef(f)
 	name := PortName(spec.NodeName, f)
 	if spec.Ahead {
@@ -61,17 +64,19 @@ func NewPort(namespace string, f function.ID, devicePool string, spec v1alpha1.X
 	}
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  namespace,
-			Name:       name,
-			Labels:     map[string]string{v1alpha1.LabelPool: devicePool, v1alpha1.LabelNetwork: spec.Network},
+			Namespace: namespace,
+			Name:      name,
+			Labels: map[string]string{
+				v1alpha1.LabelPool: devicePool, v1alpha1.LabelNetwork: spec.Network,
+			},
 			Finalizers: []string{v1alpha1.FinalizerPort},
 		},
 		Spec: spec,
 	}
 }
 
-// DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that depends on its arguments alone. The claim is
-// empty for a Function that the device plugin handed out.
+// DerivedMAC is a locally administered unicast address (IEEE 802 8.4.2) that depends on its
+// arguments alone. The claim is empty for a Function that the device plugin handed out.
 func DerivedMAC(claim types.UID, node string, f function.ID) function.MAC {
 	sum := sha256.Sum256([]byte(string(claim) + "/" + node + "/" + f.String()))
 	return function.MAC(append(net.HardwareAddr{0x02}, sum[:5]...).String())
@@ -94,8 +99,9 @@ func FunctionOf(ref v1alpha1.FunctionRef) function.ID {
 	return function.ID{Address: pci.Address(ref.PCIAddress)}
 }
 
-// XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node: one that is not being deleted, then one that names the PF
-// before one that serves all PFs, then the one whose name sorts first. It returns a pointer into the slice, nil if there is none.
+// XPUOf chooses the XPU that serves a PF from the XPUs of the PF's node: one that is not being
+// deleted, then one that names the PF before one that serves all PFs, then the one whose name sorts
+// first. It returns a pointer into the slice, nil if there is none.
 func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 	var chosen *v1alpha1.XPU
 	for i := range xpus {
@@ -109,7 +115,8 @@ func XPUOf(xpus []v1alpha1.XPU, pf pci.Address) *v1alpha1.XPU {
 
 // NoXPU says what an administrator does for a PF of the node that has no XPU.
 func NoXPU(node string, pf pci.Address) string {
-	return fmt.Sprintf("no XPU serves PF %s of node %s; add one, or see spec.pfs and the condition Card of the node's XPUs", pf, node)
+	return fmt.Sprintf("no XPU serves PF %s of node %s; add one, or see spec.pfs and the "+
+		"condition Card of the node's XPUs", pf, node)
 }
 
 // before says whether XPUOf prefers a to b.
@@ -129,12 +136,12 @@ const CDIKind = v1alpha1.GroupName + "/function"
 // uidLength is the length of a claim's UID, RFC 9562.
 const uidLength = 36
 
-// CDIDeviceName is the name of the CDI device for a claim's Function: "<UID>-<device name>", as of [function.ID.DeviceName]. The UID keeps a runtime from using a
-// cached device of another claim.
+// CDIDeviceName is the name of the CDI device for a claim's Function: "<UID>-<device name>", as of
+// [function.ID.DeviceName]. The UID keeps a runtime from using a cached device of another claim.
 func CDIDeviceName(claim types.UID, device string) string { return string(claim) + "-" + device }
 
-// ParseCDIDevice parses the qualified name of a CDI device, "xpu.opiproject.org/function=<UID>-<device>". ok is false for
-// other devices.
+// ParseCDIDevice parses the qualified name of a CDI device,
+// "xpu.opiproject.org/function=<UID>-<device>". ok is false for other devices.
 func ParseCDIDevice(qualified string) (claim types.UID, id function.ID, ok bool) {
 	kind, name, _ := strings.Cut(qualified, "=")
 	if kind != CDIKind {
@@ -143,7 +150,8 @@ func ParseCDIDevice(qualified string) (claim types.UID, id function.ID, ok bool)
 	return SplitCDIDeviceName(name)
 }
 
-// SplitCDIDeviceName reverses [CDIDeviceName]. Multus up to 4.3 passes this name for a claim's device.
+// SplitCDIDeviceName reverses [CDIDeviceName]. Multus up to 4.3 passes this name for a claim's
+// device.
 func SplitCDIDeviceName(name string) (claim types.UID, id function.ID, ok bool) {
 	if len(name) <= uidLength || name[uidLength] != '-' {
 		return "", function.ID{}, false

@@ -19,7 +19,8 @@ func TestPoolID(t *testing.T) {
 		want PoolID
 	}{
 		{"node1/0000-3b-00-0/fast", PoolID{Node: "node1", PF: "0000:3b:00.0", DevicePool: "fast"}},
-		{"node1.example.com/10000-3b-1f-7/a.b", PoolID{Node: "node1.example.com", PF: "10000:3b:1f.7", DevicePool: "a.b"}},
+		{"node1.example.com/10000-3b-1f-7/a.b",
+			PoolID{Node: "node1.example.com", PF: "10000:3b:1f.7", DevicePool: "a.b"}},
 	} {
 		got, err := ParsePoolID(test.name)
 		if err != nil || got != test.want {
@@ -29,7 +30,8 @@ func TestPoolID(t *testing.T) {
 			t.Errorf("%+v.String() = %q, want %q", got, back, test.name)
 		}
 	}
-	for _, bad := range []string{"", "node1", "node1/0000-3b-00-0", "/0000-3b-00-0/fast", "node1/0000-3b-00-0/", "node1//fast",
+	for _, bad := range []string{"", "node1", "node1/0000-3b-00-0", "/0000-3b-00-0/fast",
+		"node1/0000-3b-00-0/", "node1//fast",
 		"node1/0000:3b:00.0/fast", "node1/0000-3b-20-0/fast", "node1/0000-3b-00-0/fast/more"} {
 		if got, err := ParsePoolID(bad); err == nil {
 			t.Errorf("ParsePoolID(%q) = %+v, want an error", bad, got)
@@ -43,7 +45,8 @@ func TestNamesOfAFunction(t *testing.T) {
 		port     string
 		ref      v1alpha1.FunctionRef
 	}{
-		{function.ID{Address: "0000:3b:02.1"}, "node1-0000-3b-02-1", v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"}},
+		{function.ID{Address: "0000:3b:02.1"}, "node1-0000-3b-02-1",
+			v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.1"}},
 		{function.SubfunctionID("0000:3b:00.0", 88), "node1-0000-3b-00-0-sf88",
 			v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.0", Subfunction: ptr.To[int64](88)}},
 		{function.SubfunctionID("0000:3b:00.0", 0), "node1-0000-3b-00-0-sf0",
@@ -74,7 +77,8 @@ func TestDerivedMAC(t *testing.T) {
 	if bytes := mac.HardwareAddr(); len(bytes) != 6 || bytes[0] != 0x02 {
 		t.Errorf("%s is not a locally administered unicast address", mac)
 	}
-	others := []function.MAC{DerivedMAC("uid-2", "node", vf), DerivedMAC("", "node", vf), DerivedMAC("uid-1", "node2", vf), DerivedMAC("uid-1", "node", sf)}
+	others := []function.MAC{DerivedMAC("uid-2", "node", vf), DerivedMAC("", "node", vf),
+		DerivedMAC("uid-1", "node2", vf), DerivedMAC("uid-1", "node", sf)}
 	if slices.Contains(others, mac) {
 		t.Errorf("%s is also that of another Function or claim: %s", mac, others)
 	}
@@ -86,7 +90,9 @@ func TestDerivedMAC(t *testing.T) {
 
 func TestXPUOf(t *testing.T) {
 	xpu := func(name string, pfs ...string) v1alpha1.XPU {
-		return v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{PFs: pfs}}
+		return v1alpha1.XPU{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{PFs: pfs},
+		}
 	}
 	going := xpu("aa-going", "0000:3b:00.0")
 	going.DeletionTimestamp = new(metav1.Now())
@@ -98,10 +104,14 @@ func TestXPUOf(t *testing.T) {
 		{"none", nil, ""},
 		{"others", []v1alpha1.XPU{xpu("a", "0000:5e:00.0")}, ""},
 		{"the only card", []v1alpha1.XPU{xpu("a")}, "a"},
-		{"the one that names the PF", []v1alpha1.XPU{xpu("a"), xpu("c", "0000:5e:00.0", "0000:3b:00.0"), xpu("b", "0000:5e:00.0")}, "c"},
-		{"the first of equals", []v1alpha1.XPU{xpu("b", "0000:3b:00.0"), xpu("a", "0000:3b:00.0")}, "a"},
+		{"the one that names the PF", []v1alpha1.XPU{
+			xpu("a"), xpu("c", "0000:5e:00.0", "0000:3b:00.0"), xpu("b", "0000:5e:00.0"),
+		}, "c"},
+		{"the first of equals", []v1alpha1.XPU{xpu("b", "0000:3b:00.0"), xpu("a", "0000:3b:00.0")},
+			"a"},
 		{"not one that is being deleted", []v1alpha1.XPU{going, xpu("b")}, "b"},
-		{"one that is being deleted, if there is no other", []v1alpha1.XPU{going, xpu("b", "0000:5e:00.0")}, "aa-going"},
+		{"one that is being deleted, if there is no other",
+			[]v1alpha1.XPU{going, xpu("b", "0000:5e:00.0")}, "aa-going"},
 	} {
 		for range 2 { // whichever comes first
 			got := ""

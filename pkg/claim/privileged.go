@@ -31,17 +31,20 @@ func privileged(c v1alpha1.InterfaceConfig) []v1alpha1.PrivilegedField {
 	return fields
 }
 
-// Allowed returns an error that names the fields which the claim itself sets although the Function's DevicePool, whose spec
-// this is, leaves them to DeviceClasses. The zero spec, of a pool that does not exist, allows none.
+// Allowed returns an error that names the fields which the claim itself sets although the
+// Function's DevicePool, whose spec this is, leaves them to DeviceClasses. The zero spec, of a pool
+// that does not exist, allows none.
 func (d Device) Allowed(pool v1alpha1.DevicePoolSpec) error {
 	joins := d.Config.Network != "" || pool.Network != ""
-	forbidden := slices.DeleteFunc(slices.Clone(d.Privileged), func(f v1alpha1.PrivilegedField) bool {
-		return slices.Contains(pool.Allow, f) || f == v1alpha1.FieldAddresses && !joins
-	})
+	forbidden := slices.DeleteFunc(slices.Clone(d.Privileged),
+		func(f v1alpha1.PrivilegedField) bool {
+			return slices.Contains(pool.Allow, f) || f == v1alpha1.FieldAddresses && !joins
+		})
 	if len(forbidden) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s: Forbidden: DevicePool %s lets only a DeviceClass set this; have its administrator make a class with it, "+
+	return fmt.Errorf("%s: Forbidden: DevicePool %s lets only a DeviceClass set this; have its "+
+		"administrator make a class with it, "+
 		"or add it to the pool's spec.allow", joined(forbidden), d.ID.DevicePool)
 }
 

@@ -13,7 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Choice is what the agent writes into ResourceClaim.status.devices[].data of a share: the Function that it chose for it.
+// Choice is what the agent writes into ResourceClaim.status.devices[].data of a share: the Function
+// that it chose for it.
 type Choice struct {
 	Function function.ID `json:"function"`
 }
@@ -27,10 +28,14 @@ func (c Choice) Data() (*runtime.RawExtension, error) {
 	return &runtime.RawExtension{Raw: raw}, nil
 }
 
-// chosen is the Function that the agent chose for a share, the zero value if it has not yet. What cannot be read was not written by an agent.
-func chosen(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult) function.ID {
+// chosen is the Function that the agent chose for a share, the zero value if it has not yet. What
+// cannot be read was not written by an agent.
+func chosen(
+	claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult,
+) function.ID {
 	for _, entry := range claim.Status.Devices {
-		if !IsOf(&entry, result.Pool, result.Device, ptr.Deref(result.ShareID, "")) || entry.Data == nil {
+		if !IsOf(&entry, result.Pool, result.Device, ptr.Deref(result.ShareID, "")) ||
+			entry.Data == nil {
 			continue
 		}
 		var c Choice
@@ -41,21 +46,26 @@ func chosen(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAl
 	return function.ID{}
 }
 
-// IsOf says whether an entry of ResourceClaim.status.devices is about a device of this driver, or about a share of it.
+// IsOf says whether an entry of ResourceClaim.status.devices is about a device of this driver, or
+// about a share of it.
 func IsOf(entry *resourceapi.AllocatedDeviceStatus, pool, device string, share types.UID) bool {
-	return entry.Driver == v1alpha1.GroupName && entry.Pool == pool && entry.Device == device && ptr.Deref(entry.ShareID, "") == string(share)
+	return entry.Driver == v1alpha1.GroupName && entry.Pool == pool && entry.Device == device &&
+		ptr.Deref(entry.ShareID, "") == string(share)
 }
 
 // NewEntry is an entry that says nothing yet.
 func NewEntry(pool, device string, share types.UID) resourceapi.AllocatedDeviceStatus {
-	entry := resourceapi.AllocatedDeviceStatus{Driver: v1alpha1.GroupName, Pool: pool, Device: device}
+	entry := resourceapi.AllocatedDeviceStatus{
+		Driver: v1alpha1.GroupName, Pool: pool, Device: device,
+	}
 	if share != "" {
 		entry.ShareID = ptr.To(string(share))
 	}
 	return entry
 }
 
-// Megabit is the unit of bandwidth that a claim can have, in bit/s: drivers take the rate of a VF in Mbit/s.
+// Megabit is the unit of bandwidth that a claim can have, in bit/s: drivers take the rate of a VF
+// in Mbit/s.
 const Megabit = 1_000_000
 
 // bandwidth is what a share has of its PF's, in Mbit/s. The scheduler has rounded it to whole ones.
@@ -64,7 +74,8 @@ func bandwidth(result resourceapi.DeviceRequestAllocationResult) int {
 	return int(consumed.Value() / Megabit)
 }
 
-// limited is what the PF enforces for a VF whose claim has so much bandwidth, in Mbit/s: the highest rate is no more.
+// limited is what the PF enforces for a VF whose claim has so much bandwidth, in Mbit/s: the
+// highest rate is no more.
 func limited(wanted *function.VFConfig, bandwidth int) (*function.VFConfig, error) {
 	config := ptr.Deref(wanted, function.VFConfig{})
 	for _, rate := range []struct {
@@ -72,7 +83,8 @@ func limited(wanted *function.VFConfig, bandwidth int) (*function.VFConfig, erro
 		value *int
 	}{{"vf.maxTxRate", config.MaxTxRate}, {"vf.minTxRate", config.MinTxRate}} {
 		if rate.value != nil && *rate.value > bandwidth {
-			return wanted, fmt.Errorf("%s %d: is more than the %d Mbit/s of the link that the claim has; ask for more capacity %s",
+			return wanted, fmt.Errorf("%s %d: is more than the %d Mbit/s of the link that the "+
+				"claim has; ask for more capacity %s",
 				rate.field, *rate.value, bandwidth, CapacityBandwidth)
 		}
 	}

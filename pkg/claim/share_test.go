@@ -22,7 +22,9 @@ func share(id types.UID, bandwidth string) claimtest.Option {
 		results := c.Status.Allocation.Devices.Results
 		result := &results[len(results)-1]
 		result.ShareID = &id
-		result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{claim.CapacityPorts: resource.MustParse("1")}
+		result.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
+			claim.CapacityPorts: resource.MustParse("1"),
+		}
 		if bandwidth != "" {
 			result.ConsumedCapacity[claim.CapacityBandwidth] = resource.MustParse(bandwidth)
 		}
@@ -44,22 +46,28 @@ func TestShares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices, err := claim.Devices(claimtest.Allocated("net", share("one", ""), share("two", "25G"), share("three", ""), share("four", ""),
-		chose("two", string(choice.Raw)), chose("three", `{"function": "eth0"}`), chose("four", `[]`)))
+	devices, err := claim.Devices(claimtest.Allocated("net", share("one", ""), share("two", "25G"),
+		share("three", ""), share("four", ""),
+		chose("two", string(choice.Raw)), chose("three", `{"function": "eth0"}`),
+		chose("four", `[]`)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []function.ID{{}, {Address: "0000:3b:00.3"}, {}, {}} {
-		if devices[i].Function != want || devices[i].Name != "0000-3b-00-0" || devices[i].Share == "" {
-			t.Errorf("share %s has Function %q, want %q", devices[i].Share, devices[i].Function, want)
+		if devices[i].Function != want || devices[i].Name != "0000-3b-00-0" ||
+			devices[i].Share == "" {
+			t.Errorf("share %s has Function %q, want %q", devices[i].Share,
+				devices[i].Function, want)
 		}
 	}
 	if devices[1].Bandwidth != 25000 || devices[0].Bandwidth != 0 {
-		t.Errorf("bandwidth %d and %d Mbit/s, want 0 and 25000", devices[0].Bandwidth, devices[1].Bandwidth)
+		t.Errorf("bandwidth %d and %d Mbit/s, want 0 and 25000", devices[0].Bandwidth,
+			devices[1].Bandwidth)
 	}
 }
 
-// TestBandwidth: what a claim has of the link is the VF's highest rate, or less if it wishes, and never more.
+// TestBandwidth: what a claim has of the link is the VF's highest rate, or less if it wishes, and
+// never more.
 func TestBandwidth(t *testing.T) {
 	for _, test := range []struct {
 		bandwidth, fields string
@@ -71,15 +79,19 @@ func TestBandwidth(t *testing.T) {
 		{"25G", ``, ptr.To(25000), nil, ""},
 		{"25G", `"vf": {"maxTxRate": 0}`, ptr.To(25000), nil, ""},
 		{"25G", `"vf": {"maxTxRate": 10000, "minTxRate": 5000}`, ptr.To(10000), ptr.To(5000), ""},
-		{"25G", `"vf": {"maxTxRate": 25001}`, nil, nil, "vf.maxTxRate 25001: is more than the 25000 Mbit/s of the link that the claim has"},
-		{"25G", `"vf": {"minTxRate": 25001}`, nil, nil, "vf.minTxRate 25001: is more than the 25000 Mbit/s"},
+		{"25G", `"vf": {"maxTxRate": 25001}`, nil, nil,
+			"vf.maxTxRate 25001: is more than the 25000 Mbit/s of the link that the claim has"},
+		{"25G", `"vf": {"minTxRate": 25001}`, nil, nil,
+			"vf.minTxRate 25001: is more than the 25000 Mbit/s"},
 	} {
-		devices, err := claim.Devices(claimtest.Allocated("net", share("one", test.bandwidth), claimtest.FromClass(test.fields)))
+		devices, err := claim.Devices(claimtest.Allocated("net", share("one", test.bandwidth),
+			claimtest.FromClass(test.fields)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		d := devices[0]
-		if (d.ConfigErr == nil) != (test.wrong == "") || d.ConfigErr != nil && !strings.Contains(d.ConfigErr.Error(), test.wrong) {
+		if (d.ConfigErr == nil) != (test.wrong == "") || d.ConfigErr != nil &&
+			!strings.Contains(d.ConfigErr.Error(), test.wrong) {
 			t.Errorf("%+v: error %v", test, d.ConfigErr)
 		}
 		if test.wrong != "" {

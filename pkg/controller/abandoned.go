@@ -50,8 +50,10 @@ func tellOfFunctions(xpu *v1alpha1.XPU) {
 	if len(given) > maxNamed {
 		names += fmt.Sprintf(" and %d more", len(given)-maxNamed)
 	}
-	message := names + ": given up, and kept from pods; once the OPI agent has no ports of them any " +
+	message := names +
+		": given up, and kept from pods; once the OPI agent has no ports of them any " +
 		"more, take them from spec.abandonedFunctions"
 	meta.SetStatusCondition(&xpu.Status.Conditions,
-		newCondition(v1alpha1.ConditionFunctions, xpu.Generation, v1alpha1.ReasonAbandoned, message))
+		newCondition(v1alpha1.ConditionFunctions, xpu.Generation,
+			v1alpha1.ReasonAbandoned, message))
 }

@@ -15,19 +15,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// addressBook has the addresses and MAC addresses that the Ports of one network have. It is kept by the Ports' events, so that to
-// choose an address costs the same however many there are. The caller keeps it from concurrent use.
+// addressBook has the addresses and MAC addresses that the Ports of one network have. It is kept by
+// the Ports' events, so that to choose an address costs the same however many there are. The caller
+// keeps it from concurrent use.
 type addressBook struct {
 	addresses map[netip.Addr]types.NamespacedName
 	macs      map[string]types.NamespacedName
 	// assigned are the addresses of Ports that may not have them in their status yet.
 	assigned map[types.NamespacedName]assignment
 
-	// successors are the Ports that stand by, by their MAC address. The latest of them gets what the Port has that has this MAC address,
-	// once that is gone.
+	// successors are the Ports that stand by, by their MAC address. The latest of them gets what
+	// the Port has that has this MAC address, once that is gone.
 	successors map[string][]successor
 
-	// complete says that the book has been seen to have every Port of the network. Events keep it so.
+	// complete says that the book has been seen to have every Port of the network. Events keep it
+	// so.
 	complete   bool
 	generation int64 // of the network's spec that subnets are for
 	subnets    map[netip.Prefix]*freeList
@@ -42,11 +44,13 @@ type assignment struct {
 func newAddressBook() *addressBook {
 	return &addressBook{
 		addresses: map[netip.Addr]types.NamespacedName{}, macs: map[string]types.NamespacedName{},
-		assigned: map[types.NamespacedName]assignment{}, successors: map[string][]successor{}, subnets: map[netip.Prefix]*freeList{},
+		assigned: map[types.NamespacedName]assignment{}, successors: map[string][]successor{},
+		subnets: map[netip.Prefix]*freeList{},
 	}
 }
 
-// add notes what a Port has. What another Port has stays that one's, unless that one stands by for this one.
+// add notes what a Port has. What another Port has stays that one's, unless that one stands by for
+// this one.
 func (b *addressBook) add(port *v1alpha1.XPUPort) {
 	key := client.ObjectKeyFromObject(port)
 	if standsBy(port) {
@@ -89,7 +93,8 @@ func (b *addressBook) other(port *v1alpha1.XPUPort) (holder types.NamespacedName
 
 // macConflict is the problem of a Port whose MAC address another one has.
 func macConflict(port *v1alpha1.XPUPort, holder types.NamespacedName) *problem {
-	return problemf(v1alpha1.ReasonConflict, "MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
+	return problemf(v1alpha1.ReasonConflict,
+		"MAC address %s is that of XPUPort %s in XPUNetwork %s; ask for another one, or for none",
 		port.Spec.MAC, holder, port.Spec.Network)
 }
 
@@ -115,7 +120,8 @@ type successor struct {
 
 // standsBy says whether the Port waited for another one to go when its status was written.
 func standsBy(port *v1alpha1.XPUPort) bool {
-	return port.Status.Predecessor != "" && port.Status.BridgePort == "" && !v1alpha1.IsAdmitted(port) && port.DeletionTimestamp.IsZero()
+	return port.Status.Predecessor != "" && port.Status.BridgePort == "" &&
+		!v1alpha1.IsAdmitted(port) && port.DeletionTimestamp.IsZero()
 }
 
 // succeed notes that the Port stands by.
@@ -124,26 +130,32 @@ func (b *addressBook) succeed(port *v1alpha1.XPUPort) {
 	if slices.ContainsFunc(waiting, func(s successor) bool { return s.uid == port.UID }) {
 		return
 	}
-	waiting = append(waiting, successor{client.ObjectKeyFromObject(port), port.UID, port.CreationTimestamp.Time})
+	waiting = append(waiting,
+		successor{client.ObjectKeyFromObject(port), port.UID, port.CreationTimestamp.Time})
 	slices.SortStableFunc(waiting, func(a, b successor) int { return a.made.Compare(b.made) })
 	b.successors[port.Spec.MAC] = waiting
 }
 
 // resign notes that the Port does not stand by any more.
 func (b *addressBook) resign(port *v1alpha1.XPUPort) {
-	left := slices.DeleteFunc(b.successors[port.Spec.MAC], func(s successor) bool { return s.uid == port.UID })
+	left := slices.DeleteFunc(b.successors[port.Spec.MAC], func(s successor) bool {
+		return s.uid == port.UID
+	})
 	if b.successors[port.Spec.MAC] = left; len(left) == 0 {
 		delete(b.successors, port.Spec.MAC)
 	}
 }
 
-// notes says whether the book has the MAC address of a Port as that of the Port, or as that of another one for good.
+// notes says whether the book has the MAC address of a Port as that of the Port, or as that of
+// another one for good.
 func (b *addressBook) notes(port *v1alpha1.XPUPort) bool {
 	holder, noted := b.macs[port.Spec.MAC]
 	if !noted || standsBy(port) || holder == client.ObjectKeyFromObject(port) {
 		return noted
 	}
-	return !slices.ContainsFunc(b.successors[port.Spec.MAC], func(s successor) bool { return s.key == holder })
+	return !slices.ContainsFunc(b.successors[port.Spec.MAC], func(s successor) bool {
+		return s.key == holder
+	})
 }
 
 // give moves what a Port has from one key to that of another Port.
@@ -153,7 +165,8 @@ func (b *addressBook) give(port *v1alpha1.XPUPort, from types.NamespacedName, to
 	}
 	var moved []string
 	for _, text := range slices.Concat(addressesOf(port), b.assigned[from].addresses) {
-		if address, err := netip.ParsePrefix(text); err == nil && b.addresses[address.Addr()] == from {
+		if address, err := netip.ParsePrefix(text); err == nil &&
+			b.addresses[address.Addr()] == from {
 			b.addresses[address.Addr()] = to.key
 			moved = append(moved, text)
 		}
@@ -201,11 +214,14 @@ func addressesOf(port *v1alpha1.XPUPort) []string {
 	return port.Spec.Addresses
 }
 
-// assign returns the addresses of a Port that an agent made, which are noted: those that it has, those that it asks for, or the
-// lowest free ones. A *problem says why it cannot have them.
-func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules) ([]string, error) {
+// assign returns the addresses of a Port that an agent made, which are noted: those that it has,
+// those that it asks for, or the lowest free ones. A *problem says why it cannot have them.
+func (b *addressBook) assign(
+	key types.NamespacedName, port *v1alpha1.XPUPort, rules *addressRules,
+) ([]string, error) {
 	if has, ok := b.assigned[key]; ok && has.to != port.UID {
-		return nil, &problem{retry: firstRetry} // the Port that had the name has gone, and the allocator is about to hear of it
+		// the Port that had the name has gone, and the allocator is about to hear of it
+		return nil, &problem{retry: firstRetry}
 	} else if ok {
 		return has.addresses, nil
 	}
@@ -216,7 +232,9 @@ func (b *addressBook) assign(key types.NamespacedName, port *v1alpha1.XPUPort, r
 	for i, text := range port.Spec.Addresses {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
-			return nil, problemf(v1alpha1.ReasonInvalidConfig, "addresses[%d] %q must be an address with prefix length such as 10.1.0.5/24", i, text)
+			return nil, problemf(v1alpha1.ReasonInvalidConfig,
+				"addresses[%d] %q must be an address with prefix length such as 10.1.0.5/24",
+				i, text)
 		}
 		wanted = append(wanted, prefix)
 	}
@@ -238,7 +256,8 @@ func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) err
 			continue
 		}
 		if holder, taken := b.addresses[address.Addr()]; taken && holder != key {
-			return problemf(v1alpha1.ReasonConflict, "address %s, which the XPUPort had, is in use by XPUPort %s; delete the pod of one of them", text, holder)
+			return problemf(v1alpha1.ReasonConflict, "address %s, which the XPUPort had, is in "+
+				"use by XPUPort %s; delete the pod of one of them", text, holder)
 		}
 	}
 	b.assigned[key] = assignment{port.UID, port.Status.Addresses}
@@ -246,7 +265,8 @@ func (b *addressBook) keep(key types.NamespacedName, port *v1alpha1.XPUPort) err
 	return nil
 }
 
-// lowest is the lowest address of the subnet that is free and not reserved; the zero value if there is none.
+// lowest is the lowest address of the subnet that is free and not reserved; the zero value if there
+// is none.
 func (b *addressBook) lowest(subnet netip.Prefix, reserved *netipx.IPSet) netip.Addr {
 	free := b.subnets[subnet]
 	if free == nil {
@@ -288,7 +308,8 @@ func rangeOf(set *netipx.IPSet, ip netip.Addr) (netipx.IPRange, bool) {
 	return netipx.IPRange{}, false
 }
 
-// freeList finds the lowest free address of a subnet. All addresses below next are taken, but for those in below.
+// freeList finds the lowest free address of a subnet. All addresses below next are taken, but for
+// those in below.
 type freeList struct {
 	next  netip.Addr
 	below []netip.Addr // a heap; an address may have been taken since it was added
@@ -319,8 +340,8 @@ type addressRules struct {
 	reserved   *netipx.IPSet // the gateways, and what is reserved
 }
 
-// rulesOf returns a *problem if the network's spec cannot be understood. The first address of a subnet is its gateway's unless
-// spec.gateways has another one of the family.
+// rulesOf returns a *problem if the network's spec cannot be understood. The first address of a
+// subnet is its gateway's unless spec.gateways has another one of the family.
 func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 	rules := &addressRules{network: network.Name, generation: network.Generation}
 	var reserved netipx.IPSetBuilder
@@ -329,7 +350,8 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 	for i, text := range network.Spec.Gateways {
 		ip, err := netip.ParseAddr(text)
 		if err != nil {
-			wrong = append(wrong, fmt.Sprintf("spec.gateways[%d] %q must be an address such as 10.1.0.1", i, text))
+			wrong = append(wrong,
+				fmt.Sprintf("spec.gateways[%d] %q must be an address such as 10.1.0.1", i, text))
 			continue
 		}
 		gateways[ip.Is4()] = true
@@ -338,7 +360,8 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 	for i, text := range network.Spec.Subnets {
 		subnet, err := netip.ParsePrefix(text)
 		if err != nil {
-			wrong = append(wrong, fmt.Sprintf("spec.subnets[%d] %q must be a prefix such as 10.1.0.0/24", i, text))
+			wrong = append(wrong,
+				fmt.Sprintf("spec.subnets[%d] %q must be a prefix such as 10.1.0.0/24", i, text))
 			continue
 		}
 		rules.subnets = append(rules.subnets, subnet)
@@ -350,15 +373,19 @@ func rulesOf(network *v1alpha1.XPUNetwork) (*addressRules, error) {
 		if r, err := parseRange(text); err == nil {
 			reserved.AddRange(r)
 		} else {
-			wrong = append(wrong, fmt.Sprintf("spec.reserved[%d] %q must be a prefix or a range such as 10.1.0.10-10.1.0.19", i, text))
+			wrong = append(wrong,
+				fmt.Sprintf("spec.reserved[%d] %q must be a prefix or a range such as "+
+					"10.1.0.10-10.1.0.19", i, text))
 		}
 	}
 	if len(wrong) > 0 {
-		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name, strings.Join(wrong, "; "))
+		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name,
+			strings.Join(wrong, "; "))
 	}
 	var err error
 	if rules.reserved, err = reserved.IPSet(); err != nil {
-		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name, oneLine(err))
+		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s: %s", network.Name,
+			oneLine(err))
 	}
 	return rules, nil
 }
@@ -371,7 +398,8 @@ func parseRange(text string) (netipx.IPRange, error) {
 	return netipx.ParseIPRange(text)
 }
 
-// choose returns the addresses that are wanted, or the lowest free one of each subnet if none are, or a *problem.
+// choose returns the addresses that are wanted, or the lowest free one of each subnet if none are,
+// or a *problem.
 func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]netip.Prefix, error) {
 	if len(wanted) > 0 {
 		return wanted, b.check(rules, wanted)
@@ -383,8 +411,10 @@ func (b *addressBook) choose(rules *addressRules, wanted []netip.Prefix) ([]neti
 	for _, subnet := range rules.subnets {
 		address := b.lowest(subnet, rules.reserved)
 		if !address.IsValid() {
-			return nil, problemf(v1alpha1.ReasonNoFreeAddress, "subnet %s of XPUNetwork %s has no free address left; "+
-				"delete pods that use it, or use a network with a larger subnet", subnet, rules.network)
+			return nil, problemf(v1alpha1.ReasonNoFreeAddress,
+				"subnet %s of XPUNetwork %s has no free address left; "+
+					"delete pods that use it, or use a network with a larger subnet",
+				subnet, rules.network)
 		}
 		free = append(free, netip.PrefixFrom(address, subnet.Bits()))
 	}
@@ -404,7 +434,8 @@ func (b *addressBook) check(rules *addressRules, wanted []netip.Prefix) error {
 			wrong = "is in the list twice"
 		case held:
 			reason = v1alpha1.ReasonConflict
-			wrong = fmt.Sprintf("is in use by XPUPort %s; choose another one, or delete the pod that has it", holder)
+			wrong = fmt.Sprintf("is in use by XPUPort %s; choose another one, or delete the pod "+
+				"that has it", holder)
 		default:
 			seen[ip] = true
 			continue
@@ -425,21 +456,26 @@ func (r *addressRules) wrong(address netip.Prefix) string {
 		case !subnet.Contains(ip):
 			continue
 		case unusable(subnet, ip):
-			return fmt.Sprintf("is the network's own or its broadcast address in subnet %s; choose another one", subnet)
+			return fmt.Sprintf("is the network's own or its broadcast address in subnet %s; "+
+				"choose another one", subnet)
 		case address.Bits() != subnet.Bits():
 			return fmt.Sprintf("must have the prefix length of subnet %s", subnet)
 		case r.reserved.Contains(ip):
-			return fmt.Sprintf("is a gateway's or reserved in XPUNetwork %s; choose another one", r.network)
+			return fmt.Sprintf("is a gateway's or reserved in XPUNetwork %s; choose another one",
+				r.network)
 		}
 		return ""
 	}
-	return fmt.Sprintf("is in none of the subnets of XPUNetwork %s (%s); choose one inside, or leave addresses away to be given one",
+	return fmt.Sprintf("is in none of the subnets of XPUNetwork %s (%s); choose one inside, or "+
+		"leave addresses away to be given one",
 		r.network, strings.Join(texts(r.subnets), ", "))
 }
 
-// unusable tells whether the address is the subnet's own (RFC 4291 2.6.1 for IPv6) or its IPv4 broadcast address.
+// unusable tells whether the address is the subnet's own (RFC 4291 2.6.1 for IPv6) or its IPv4
+// broadcast address.
 func unusable(subnet netip.Prefix, ip netip.Addr) bool {
-	return !subnet.IsSingleIP() && (ip == subnet.Addr() || ip.Is4() && ip == netipx.PrefixLastIP(subnet))
+	return !subnet.IsSingleIP() &&
+		(ip == subnet.Addr() || ip.Is4() && ip == netipx.PrefixLastIP(subnet))
 }
 
 func texts(prefixes []netip.Prefix) (list []string) {

@@ -22,9 +22,11 @@ func FuzzAddressRules(f *testing.F) {
 	f.Add("0.0.0.0/0", "0.0.0.1", "0.0.0.0/1", "255.255.255.255/0 1.2.3.4/0")
 	f.Add("::ffff:10.0.0.0/120", "x", "10.1.0.9-10.1.0.2", "fe80::1%eth0/64")
 	f.Fuzz(func(t *testing.T, subnets, gateways, reserved, wanted string) {
-		network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.XPUNetworkSpec{
-			Subnets: strings.Fields(subnets), Gateways: strings.Fields(gateways), Reserved: strings.Fields(reserved),
-		}}
+		network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"},
+			Spec: v1alpha1.XPUNetworkSpec{
+				Subnets: strings.Fields(subnets), Gateways: strings.Fields(gateways),
+				Reserved: strings.Fields(reserved),
+			}}
 		rules, err := rulesOf(network)
 		if err != nil {
 			return

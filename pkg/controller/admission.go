@@ -23,7 +23,9 @@ type admission struct {
 }
 
 // admit returns the addresses of a Port, or a *problem if it may not join the network.
-func (r *admission) admit(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
+func (r *admission) admit(
+	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
+) ([]string, error) {
 	if err := r.checkMaker(port); err != nil {
 		return nil, err
 	}
@@ -44,8 +46,11 @@ func (r *admission) checkMaker(port *v1alpha1.XPUPort) error {
 	if r.counts(port) {
 		return nil
 	}
-	return problemf(v1alpha1.ReasonForbidden, "an XPUPort without a claim is made by the xpu-agent of its node, in namespace "+
-		"%s; delete this one, and ask for a Function by a ResourceClaim or an extended resource", r.Namespace)
+	return problemf(v1alpha1.ReasonForbidden,
+		"an XPUPort without a claim is made by the xpu-agent of its node, in namespace "+
+			"%s; delete this one, and ask for a Function by a ResourceClaim or an extended "+
+			"resource",
+		r.Namespace)
 }
 
 // aheadGrace is how long a Port that is made ahead may be there before its DevicePool is known.
@@ -55,7 +60,8 @@ const aheadGrace = 10 * time.Second
 func (r *admission) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
 	err := r.client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete XPUPort %s/%s, which was made ahead: %w", port.Namespace, port.Name, err)
+		return fmt.Errorf("delete XPUPort %s/%s, which was made ahead: %w", port.Namespace,
+			port.Name, err)
 	}
 	ctrl.LoggerFrom(ctx).Info("deleting XPUPort that was made ahead", "why", why)
 	return &problem{} // its deletion comes as an event
@@ -66,11 +72,13 @@ func (r *admission) endAhead(ctx context.Context, port *v1alpha1.XPUPort, why st
 // MAC address must be that of the Function, so that nobody takes another's.
 func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPort) error {
 	if other != nil {
-		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(other).String()+" takes its place")
+		return r.endAhead(ctx, port, "XPUPort "+client.ObjectKeyFromObject(other).String()+
+			" takes its place")
 	}
 	f := claim.FunctionOf(port.Spec.Function)
 	if mac := string(claim.DerivedMAC("", port.Spec.NodeName, f)); port.Spec.MAC != mac {
-		return problemf(v1alpha1.ReasonForbidden, "MAC address %s is not that of Function %s of node %s, which is %s", port.Spec.MAC, f,
+		return problemf(v1alpha1.ReasonForbidden,
+			"MAC address %s is not that of Function %s of node %s, which is %s", port.Spec.MAC, f,
 			port.Spec.NodeName, mac)
 	}
 	pool := port.Labels[v1alpha1.LabelPool]
@@ -83,7 +91,8 @@ func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPor
 	case time.Since(port.CreationTimestamp.Time) > aheadGrace:
 		return r.endAhead(ctx, port, "its DevicePool does not ask for it")
 	}
-	p := problemf(v1alpha1.ReasonForbidden, "DevicePool %s does not have Ports made ahead in XPUNetwork %s", pool, port.Spec.Network)
+	p := problemf(v1alpha1.ReasonForbidden,
+		"DevicePool %s does not have Ports made ahead in XPUNetwork %s", pool, port.Spec.Network)
 	p.retry = aheadGrace
 	return p
 }
@@ -91,7 +100,9 @@ func (r *admission) admitAhead(ctx context.Context, port, other *v1alpha1.XPUPor
 // addressesOf returns the addresses of the Port. One that a node's agent made gets them now, if it
 // is to have some, and is refused if it has another Port's MAC address, or waits for that Port to
 // go if both are of one virtual machine. A claim's Port was made with its addresses.
-func (r *admission) addressesOf(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
+func (r *admission) addressesOf(
+	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
+) ([]string, error) {
 	switch {
 	case port.Spec.Claim.Name != "":
 		return port.Spec.Addresses, r.allocator.checkOwn(ctx, port)

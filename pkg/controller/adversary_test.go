@@ -33,7 +33,8 @@ func impatient(o *Options) {
 	o.AgentTimeout = 2 * time.Second
 }
 
-// someone is a client of the agent of another installation, or of this one behind the controller's back.
+// someone is a client of the agent of another installation, or of this one behind the controller's
+// back.
 func someone(t *testing.T, agent *opitest.Agent, installation opi.Installation) *opi.Client {
 	t.Helper()
 	config := agent.Config()
@@ -50,7 +51,8 @@ func portIn(network, id string, last byte) opi.Port {
 	return opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, 0, last}, Networks: []string{network}}
 }
 
-// stays fails if the agent loses one of the ports while it is compared often enough for an orphan to go.
+// stays fails if the agent loses one of the ports while it is compared often enough for an orphan
+// to go.
 func (c *cluster) stays(agent *opitest.Agent, ids ...string) {
 	c.Helper()
 	before := agent.Calls("ListBridgePorts")
@@ -67,13 +69,15 @@ func (c *cluster) stays(agent *opitest.Agent, ids ...string) {
 	}
 }
 
-// TestOrphans: what is the installation's and nobody's goes, and what is another's stays and is told of.
+// TestOrphans: what is the installation's and nobody's goes, and what is another's stays and is
+// told of.
 func TestOrphans(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
 	ours, theirs := someone(t, agent, opitest.Installation), someone(t, agent, "other")
 	left, foreign := opi.Network{ID: "net-left", VLAN: 7}, opi.Network{ID: "other-red", VLAN: 8}
-	err := errors.Join(ours.EnsureNetwork(t.Context(), left), theirs.EnsureNetwork(t.Context(), foreign),
+	err := errors.Join(ours.EnsureNetwork(t.Context(), left),
+		theirs.EnsureNetwork(t.Context(), foreign),
 		ours.EnsurePort(t.Context(), portIn(left.ID, "vf-0000-3b-02-6", 6)),
 		ours.EnsurePort(t.Context(), portIn(left.ID, "sf-3b-00-0-5", 5)),
 		theirs.EnsurePort(t.Context(), portIn(foreign.ID, "vf-0000-3b-02-7", 7)),
@@ -87,7 +91,8 @@ func TestOrphans(t *testing.T) {
 	c.has(agent, "uplink", "vf-0000-3b-02-0", "vf-0000-3b-02-7")
 	c.eventually("only networks that are needed or others'", func() error {
 		want := []string{opitest.Installation.NetworkID("blue"), foreign.ID}
-		if got := agent.Networks(); len(got) != 2 || !slices.Contains(got, want[0]) || !slices.Contains(got, want[1]) {
+		if got := agent.Networks(); len(got) != 2 || !slices.Contains(got, want[0]) ||
+			!slices.Contains(got, want[1]) {
 			return fmt.Errorf("the agent has %q, want %q", got, want)
 		}
 		return nil
@@ -98,7 +103,9 @@ func TestOrphans(t *testing.T) {
 			return err
 		}
 		want := &v1alpha1.XPUForeign{
-			Ports: 2, Networks: 1, Examples: []string{"network other-red (VLAN 8)", "port uplink", "port vf-0000-3b-02-7"},
+			Ports: 2, Networks: 1, Examples: []string{
+				"network other-red (VLAN 8)", "port uplink", "port vf-0000-3b-02-7",
+			},
 		}
 		if diff := gocmp.Diff(want, xpu.Status.Foreign); diff != "" {
 			return errors.New("status.foreign -want +got: " + diff)
@@ -108,14 +115,16 @@ func TestOrphans(t *testing.T) {
 	c.stays(agent, "uplink", "vf-0000-3b-02-0", "vf-0000-3b-02-7")
 }
 
-// TestForeignPort: a port of another installation is in the way. It is neither replaced nor deleted, and the XPUPort says so.
+// TestForeignPort: a port of another installation is in the way. It is neither replaced nor
+// deleted, and the XPUPort says so.
 func TestForeignPort(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
 	theirs := someone(t, agent, "other")
 	red := opi.Network{ID: "other-red", VLAN: 8}
 	foreign := portIn(red.ID, "vf-0000-3b-02-0", 7)
-	if err := errors.Join(theirs.EnsureNetwork(t.Context(), red), theirs.EnsurePort(t.Context(), foreign)); err != nil {
+	if err := errors.Join(theirs.EnsureNetwork(t.Context(), red),
+		theirs.EnsurePort(t.Context(), foreign)); err != nil {
 		t.Fatal(err)
 	}
 	c.network("blue", 100)
@@ -127,7 +136,8 @@ func TestForeignPort(t *testing.T) {
 	c.delete(o)
 	c.gone(port)
 	c.stays(agent, foreign.ID)
-	if got, err := theirs.GetPort(t.Context(), foreign.ID); err != nil || !got.Equal(foreign) || got.State != opi.StateUp {
+	if got, err := theirs.GetPort(t.Context(), foreign.ID); err != nil || !got.Equal(foreign) ||
+		got.State != opi.StateUp {
 		t.Errorf("their port is %+v, %v", got, err)
 	}
 	// Nor is their VLAN taken.
@@ -154,7 +164,8 @@ func TestUnknownPort(t *testing.T) {
 	c.delete(o)
 	c.portReason(port, v1alpha1.ReasonUnknown, "kept from other pods")
 	c.told("XPUPort", port.Name, v1alpha1.ReasonUnknown)
-	c.claimReason(c.blue("b", 0), v1alpha1.ConditionProvisioned, v1alpha1.ReasonFunctionBusy, port.Name)
+	c.claimReason(c.blue("b", 0), v1alpha1.ConditionProvisioned,
+		v1alpha1.ReasonFunctionBusy, port.Name)
 	c.stays(agent, "vf-0000-3b-02-0")
 	agent.Lose("vf-0000-3b-02-0") // an administrator deleted it there
 	c.gone(port)
@@ -176,7 +187,9 @@ func TestUntoldPortsAreTold(t *testing.T) {
 		if err := c.get(xpu); err != nil {
 			return err
 		}
-		want := &v1alpha1.XPUForeign{Unknown: 1, Examples: []string{"port vf-0000-3b-02-7 (unknown whose)"}}
+		want := &v1alpha1.XPUForeign{
+			Unknown: 1, Examples: []string{"port vf-0000-3b-02-7 (unknown whose)"},
+		}
 		got := xpu.Status.Foreign
 		if got != nil && got.Networks == 0 && gocmp.Equal(want, got) {
 			return nil
@@ -231,8 +244,9 @@ func TestTwoNamesOfOneAgent(t *testing.T) {
 	}
 }
 
-// TestAgentOfAnotherXPU: two XPUs whose endpoints have nothing in common have one agent. The port of the one is not taken for an
-// orphan of the other, nor replaced by a Port of the other's node that has a Function of the same address.
+// TestAgentOfAnotherXPU: two XPUs whose endpoints have nothing in common have one agent. The port
+// of the one is not taken for an orphan of the other, nor replaced by a Port of the other's node
+// that has a Function of the same address.
 func TestAgentOfAnotherXPU(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
@@ -242,8 +256,12 @@ func TestAgentOfAnotherXPU(t *testing.T) {
 	other := "another-" + c.node
 	second := c.xpuOn(other, "second", forward(t, agent.Config().Endpoint))
 	c.xpuReason(second, v1alpha1.ReasonConnected, "")
-	o := c.claim(want{name: "b", node: other, pool: "fast", function: vf(0), config: `{"network":"blue"}`})
-	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(other, vf(0))}}
+	o := c.claim(want{
+		name: "b", node: other, pool: "fast", function: vf(0), config: `{"network":"blue"}`,
+	})
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(other, vf(0))},
+	}
 	c.portReason(port, v1alpha1.ReasonConflict, "XPU first")
 	c.stays(agent, "vf-0000-3b-02-0")
 	c.delete(o)
@@ -251,8 +269,8 @@ func TestAgentOfAnotherXPU(t *testing.T) {
 	c.stays(agent, "vf-0000-3b-02-0")
 }
 
-// TestXPUAbandoned: the Ports of a card that will not answer again go when it is abandoned, and its Functions stay tainted, by
-// its condition, until it is back without their ports.
+// TestXPUAbandoned: the Ports of a card that will not answer again go when it is abandoned, and its
+// Functions stay tainted, by its condition, until it is back without their ports.
 func TestXPUAbandoned(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
@@ -296,7 +314,8 @@ func TestXPUAbandoned(t *testing.T) {
 		if err := next.Run(); err != nil {
 			return err
 		}
-		return hasReason(c.xpuNamed("next").Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonConnected, "")
+		return hasReason(c.xpuNamed("next").Status.Conditions, v1alpha1.ConditionReady,
+			v1alpha1.ReasonConnected, "")
 	})
 }
 
@@ -374,12 +393,13 @@ func (c *cluster) functions(xpu *v1alpha1.XPU, names string) {
 		case condition == nil || names == "":
 			return fmt.Errorf("it is %+v, want %q in it", condition, names)
 		}
-		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionFunctions, v1alpha1.ReasonAbandoned, names)
+		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionFunctions,
+			v1alpha1.ReasonAbandoned, names)
 	})
 }
 
-// TestAbandonedIsAsked: the agent of an abandoned XPU that is back is asked, also by a controller that has just started and does
-// not know yet that it is.
+// TestAbandonedIsAsked: the agent of an abandoned XPU that is back is asked, also by a controller
+// that has just started and does not know yet that it is.
 func TestAbandonedIsAsked(t *testing.T) {
 	patient := func(o *Options) { o.OrphanGrace = time.Hour }
 	c := newCluster(t, patient)
@@ -397,7 +417,8 @@ func TestAbandonedIsAsked(t *testing.T) {
 	c.has(agent)
 }
 
-// TestNetworkDeletedWhileAway: a network that is deleted while its xPU is away goes when the xPU is back, and its VLAN is free.
+// TestNetworkDeletedWhileAway: a network that is deleted while its xPU is away goes when the xPU is
+// back, and its VLAN is free.
 func TestNetworkDeletedWhileAway(t *testing.T) {
 	c := newCluster(t, func(o *Options) {
 		impatient(o)
@@ -421,13 +442,16 @@ func TestNetworkDeletedWhileAway(t *testing.T) {
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
-	c.up(c.claim(want{name: "b", pool: "fast", function: vf(1), config: `{"network":"green"}`}), vf(1))
-	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("green")}) {
+	c.up(c.claim(want{name: "b", pool: "fast", function: vf(1), config: `{"network":"green"}`}),
+		vf(1))
+	if got := agent.Networks(); !slices.Equal(got,
+		[]string{opitest.Installation.NetworkID("green")}) {
 		t.Errorf("networks %q", got)
 	}
 }
 
-// TestPortDeletedBehindTheBack: a port that somebody deletes, or changes, while the connection stays is made again.
+// TestPortDeletedBehindTheBack: a port that somebody deletes, or changes, while the connection
+// stays is made again.
 func TestPortDeletedBehindTheBack(t *testing.T) {
 	c := newCluster(t, impatient)
 	agent := opitest.Start(t)
@@ -442,10 +466,13 @@ func TestPortDeletedBehindTheBack(t *testing.T) {
 	id, network := port.Status.BridgePort, opitest.Installation.NetworkID("blue")
 	wanted := opi.Port{ID: id, MAC: mac, Networks: []string{network}}
 	for name, damage := range map[string]func() error{
-		"deleted":     func() error { return somebody.DeletePort(t.Context(), id) },
-		"another MAC": func() error { return somebody.EnsurePort(t.Context(), portIn(network, id, 9)) },
+		"deleted": func() error { return somebody.DeletePort(t.Context(), id) },
+		"another MAC": func() error {
+			return somebody.EnsurePort(t.Context(), portIn(network, id, 9))
+		},
 		"its network, too": func() error {
-			return errors.Join(somebody.DeletePort(t.Context(), id), somebody.DeleteNetwork(t.Context(), network))
+			return errors.Join(somebody.DeletePort(t.Context(), id),
+				somebody.DeleteNetwork(t.Context(), network))
 		},
 	} {
 		if err := damage(); err != nil {
@@ -572,14 +599,18 @@ func TestQuota(t *testing.T) {
 	c.network("blue", 100)
 	none := corev1.ResourceList{"count/xpuports.xpu.opiproject.org": resource.MustParse("0")}
 	quota := &corev1.ResourceQuota{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none},
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "none"},
+		Spec:       corev1.ResourceQuotaSpec{Hard: none},
 	}
 	c.create(quota)
-	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none} // kube-controller-manager's part
+	// kube-controller-manager's part
+	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none}
 	if err := c.Status().Update(t.Context(), quota); err != nil {
 		t.Fatal(err)
 	}
-	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p"})
+	o := c.claim(want{
+		name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p",
+	})
 	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonForbidden, "quota")
 	c.told("ResourceClaim", "a", v1alpha1.ReasonForbidden)
 	c.told("Pod", "p", v1alpha1.ReasonForbidden)
@@ -590,7 +621,9 @@ func TestPodIsTold(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
 	c.network("blue", 100)
-	port := c.up(c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p"}), vf(0))
+	port := c.up(c.claim(want{
+		name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p",
+	}), vf(0))
 	if port.Status.Pod != "p" {
 		t.Errorf("status.pod %q", port.Status.Pod)
 	}
@@ -600,7 +633,9 @@ func TestPodIsTold(t *testing.T) {
 func TestNodeOfAllocation(t *testing.T) {
 	on := func(nodes ...string) *resourceapi.AllocationResult {
 		return &resourceapi.AllocationResult{NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: nodes}},
+			MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: nodes},
+			},
 		}}}}
 	}
 	for name, test := range map[string]struct {
@@ -610,8 +645,10 @@ func TestNodeOfAllocation(t *testing.T) {
 		"the node":         {on("node2"), true},
 		"one of the nodes": {on("node1", "node2"), true},
 		"another node":     {on("node1"), false},
-		"none":             {&resourceapi.AllocationResult{NodeSelector: &corev1.NodeSelector{}}, false},
-		"any":              {&resourceapi.AllocationResult{}, true},
+		"none": {
+			&resourceapi.AllocationResult{NodeSelector: &corev1.NodeSelector{}}, false,
+		},
+		"any": {&resourceapi.AllocationResult{}, true},
 	} {
 		if got := allocatedOn(test.allocation, "node2"); got != test.want {
 			t.Errorf("%s: %t", name, got)
@@ -620,18 +657,22 @@ func TestNodeOfAllocation(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
 	c.network("blue", 100)
-	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, on: "node-of-the-attacker"})
+	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`,
+		on: "node-of-the-attacker"})
 	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonInvalidConfig, "another node")
 }
 
-// TestPortWithoutFinalizer: an XPUPort that somebody made without the finalizer gets it before the agent is asked for anything.
+// TestPortWithoutFinalizer: an XPUPort that somebody made without the finalizer gets it before the
+// agent is asked for anything.
 func TestPortWithoutFinalizer(t *testing.T) {
 	c := newCluster(t, nil)
 	agent := opitest.Start(t)
 	c.xpu("card", agent)
 	c.network("blue", 100)
 	port := c.up(c.blue("a", 0), vf(0))
-	made := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "by-hand"}, Spec: port.Spec}
+	made := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "by-hand"}, Spec: port.Spec,
+	}
 	made.Spec.Function.PCIAddress, made.Spec.MAC, made.Spec.Claim = "0000:3b:02.7", "02:00:00:00:00:77", v1alpha1.ClaimRef{}
 	c.create(made)
 	c.portReason(made, v1alpha1.ReasonUp, "")
@@ -643,7 +684,8 @@ func TestPortWithoutFinalizer(t *testing.T) {
 	c.has(agent, "vf-0000-3b-02-0")
 }
 
-// TestTakenFromOthers: no claim gets another pod's MAC address, on whatever xPU, a gateway's address, or a wider prefix.
+// TestTakenFromOthers: no claim gets another pod's MAC address, on whatever xPU, a gateway's
+// address, or a wider prefix.
 func TestTakenFromOthers(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
@@ -651,21 +693,32 @@ func TestTakenFromOthers(t *testing.T) {
 	c.xpuOn(other, "other", opitest.Start(t).Config().Endpoint)
 	c.network("blue", 100, "10.1.0.0/24")
 	c.pool("fast", "") // which allows claims everything
-	victim := c.up(c.claim(want{name: "victim", pool: "fast", function: vf(0), config: `{"network":"blue"}`}), vf(0))
+	victim := c.up(c.claim(want{
+		name: "victim", pool: "fast", function: vf(0), config: `{"network":"blue"}`,
+	}), vf(0))
 	for name, test := range map[string]struct{ config, reason, text string }{
-		"mac":     {`{"network":"blue","mac":"` + victim.Spec.MAC + `"}`, v1alpha1.ReasonConflict, victim.Name},
-		"address": {`{"network":"blue","addresses":["` + victim.Spec.Addresses[0] + `"]}`, v1alpha1.ReasonConflict, victim.Name},
-		"gateway": {`{"network":"blue","addresses":["10.1.0.1/24"]}`, v1alpha1.ReasonInvalidConfig, "gateway"},
-		"prefix":  {`{"network":"blue","addresses":["10.1.0.9/1"]}`, v1alpha1.ReasonInvalidConfig, "prefix length of subnet 10.1.0.0/24"},
+		"mac": {`{"network":"blue","mac":"` + victim.Spec.MAC + `"}`, v1alpha1.ReasonConflict,
+			victim.Name},
+		"address": {`{"network":"blue","addresses":["` + victim.Spec.Addresses[0] +
+			`"]}`, v1alpha1.ReasonConflict, victim.Name},
+		"gateway": {`{"network":"blue","addresses":["10.1.0.1/24"]}`, v1alpha1.ReasonInvalidConfig,
+			"gateway"},
+		"prefix": {`{"network":"blue","addresses":["10.1.0.9/1"]}`, v1alpha1.ReasonInvalidConfig,
+			"prefix length of subnet 10.1.0.0/24"},
 	} {
-		o := c.claim(want{name: name, node: other, pool: "fast", function: vf(0), config: test.config})
+		o := c.claim(want{
+			name: name, node: other, pool: "fast", function: vf(0), config: test.config,
+		})
 		c.claimReason(o, v1alpha1.ConditionProvisioned, test.reason, test.text)
 		c.delete(o)
 	}
 	// What it had is free again once it is gone.
 	c.delete(c.named("victim"))
 	c.gone(victim)
-	c.claim(want{name: "next", node: other, pool: "fast", function: vf(0), config: `{"network":"blue","mac":"` + victim.Spec.MAC + `"}`})
-	next := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(other, vf(0))}}
+	c.claim(want{name: "next", node: other, pool: "fast", function: vf(0),
+		config: `{"network":"blue","mac":"` + victim.Spec.MAC + `"}`})
+	next := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(other, vf(0))},
+	}
 	c.portReason(next, v1alpha1.ReasonUp, "")
 }

@@ -14,11 +14,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// assumedFor ends the reservation of a Port that the cache never has. It must be longer than the cache lags behind.
+// assumedFor ends the reservation of a Port that the cache never has. It must be longer than the
+// cache lags behind.
 const assumedFor = time.Minute
 
-// allocator decides which claim gets a Function and which addresses a Port gets. Its decisions count at once, before
-// the cache knows of them, so two claims are never promised the same. Safe for concurrent use.
+// allocator decides which claim gets a Function and which addresses a Port gets. Its decisions
+// count at once, before the cache knows of them, so two claims are never promised the same. Safe
+// for concurrent use.
 type allocator struct {
 	reader client.Reader // of the cache
 
@@ -33,7 +35,8 @@ type assumedPort struct {
 }
 
 func newAllocator(reader client.Reader) *allocator {
-	return &allocator{reader: reader, assumed: map[types.NamespacedName]assumedPort{}, books: map[string]*addressBook{}}
+	return &allocator{reader: reader, assumed: map[types.NamespacedName]assumedPort{},
+		books: map[string]*addressBook{}}
 }
 
 // book needs the lock.
@@ -46,10 +49,13 @@ func (l *allocator) book(network string) *addressBook {
 	return book
 }
 
-// assume reserves the Function of a Port that is about to be created, its MAC address and its addresses, which it sets: those
-// wanted, or the lowest free one of each subnet. With an error nothing is reserved. made, failed or assumedFor ends the
-// reservation.
-func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork, wanted []netip.Prefix) error {
+// assume reserves the Function of a Port that is about to be created, its MAC address and its
+// addresses, which it sets: those wanted, or the lowest free one of each subnet. With an error
+// nothing is reserved. made, failed or assumedFor ends the reservation.
+func (l *allocator) assume(
+	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
+	wanted []netip.Prefix,
+) error {
 	rules, err := rulesOf(network)
 	if err != nil {
 		return err
@@ -58,7 +64,8 @@ func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network 
 	defer l.mu.Unlock()
 	l.expire()
 	key := client.ObjectKeyFromObject(port)
-	// A Port that was promised to the same allocation may be there already: it can only be that one.
+	// A Port that was promised to the same allocation may be there already: it can only be that
+	// one.
 	if earlier, ok := l.assumed[key]; ok && sameAllocation(earlier.port, port) {
 		earlier.port.DeepCopyInto(port)
 		return nil
@@ -80,9 +87,12 @@ func (l *allocator) assume(ctx context.Context, port *v1alpha1.XPUPort, network 
 	return nil
 }
 
-// adopt notes the MAC address and the addresses of a Port that an agent made, and chooses addresses if it is to have some and has
-// none. A *problem says that another Port has one of them, or that none is free.
-func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork) ([]string, error) {
+// adopt notes the MAC address and the addresses of a Port that an agent made, and chooses addresses
+// if it is to have some and has none. A *problem says that another Port has one of them, or that
+// none is free.
+func (l *allocator) adopt(
+	ctx context.Context, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
+) ([]string, error) {
 	rules, err := rulesOf(network)
 	if err != nil {
 		return nil, err
@@ -106,8 +116,9 @@ func (l *allocator) adopt(ctx context.Context, port *v1alpha1.XPUPort, network *
 		return nil, nil
 	}
 	if len(rules.subnets) == 0 {
-		return nil, problemf(v1alpha1.ReasonInvalidConfig, "XPUNetwork %s has no subnets to give addresses from; "+
-			"set spec.subnets, or use another IPAM plugin than xpu", network.Name)
+		return nil, problemf(v1alpha1.ReasonInvalidConfig,
+			"XPUNetwork %s has no subnets to give addresses from; "+
+				"set spec.subnets, or use another IPAM plugin than xpu", network.Name)
 	}
 	return book.assign(key, port, rules)
 }
@@ -126,13 +137,15 @@ func (l *allocator) checkOwn(ctx context.Context, port *v1alpha1.XPUPort) error 
 	if err := l.reader.Get(ctx, holder, &other); err != nil {
 		return &problem{retry: firstRetry} // it is going, and the book is about to hear of that
 	}
-	p := problemf(v1alpha1.ReasonConflict, "%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
+	p := problemf(v1alpha1.ReasonConflict,
+		"%s is that of XPUPort %s in XPUNetwork %s too; delete the pod of one of them",
 		what, holder, port.Spec.Network)
 	p.retry = lastRetry
 	return p
 }
 
-// holder is the other Port of the network that has the Port's MAC address; the zero value if none has.
+// holder is the other Port of the network that has the Port's MAC address; the zero value if none
+// has.
 func (l *allocator) holder(port *v1alpha1.XPUPort) types.NamespacedName {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,9 +157,11 @@ func (l *allocator) holder(port *v1alpha1.XPUPort) types.NamespacedName {
 	return holder
 }
 
-// promise has the Port get all that the holder of its MAC address has, at the moment when the holder is gone. It returns false if that
-// is another Port by now, or if the Port itself is going.
-func (l *allocator) promise(ctx context.Context, port *v1alpha1.XPUPort, holder types.NamespacedName) bool {
+// promise has the Port get all that the holder of its MAC address has, at the moment when the
+// holder is gone. It returns false if that is another Port by now, or if the Port itself is going.
+func (l *allocator) promise(
+	ctx context.Context, port *v1alpha1.XPUPort, holder types.NamespacedName,
+) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	book := l.book(port.Spec.Network)
@@ -157,8 +172,9 @@ func (l *allocator) promise(ctx context.Context, port *v1alpha1.XPUPort, holder 
 	return true
 }
 
-// exists says whether the cache has the Port, and not as one that is being deleted. The cache knows of a deletion before gone is called
-// for it, so that what is noted of a Port that exists is freed some time.
+// exists says whether the cache has the Port, and not as one that is being deleted. The cache knows
+// of a deletion before gone is called for it, so that what is noted of a Port that exists is freed
+// some time.
 func (l *allocator) exists(ctx context.Context, port *v1alpha1.XPUPort) bool {
 	var now v1alpha1.XPUPort
 	err := l.reader.Get(ctx, client.ObjectKeyFromObject(port), &now)
@@ -172,7 +188,8 @@ func (l *allocator) leaving(port *v1alpha1.XPUPort) {
 	l.book(port.Spec.Network).resign(port)
 }
 
-// complete returns a *problem until the book has every Port of the network that holds something and that the cache has. It needs the lock.
+// complete returns a *problem until the book has every Port of the network that holds something and
+// that the cache has. It needs the lock.
 func (l *allocator) complete(ctx context.Context, network string, book *addressBook) error {
 	if book.complete {
 		return nil
@@ -192,7 +209,8 @@ func (l *allocator) complete(ctx context.Context, network string, book *addressB
 
 // checkFunction returns a *problem if the Port's Function has another Port. It needs the lock.
 func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) error {
-	holders, err := listPorts(ctx, l.reader, client.MatchingFields{portsByFunction: functionOf(port)})
+	holders, err := listPorts(ctx, l.reader,
+		client.MatchingFields{portsByFunction: functionOf(port)})
 	if err != nil {
 		return err
 	}
@@ -201,8 +219,12 @@ func (l *allocator) checkFunction(ctx context.Context, port *v1alpha1.XPUPort) e
 			holders = append(holders, *a.port)
 		}
 	}
-	// One that was made ahead gives way; one at another XPU, which served the PF before, must be gone first.
-	holders = slices.DeleteFunc(holders, func(p v1alpha1.XPUPort) bool { return p.Spec.Ahead && p.Spec.XPU == port.Spec.XPU })
+	// One that was made ahead gives way; one at another XPU, which served the PF before, must be
+	// gone first.
+	holders = slices.DeleteFunc(holders, func(p v1alpha1.XPUPort) bool {
+		return p.Spec.Ahead &&
+			p.Spec.XPU == port.Spec.XPU
+	})
 	if len(holders) > 0 {
 		return busy(&holders[0])
 	}
@@ -219,7 +241,8 @@ func (l *allocator) expire() {
 }
 
 func sameAllocation(a, b *v1alpha1.XPUPort) bool {
-	return a.Spec.Claim.UID == b.Spec.Claim.UID && a.Annotations[annotationAllocation] == b.Annotations[annotationAllocation]
+	return a.Spec.Claim.UID == b.Spec.Claim.UID &&
+		a.Annotations[annotationAllocation] == b.Annotations[annotationAllocation]
 }
 
 // drop ends a reservation and frees what it had. It needs the lock.
@@ -238,7 +261,8 @@ func (l *allocator) failed(port *v1alpha1.XPUPort) {
 	l.drop(port)
 }
 
-// made notes a Port that the cache has. What a Port of a node's agent asks for counts once it has been adopted: it may be refused.
+// made notes a Port that the cache has. What a Port of a node's agent asks for counts once it has
+// been adopted: it may be refused.
 func (l *allocator) made(port *v1alpha1.XPUPort) {
 	if !holds(port) {
 		return
@@ -252,13 +276,17 @@ func (l *allocator) made(port *v1alpha1.XPUPort) {
 	l.book(port.Spec.Network).add(port)
 }
 
-// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an agent's if it was ever up or, in a
-// tenant cluster, admitted, or if another Port has it and is to leave it to this one, unless this one is being deleted. One that was made ahead holds nothing: no pod has it, and its MAC address is the next claim's, if that can have it.
+// holds says whether a Port has what it asks for: a claim's has, since it was made with it, and an
+// agent's if it was ever up or, in a tenant cluster, admitted, or if another Port has it and is to
+// leave it to this one, unless this one is being deleted. One that was made ahead holds nothing: no
+// pod has it, and its MAC address is the next claim's, if that can have it.
 func holds(port *v1alpha1.XPUPort) bool {
-	return !port.Spec.Ahead && (v1alpha1.IsAdmitted(port) || port.Status.BridgePort != "" || standsBy(port))
+	return !port.Spec.Ahead &&
+		(v1alpha1.IsAdmitted(port) || port.Status.BridgePort != "" || standsBy(port))
 }
 
-// gone frees what a Port had that the cache has no more. It still has its addresses while it is being deleted.
+// gone frees what a Port had that the cache has no more. It still has its addresses while it is
+// being deleted.
 func (l *allocator) gone(port *v1alpha1.XPUPort) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -282,6 +310,8 @@ func busy(holder *v1alpha1.XPUPort) *problem {
 		user = "pod " + holder.Spec.Pod.Namespace + "/" + holder.Spec.Pod.Name
 	}
 	return problemf(v1alpha1.ReasonFunctionBusy,
-		"Function %s of node %s still has XPUPort %s/%s of %s; it is taken over as soon as that is gone",
-		claim.FunctionOf(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace, holder.Name, user)
+		"Function %s of node %s still has XPUPort %s/%s of %s; it is taken over as soon as that "+
+			"is gone",
+		claim.FunctionOf(holder.Spec.Function), holder.Spec.NodeName, holder.Namespace,
+		holder.Name, user)
 }

@@ -23,7 +23,8 @@ func (away) Get(context.Context, client.ObjectKey, client.Object, ...client.GetO
 
 func (away) List(context.Context, client.ObjectList, ...client.ListOption) error { return errAway }
 
-// TestAPIServerAway: what could not be read is tried again, and is not taken for something that does not exist.
+// TestAPIServerAway: what could not be read is tried again, and is not taken for something that
+// does not exist.
 func TestAPIServerAway(t *testing.T) {
 	b := base{client: away{}}
 	network := func(d claim.Device) error {
@@ -32,9 +33,13 @@ func TestAPIServerAway(t *testing.T) {
 	}
 	for what, err := range map[string]error{
 		"network of a DevicePool": network(claim.Device{ID: claim.PoolID{DevicePool: "fast"}}),
-		"XPUNetwork":              network(claim.Device{Config: v1alpha1.InterfaceConfig{Network: "lab"}}),
+		"XPUNetwork": network(claim.Device{
+			Config: v1alpha1.InterfaceConfig{Network: "lab"},
+		}),
 		"Secret of an XPU": (&xpus{base: b}).connect(t.Context(), &v1alpha1.XPU{
-			Spec: v1alpha1.XPUSpec{Endpoint: "10.0.0.1:50151", TLS: &v1alpha1.XPUTLS{SecretName: "card"}},
+			Spec: v1alpha1.XPUSpec{
+				Endpoint: "10.0.0.1:50151", TLS: &v1alpha1.XPUTLS{SecretName: "card"},
+			},
 		}),
 	} {
 		var p *problem

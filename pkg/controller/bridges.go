@@ -32,11 +32,13 @@ func bridgeOf(port *v1alpha1.XPUPort) bridge {
 type bridgeState struct {
 	ports sets.Set[types.NamespacedName] // that need it
 	known bool                           // whether err is the last outcome
-	err   error                          // why the agent does not serve it, or does not let it go; nil if it serves it
+	// why the agent does not serve it, or does not let it go; nil if it serves it
+	err error
 }
 
-// bridges has the agent of an XPU serve a network as long as an XPUPort there needs it: from the first to the last. It works on
-// pairs of network and XPU, so that an XPU whose agent comes and goes costs its own bridges alone.
+// bridges has the agent of an XPU serve a network as long as an XPUPort there needs it: from the
+// first to the last. It works on pairs of network and XPU, so that an XPU whose agent comes and
+// goes costs its own bridges alone.
 type bridges struct {
 	base
 	retries workqueue.TypedRateLimiter[bridge]
@@ -53,15 +55,20 @@ type bridges struct {
 func (r *bridges) setup(mgr ctrl.Manager) error {
 	r.all, r.byXPU, r.byNetwork = map[bridge]*bridgeState{}, map[string]sets.Set[bridge]{}, map[string]sets.Set[bridge]{}
 	r.retries = retryLimiter[bridge]()
-	onNetwork := func(_ context.Context, o client.Object) []bridge { return r.ofNetwork(o.GetName()) }
+	onNetwork := func(_ context.Context, o client.Object) []bridge {
+		return r.ofNetwork(o.GetName())
+	}
 	ofXPU := func(_ context.Context, xpu string) []bridge { return r.ofXPU(xpu) }
 	onXPU := func(_ context.Context, o client.Object) []bridge { return r.ofXPU(o.GetName()) }
 	return builder.TypedControllerManagedBy[bridge](mgr).Named("bridge").
 		WithOptions(controller.TypedOptions[bridge]{
 			MaxConcurrentReconciles: r.Concurrency, RateLimiter: retryLimiter[bridge](),
 		}).
-		Watches(&v1alpha1.XPUPort{}, handler.TypedFuncs[client.Object, bridge]{CreateFunc: r.portMade, DeleteFunc: r.portGone}).
-		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork), whenSpecChanged).
+		Watches(&v1alpha1.XPUPort{}, handler.TypedFuncs[client.Object, bridge]{
+			CreateFunc: r.portMade, DeleteFunc: r.portGone,
+		}).
+		Watches(&v1alpha1.XPUNetwork{}, handler.TypedEnqueueRequestsFromMapFunc(onNetwork),
+			whenSpecChanged).
 		Watches(&v1alpha1.XPU{}, handler.TypedEnqueueRequestsFromMapFunc(onXPU), whenGone).
 		WatchesRawSource(sourceOf(r.sessions, connectionChanged, ofXPU)).
 		WatchesRawSource(r.wakeups.Source()).
@@ -71,7 +78,9 @@ func (r *bridges) setup(mgr ctrl.Manager) error {
 // queueOf is the controller's queue.
 type queueOf[R comparable] = workqueue.TypedRateLimitingInterface[R]
 
-func (r *bridges) portMade(_ context.Context, e event.TypedCreateEvent[client.Object], queue queueOf[bridge]) {
+func (r *bridges) portMade(
+	_ context.Context, e event.TypedCreateEvent[client.Object], queue queueOf[bridge],
+) {
 	b := bridgeOf(e.Object.(*v1alpha1.XPUPort))
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -88,7 +97,9 @@ func (r *bridges) portMade(_ context.Context, e event.TypedCreateEvent[client.Ob
 	}
 }
 
-func (r *bridges) portGone(_ context.Context, e event.TypedDeleteEvent[client.Object], queue queueOf[bridge]) {
+func (r *bridges) portGone(
+	_ context.Context, e event.TypedDeleteEvent[client.Object], queue queueOf[bridge],
+) {
 	b := bridgeOf(e.Object.(*v1alpha1.XPUPort))
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -144,7 +155,9 @@ func (r *bridges) reports(network string) map[string]bridgeReport {
 	reports := map[string]bridgeReport{}
 	for b := range r.byNetwork[network] {
 		state := r.all[b]
-		reports[b.xpu] = bridgeReport{needed: state.ports.Len() > 0, known: state.known, err: state.err}
+		reports[b.xpu] = bridgeReport{
+			needed: state.ports.Len() > 0, known: state.known, err: state.err,
+		}
 	}
 	return reports
 }
@@ -205,7 +218,8 @@ func (r *bridges) Reconcile(ctx context.Context, b bridge) (ctrl.Result, error) 
 	defer cancel()
 	if r.isNeeded(b) {
 		err = r.serve(ctx, bounded, way.agent, b)
-	} else if err = way.agent.DeleteNetwork(bounded, r.Installation.NetworkID(b.network)); err != nil && r.isNeeded(b) {
+	} else if err = way.agent.DeleteNetwork(bounded,
+		r.Installation.NetworkID(b.network)); err != nil && r.isNeeded(b) {
 		return ctrl.Result{RequeueAfter: firstRetry}, nil // a Port came meanwhile
 	}
 	if _, isOpi := errors.AsType[*opi.Error](err); err != nil && !isOpi {

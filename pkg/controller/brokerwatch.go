@@ -21,8 +21,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// brokerWatch says in the status of XPUs of a tenant cluster that no broker of an infra cluster asks it. The broker renews a Lease. When
-// it is back it says itself how the XPUs are. The time since a renewal is measured here, so that the clocks of the two may differ.
+// brokerWatch says in the status of XPUs of a tenant cluster that no broker of an infra cluster
+// asks it. The broker renews a Lease. When it is back it says itself how the XPUs are. The time
+// since a renewal is measured here, so that the clocks of the two may differ.
 type brokerWatch struct {
 	base
 	ports *tenantPorts
@@ -36,8 +37,12 @@ type brokerWatch struct {
 func (r *brokerWatch) setup(mgr ctrl.Manager) error {
 	r.ports.brokerAway = r.isAway
 	lease := types.NamespacedName{Namespace: r.Namespace, Name: v1alpha1.BrokerLease}
-	onLease := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool { return o.GetName() == lease.Name }))
-	begin := source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	onLease := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool {
+		return o.GetName() == lease.Name
+	}))
+	begin := source.Func(func(
+		_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request],
+	) error {
 		queue.Add(reconcile.Request{NamespacedName: lease}) // there may be none
 		return nil
 	})
@@ -60,7 +65,8 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	}
 	left, changed := r.observe(&lease)
 	if changed {
-		ctrl.LoggerFrom(ctx).Info("Whether a broker asks this cluster has changed", "away", left <= 0)
+		ctrl.LoggerFrom(ctx).Info("Whether a broker asks this cluster has changed",
+			"away", left <= 0)
 		r.ports.wakeups.Add(0, r.requests(ctx, &v1alpha1.XPUPortList{})...)
 	}
 	if left > 0 {
@@ -69,7 +75,8 @@ func (r *brokerWatch) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 	return ctrl.Result{}, r.tellXPUs(ctx)
 }
 
-// observe returns how long the broker has to renew the Lease, 0 or less if it is away, and whether that is news.
+// observe returns how long the broker has to renew the Lease, 0 or less if it is away, and whether
+// that is news.
 func (r *brokerWatch) observe(lease *coordinationv1.Lease) (left time.Duration, changed bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,7 +98,8 @@ func (r *brokerWatch) tellXPUs(ctx context.Context) error {
 	for i := range xpus.Items {
 		xpu := &xpus.Items[i]
 		before := xpu.DeepCopy()
-		away := newCondition(v1alpha1.ConditionReady, xpu.Generation, v1alpha1.ReasonBrokerAway, brokerAwayMessage(r.Namespace))
+		away := newCondition(v1alpha1.ConditionReady, xpu.Generation, v1alpha1.ReasonBrokerAway,
+			brokerAwayMessage(r.Namespace))
 		meta.SetStatusCondition(&xpu.Status.Conditions, away)
 		if err := r.writeStatus(ctx, xpu, before); err != nil {
 			return err
@@ -101,6 +109,7 @@ func (r *brokerWatch) tellXPUs(ctx context.Context) error {
 }
 
 func brokerAwayMessage(namespace string) string {
-	return fmt.Sprintf("no broker of an infra cluster renews Lease %s/%s; see whether it runs there and reaches this cluster",
+	return fmt.Sprintf("no broker of an infra cluster renews Lease %s/%s; see whether it runs "+
+		"there and reaches this cluster",
 		namespace, v1alpha1.BrokerLease)
 }

@@ -11,10 +11,14 @@ import (
 
 // TestBrokerWatch covers when the broker is away, whatever its clock says.
 func TestBrokerWatch(t *testing.T) {
-	for name, skew := range map[string]time.Duration{"same clock": 0, "a minute ahead": time.Minute, "a minute behind": -time.Minute} {
+	for name, skew := range map[string]time.Duration{
+		"same clock": 0, "a minute ahead": time.Minute, "a minute behind": -time.Minute,
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				watch := &brokerWatch{base: base{Options: Options{BrokerGrace: 40 * time.Second}}, seen: time.Now()}
+				watch := &brokerWatch{
+					base: base{Options: Options{BrokerGrace: 40 * time.Second}}, seen: time.Now(),
+				}
 				var lease coordinationv1.Lease
 				is := func(when string, away, changed bool) {
 					t.Helper()
@@ -22,7 +26,9 @@ func TestBrokerWatch(t *testing.T) {
 						t.Errorf("%s: away %t, news %t", when, watch.isAway(), news)
 					}
 				}
-				renew := func() { lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(skew)} }
+				renew := func() {
+					lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(skew)}
+				}
 
 				is("the controller has just started, and there is no Lease", false, false)
 				time.Sleep(41 * time.Second)

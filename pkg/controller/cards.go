@@ -21,8 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// cards finds the node that has the card of each XPU: it joins the PFs that the OPI agent says that it serves with those of XPUNodes,
-// and says in the XPU's status which they are.
+// cards finds the node that has the card of each XPU: it joins the PFs that the OPI agent says that
+// it serves with those of XPUNodes, and says in the XPU's status which they are.
 type cards struct {
 	base
 	told toldPFs
@@ -37,18 +37,28 @@ func (r *cards) setup(mgr ctrl.Manager) error {
 		c.Watches(&v1alpha1.XPUTenant{}, handler.EnqueueRequestsFromMapFunc(all), whenSpecChanged)
 	}
 	return c.
-		// Also after its own writes: it may have found a node that came back while the cache did not have yet that the card was nowhere.
-		For(&v1alpha1.XPU{}, builder.WithPredicates(predicate.Or(servingChanged, predicate.LabelChangedPredicate{}))).
+		// Also after its own writes: it may have found a node that came back while the cache did
+		// not have yet that the card was nowhere.
+		For(&v1alpha1.XPU{},
+			builder.WithPredicates(predicate.Or(servingChanged,
+				predicate.LabelChangedPredicate{}))).
 		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
-			CreateFunc: func(_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request]) {
+			CreateFunc: func(
+				_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request],
+			) {
 				r.nodeChanged(queue, e.Object)
 			},
-			UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request]) {
-				if !equality.Semantic.DeepEqual(e.ObjectOld.(*v1alpha1.XPUNode).Status.PFs, e.ObjectNew.(*v1alpha1.XPUNode).Status.PFs) {
+			UpdateFunc: func(
+				_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request],
+			) {
+				if !equality.Semantic.DeepEqual(e.ObjectOld.(*v1alpha1.XPUNode).Status.PFs,
+					e.ObjectNew.(*v1alpha1.XPUNode).Status.PFs) {
 					r.nodeChanged(queue, e.ObjectOld, e.ObjectNew)
 				}
 			},
-			DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request]) {
+			DeleteFunc: func(
+				_ context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request],
+			) {
 				r.nodeChanged(queue, e.Object)
 			},
 		}).
@@ -77,7 +87,8 @@ func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	}
 	again, err := r.ask(ctx, &xpu)
 	if err != nil { // the session finds out whether the agent answers at all
-		ctrl.LoggerFrom(ctx).Info("The OPI agent does not say which PFs it serves", "error", err.Error())
+		ctrl.LoggerFrom(ctx).Info("The OPI agent does not say which PFs it serves", "error",
+			err.Error())
 		return ctrl.Result{RequeueAfter: r.retries.When(req)}, nil
 	}
 	r.retries.Forget(req)
@@ -88,8 +99,8 @@ func (r *cards) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 	return again, r.writeStatus(ctx, &xpu, before)
 }
 
-// ask asks an agent that answers: whenever it began to, as it may have been configured anew or be another one, and again after the
-// period, as that may be missed.
+// ask asks an agent that answers: whenever it began to, as it may have been configured anew or be
+// another one, and again after the period, as that may be missed.
 func (r *cards) ask(ctx context.Context, xpu *v1alpha1.XPU) (again ctrl.Result, err error) {
 	agent := r.sessions.connection(xpu.Name).agent
 	if agent == nil {
@@ -117,7 +128,8 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 	for _, pf := range told {
 		for _, key := range keysOf(pf) {
 			var found v1alpha1.XPUNodeList
-			if err := r.client.List(ctx, &found, client.MatchingFields{xpuNodesByCard: key}, client.UnsafeDisableDeepCopy); err != nil {
+			if err := r.client.List(ctx, &found, client.MatchingFields{xpuNodesByCard: key},
+				client.UnsafeDisableDeepCopy); err != nil {
 				return fmt.Errorf("XPUNodes with %s: %w", key, err)
 			}
 			for _, node := range found.Items {
@@ -136,20 +148,26 @@ func (r *cards) locate(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if rival, err := r.rival(ctx, xpu, card); err != nil {
 		return err
 	} else if rival != "" {
-		card = location{node: xpu.Spec.NodeName, reason: v1alpha1.ReasonConflict, message: fmt.Sprintf("the OPI agent says that it serves "+
-			"%s of node %s, which XPU %s has; see which of the two agents has the card", card.pfs[0].Address, card.node, rival)}
+		card = location{node: xpu.Spec.NodeName, reason: v1alpha1.ReasonConflict,
+			message: fmt.Sprintf("the OPI agent says that it serves "+
+				"%s of node %s, which XPU %s has; see which of the two agents has the card",
+				card.pfs[0].Address, card.node, rival)}
 	}
 	xpu.Status.NodeName, xpu.Status.Serial, xpu.Status.PFs = card.node, card.serial, card.pfs
 	if card.reason == "" {
 		meta.RemoveStatusCondition(&xpu.Status.Conditions, v1alpha1.ConditionCard)
 		return nil
 	}
-	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionCard, xpu.Generation, card.reason, card.message))
+	meta.SetStatusCondition(&xpu.Status.Conditions,
+		newCondition(v1alpha1.ConditionCard, xpu.Generation, card.reason, card.message))
 	return nil
 }
 
-// ofTenant leaves out nodes of clusters that the XPU does not serve: what they tell of their cards counts for nothing.
-func (r *cards) ofTenant(ctx context.Context, xpu *v1alpha1.XPU, nodes []v1alpha1.XPUNode) ([]v1alpha1.XPUNode, error) {
+// ofTenant leaves out nodes of clusters that the XPU does not serve: what they tell of their cards
+// counts for nothing.
+func (r *cards) ofTenant(
+	ctx context.Context, xpu *v1alpha1.XPU, nodes []v1alpha1.XPUNode,
+) ([]v1alpha1.XPUNode, error) {
 	if r.Role != RoleInfra {
 		return nodes, nil
 	}
@@ -161,13 +179,17 @@ func (r *cards) ofTenant(ctx context.Context, xpu *v1alpha1.XPU, nodes []v1alpha
 	if tenant := v1alpha1.TenantOf(xpu, tenants.Items); tenant != nil {
 		name = tenant.Name
 	}
-	return slices.DeleteFunc(nodes, func(n v1alpha1.XPUNode) bool { return n.Labels[v1alpha1.LabelTenant] != name }), nil
+	return slices.DeleteFunc(nodes, func(n v1alpha1.XPUNode) bool {
+		return n.Labels[v1alpha1.LabelTenant] != name
+	}), nil
 }
 
-// rival is another XPU that already has one of the PFs, "" if there is none: an agent's word does not take a card from another.
+// rival is another XPU that already has one of the PFs, "" if there is none: an agent's word does
+// not take a card from another.
 func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (string, error) {
 	var others v1alpha1.XPUList
-	if err := r.client.List(ctx, &others, client.MatchingFields{xpusByNode: card.node}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.client.List(ctx, &others, client.MatchingFields{xpusByNode: card.node},
+		client.UnsafeDisableDeepCopy); err != nil {
 		return "", fmt.Errorf("XPUs of node %s: %w", card.node, err)
 	}
 	for i := range others.Items {
@@ -186,7 +208,8 @@ func (r *cards) rival(ctx context.Context, xpu *v1alpha1.XPU, card location) (st
 	return "", nil
 }
 
-// toldPFs are the PFs that agents said that they serve, by XPU, and the XPUs by the keys of the PFs. Safe for concurrent use.
+// toldPFs are the PFs that agents said that they serve, by XPU, and the XPUs by the keys of the
+// PFs. Safe for concurrent use.
 type toldPFs struct {
 	mu    sync.Mutex
 	byXPU map[string][]opi.HostPF

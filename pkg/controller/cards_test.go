@@ -24,7 +24,11 @@ func (c *cluster) dpu(serial string) *opitest.Agent {
 // registered creates an XPU that says where its agent is, and nothing more.
 func (c *cluster) registered(name string, agent *opitest.Agent) *v1alpha1.XPU {
 	c.Helper()
-	x := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{Endpoint: agent.Config().Endpoint, Insecure: true}}
+	x := &v1alpha1.XPU{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{
+			Endpoint: agent.Config().Endpoint, Insecure: true,
+		},
+	}
 	c.create(x)
 	return x
 }
@@ -32,9 +36,10 @@ func (c *cluster) registered(name string, agent *opitest.Agent) *v1alpha1.XPU {
 // host says what a node's agent found: a card in testPF.
 func (c *cluster) host(node, serial string) *v1alpha1.XPUNode {
 	c.Helper()
-	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: v1alpha1.XPUNodeStatus{PFs: []v1alpha1.XPUNodePF{
-		{Address: string(testPF), Serial: serial, VFOffset: 16, VFStride: 1, TotalVFs: 64},
-	}}}
+	n := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: node},
+		Status: v1alpha1.XPUNodeStatus{PFs: []v1alpha1.XPUNodePF{
+			{Address: string(testPF), Serial: serial, VFOffset: 16, VFStride: 1, TotalVFs: 64},
+		}}}
 	c.create(n)
 	return n
 }
@@ -57,7 +62,8 @@ func (c *cluster) card(xpu *v1alpha1.XPU, node, reason string) {
 	})
 }
 
-// TestCards covers that nobody types a card: an XPU is where the card is that its agent tells of, whichever of the two comes first.
+// TestCards covers that nobody types a card: an XPU is where the card is that its agent tells of,
+// whichever of the two comes first.
 func TestCards(t *testing.T) {
 	c := newCluster(t, nil)
 	c.network("blue", 100, "10.1.0.0/24")
@@ -154,7 +160,8 @@ func TestStolenCard(t *testing.T) {
 	c.up(c.claim(want{name: "b", pool: "fast", function: vf(4)}), vf(4))
 	c.has(agent, "c1pf0vf3", "c1pf0vf4")
 
-	c.change(owner, func() { owner.Status.PFs[0].Serial = "MT2" }) // who had it does not tell of it any more
+	// who had it does not tell of it any more
+	c.change(owner, func() { owner.Status.PFs[0].Serial = "MT2" })
 	c.card(xpu, thief.Name, v1alpha1.ReasonFound)
 	c.change(owner, func() { owner.Status.PFs[0].Serial = "MT1" })
 	c.card(xpu, thief.Name, v1alpha1.ReasonContradiction)
@@ -202,7 +209,8 @@ func TestFunctionOfNoCard(t *testing.T) {
 	} {
 		port := c.podPort(f, "blue")
 		c.create(port)
-		c.portReason(port, v1alpha1.ReasonNoXPU, "XPU card does not have Function "+f.String()+": its PFs are 0000:3b:00.0 with at most 64 VFs")
+		c.portReason(port, v1alpha1.ReasonNoXPU, "XPU card does not have Function "+f.String()+
+			": its PFs are 0000:3b:00.0 with at most 64 VFs")
 	}
 	own := c.podPort(function.SubfunctionID(testPF, 88), "blue")
 	c.create(own)
@@ -231,8 +239,8 @@ func TestTwoCards(t *testing.T) {
 	c.has(second, "c1pf0vf0")
 }
 
-// TestMovedCardHasPorts covers a card that is put into another node while the first still has XPUPorts there: Functions of the two
-// nodes have ports of the same id.
+// TestMovedCardHasPorts covers a card that is put into another node while the first still has
+// XPUPorts there: Functions of the two nodes have ports of the same id.
 func TestMovedCardHasPorts(t *testing.T) {
 	c := newCluster(t, nil)
 	c.network("blue", 100, "10.1.0.0/24")
@@ -249,7 +257,9 @@ func TestMovedCardHasPorts(t *testing.T) {
 	c.card(xpu, next, v1alpha1.ReasonFound)
 
 	after := c.claim(want{name: "after", pool: "fast", node: next, function: vf(3)})
-	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(next, vf(3))}}
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(next, vf(3))},
+	}
 	c.portReason(port, v1alpha1.ReasonUp, "")
 	c.has(agent, "c1pf0vf3")
 	deleted := agent.Calls("DeleteBridgePort")
@@ -257,7 +267,8 @@ func TestMovedCardHasPorts(t *testing.T) {
 	c.delete(left)
 	c.gone(left)
 	if n := agent.Calls("DeleteBridgePort") - deleted; n != 0 {
-		t.Errorf("the agent was asked %d times to delete the port that the other node's Function has now", n)
+		t.Errorf("the agent was asked %d times to delete the port that the other node's Function "+
+			"has now", n)
 	}
 	c.has(agent, "c1pf0vf3")
 	c.delete(after)

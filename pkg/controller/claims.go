@@ -26,16 +26,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// claims creates an XPUPort for every Function that is allocated to a ResourceClaim, deletes it when the Function is no
-// longer allocated, and writes what the scheduler or the user must know into the claim's status.
+// claims creates an XPUPort for every Function that is allocated to a ResourceClaim, deletes it
+// when the Function is no longer allocated, and writes what the scheduler or the user must know
+// into the claim's status.
 type claims struct {
 	base
 	allocator *allocator
 
-	gone    durations[types.UID]         // by Port: its claim is gone, and the garbage collector has not deleted it yet
-	busy    durations[reconcile.Request] // by claim: it waits for a Function
-	queues  functionQueues               // of the claims that wait
-	tainted durations[types.UID]         // by Port: it is refused, and the device is not tainted yet
+	// by Port: its claim is gone, and the garbage collector has not deleted it yet
+	gone   durations[types.UID]
+	busy   durations[reconcile.Request] // by claim: it waits for a Function
+	queues functionQueues               // of the claims that wait
+	// by Port: it is refused, and the device is not tainted yet
+	tainted durations[types.UID]
 }
 
 func (r *claims) setup(mgr ctrl.Manager) error {
@@ -43,19 +46,28 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 	return newController(mgr, "resourceclaim", r.Concurrency).
 		For(&resourceapi.ResourceClaim{}, builder.WithPredicates(predicate.Funcs{
 			CreateFunc: func(e event.CreateEvent) bool { return ours(e.Object) },
-			UpdateFunc: func(e event.UpdateEvent) bool { return ours(e.ObjectOld) || ours(e.ObjectNew) },
+			UpdateFunc: func(e event.UpdateEvent) bool {
+				return ours(e.ObjectOld) ||
+					ours(e.ObjectNew)
+			},
 		})).
-		Watches(&v1alpha1.XPUPort{}, handler.Funcs{CreateFunc: r.portMade, UpdateFunc: r.portChanged, DeleteFunc: r.portGone}).
+		Watches(&v1alpha1.XPUPort{}, handler.Funcs{
+			CreateFunc: r.portMade, UpdateFunc: r.portChanged, DeleteFunc: r.portGone,
+		}).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(r.waitingForNetwork), whenSpecChanged).
-		Watches(&v1alpha1.DevicePool{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
-			return r.dependents(ctx, onPool(o.GetName()))
-		}), whenSpecChanged).
-		Watches(&v1alpha1.XPU{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
-			return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Node()))
-		}), whenServing).
-		WatchesMetadata(&corev1.Namespace{}, enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
-			return r.requests(ctx, &resourceapi.ResourceClaimList{}, client.InNamespace(o.GetName()))
-		}), builder.WithPredicates(predicate.LabelChangedPredicate{})).
+		Watches(&v1alpha1.DevicePool{},
+			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
+				return r.dependents(ctx, onPool(o.GetName()))
+			}), whenSpecChanged).
+		Watches(&v1alpha1.XPU{},
+			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
+				return r.dependents(ctx, onNode(o.(*v1alpha1.XPU).Node()))
+			}), whenServing).
+		WatchesMetadata(&corev1.Namespace{},
+			enqueue(func(ctx context.Context, o client.Object) []reconcile.Request {
+				return r.requests(ctx, &resourceapi.ResourceClaimList{},
+					client.InNamespace(o.GetName()))
+			}), builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Complete(r.guarded(r))
 }
 
@@ -63,18 +75,25 @@ func (r *claims) setup(mgr ctrl.Manager) error {
 func ours(o client.Object) bool {
 	allocation := o.(*resourceapi.ResourceClaim).Status.Allocation
 	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results,
-		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Driver == v1alpha1.GroupName })
+		func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return r.Driver == v1alpha1.GroupName
+		})
 }
 
-func (r *claims) portMade(_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request]) {
+func (r *claims) portMade(
+	_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request],
+) {
 	port := e.Object.(*v1alpha1.XPUPort)
 	r.allocator.made(port)
 	enqueueClaim(port, queue)
 }
 
-func (r *claims) portChanged(ctx context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request]) {
+func (r *claims) portChanged(
+	ctx context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request],
+) {
 	before, after := e.ObjectOld.(*v1alpha1.XPUPort), e.ObjectNew.(*v1alpha1.XPUPort)
-	if before.UID != after.UID { // a watch that begins anew leaves out that the one went and another of the name came
+	// a watch that begins anew leaves out that the one went and another of the name came
+	if before.UID != after.UID {
 		r.portGone(ctx, event.DeleteEvent{Object: before}, queue)
 	}
 	if before.UID != after.UID || before.Status.BridgePort != after.Status.BridgePort {
@@ -86,7 +105,9 @@ func (r *claims) portChanged(ctx context.Context, e event.UpdateEvent, queue que
 	enqueueClaim(e.ObjectNew.(*v1alpha1.XPUPort), queue)
 }
 
-func (r *claims) portGone(ctx context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request]) {
+func (r *claims) portGone(
+	ctx context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request],
+) {
 	port := e.Object.(*v1alpha1.XPUPort)
 	r.allocator.gone(port) // before the claims that wait ask for what it had
 	enqueueClaim(port, queue)
@@ -98,7 +119,9 @@ func (r *claims) portGone(ctx context.Context, e event.DeleteEvent, queue queueO
 // enqueueClaim enqueues the claim of a Port, if it has one.
 func enqueueClaim(port *v1alpha1.XPUPort, queue queueOf[reconcile.Request]) {
 	if port.Spec.Claim.Name != "" {
-		queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Namespace: port.Namespace, Name: port.Spec.Claim.Name}})
+		queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{
+			Namespace: port.Namespace, Name: port.Spec.Claim.Name,
+		}})
 	}
 }
 
@@ -115,11 +138,13 @@ func (r *claims) waitingForPort(ctx context.Context, port *v1alpha1.XPUPort) []r
 	return woken
 }
 
-// wokenForAddress is how many claims that wait for any address of a network hear that one is free: one of them takes it, and others
-// may be about to go. Were it all, a full network would cost the square of what waits.
+// wokenForAddress is how many claims that wait for any address of a network hear that one is free:
+// one of them takes it, and others may be about to go. Were it all, a full network would cost the
+// square of what waits.
 const wokenForAddress = 4
 
-// waitingForNetwork returns the claims that join the network, or one whose conflict with it the change may have ended.
+// waitingForNetwork returns the claims that join the network, or one whose conflict with it the
+// change may have ended.
 func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []reconcile.Request {
 	networks := []string{o.GetName()}
 	for _, rival := range r.networkRivals(ctx, o) {
@@ -128,12 +153,14 @@ func (r *claims) waitingForNetwork(ctx context.Context, o client.Object) []recon
 	return r.dependents(ctx, r.networkKeys(ctx, networks...)...)
 }
 
-// networkKeys are the keys of claimsByDependency of claims that name one of the networks, or whose DevicePool does.
+// networkKeys are the keys of claimsByDependency of claims that name one of the networks, or whose
+// DevicePool does.
 func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 	var keys []string
 	for _, network := range networks {
 		keys = append(keys, onNetwork(network))
-		for _, pool := range r.requests(ctx, &v1alpha1.DevicePoolList{}, client.MatchingFields{poolsByNetwork: network}) {
+		for _, pool := range r.requests(ctx, &v1alpha1.DevicePoolList{},
+			client.MatchingFields{poolsByNetwork: network}) {
 			keys = append(keys, onPool(pool.Name))
 		}
 	}
@@ -144,7 +171,8 @@ func (r *claims) networkKeys(ctx context.Context, networks ...string) []string {
 func (r *claims) dependents(ctx context.Context, keys ...string) []reconcile.Request {
 	var requests []reconcile.Request
 	for _, key := range keys {
-		found := r.requests(ctx, &resourceapi.ResourceClaimList{}, client.MatchingFields{claimsByDependency: key})
+		found := r.requests(ctx, &resourceapi.ResourceClaimList{},
+			client.MatchingFields{claimsByDependency: key})
 		requests = append(requests, found...)
 	}
 	return requests
@@ -158,10 +186,12 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	devices, err := claim.Devices(&c)
 	if err != nil {
 		// No Port is touched, as it is unknown what is allocated.
-		r.events.Eventf(&c, nil, "Warning", v1alpha1.ReasonInvalidConfig, "Provision", "%s", oneLine(err))
+		r.events.Eventf(&c, nil, "Warning", v1alpha1.ReasonInvalidConfig, "Provision", "%s",
+			oneLine(err))
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
-	ports, err := listPorts(ctx, r.client, client.InNamespace(req.Namespace), client.MatchingFields{portsByClaim: req.Name})
+	ports, err := listPorts(ctx, r.client, client.InNamespace(req.Namespace),
+		client.MatchingFields{portsByClaim: req.Name})
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -190,12 +220,15 @@ func (r *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 }
 
 // onlySeen is told to claims with adminAccess.
-const onlySeen = "adminAccess: the pod sees the Function's attributes and counters, and takes nothing"
+const onlySeen = "adminAccess: the pod sees the Function's attributes and counters, and takes " +
+	"nothing"
 
-// retire deletes the Ports that the claim no longer backs. The garbage collector has CollectGrace to delete those of a claim
-// that is gone or ending; it learns of new kinds late. after is the pause until the first such period ends, 0 if there is none.
+// retire deletes the Ports that the claim no longer backs. The garbage collector has CollectGrace
+// to delete those of a claim that is gone or ending; it learns of new kinds late. after is the
+// pause until the first such period ends, 0 if there is none.
 func (r *claims) retire(
-	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device, ports []v1alpha1.XPUPort,
+	ctx context.Context, c *resourceapi.ResourceClaim, devices []claim.Device,
+	ports []v1alpha1.XPUPort,
 ) (after time.Duration, err error) {
 	for i := range ports {
 		port := &ports[i]
@@ -220,16 +253,18 @@ func (r *claims) retire(
 	return after, nil
 }
 
-// ending says whether the claim is being deleted, or was generated for a pod and has been given back, which happens just
-// before its deletion.
+// ending says whether the claim is being deleted, or was generated for a pod and has been given
+// back, which happens just before its deletion.
 func ending(c *resourceapi.ResourceClaim) bool {
 	owner := metav1.GetControllerOf(c)
 	generated := owner != nil && owner.Kind == "Pod"
-	return !c.DeletionTimestamp.IsZero() || generated && c.Status.Allocation == nil && len(c.Status.ReservedFor) == 0
+	return !c.DeletionTimestamp.IsZero() || generated && c.Status.Allocation == nil &&
+		len(c.Status.ReservedFor) == 0
 }
 
 func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why string) error {
-	ctrl.LoggerFrom(ctx).Info("deleting XPUPort", "port", client.ObjectKeyFromObject(port), "why", why)
+	ctrl.LoggerFrom(ctx).Info("deleting XPUPort", "port", client.ObjectKeyFromObject(port),
+		"why", why)
 	err := r.client.Delete(ctx, port.DeepCopy(), client.Preconditions{UID: &port.UID})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete XPUPort %s/%s: %w", port.Namespace, port.Name, err)
@@ -237,17 +272,22 @@ func (r *claims) deletePort(ctx context.Context, port *v1alpha1.XPUPort, why str
 	return nil
 }
 
-// device creates the Port of a device if there is none. It returns the conditions, of the types in claimConditions, that the
-// claim is to have for the device, and the pause before the next look; 0 means that an event will come.
+// device creates the Port of a device if there is none. It returns the conditions, of the types in
+// claimConditions, that the claim is to have for the device, and the pause before the next look; 0
+// means that an event will come.
 func (r *claims) device(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, ports []v1alpha1.XPUPort,
 ) ([]metav1.Condition, time.Duration, error) {
 	name := claim.PortName(d.ID.Node, d.Function)
-	i := slices.IndexFunc(ports, func(p v1alpha1.XPUPort) bool { return p.Name == name && p.Spec.Claim.UID == c.UID })
+	i := slices.IndexFunc(ports, func(p v1alpha1.XPUPort) bool {
+		return p.Name == name &&
+			p.Spec.Claim.UID == c.UID
+	})
 	if i >= 0 {
 		return r.existing(ctx, c, d, &ports[i])
 	}
-	// The claim is in the queue before it looks, so that it finds the Function free or hears when it is.
+	// The claim is in the queue before it looks, so that it finds the Function free or hears when
+	// it is.
 	key := functionKey(d.ID.Node, d.Function)
 	r.queues.add(key, requestFor(c))
 	needed, err := r.create(ctx, c, d)
@@ -273,7 +313,9 @@ func (r *claims) device(
 
 // provisioned is the condition Provisioned of a device.
 func provisioned(c *resourceapi.ResourceClaim, reason, message string) []metav1.Condition {
-	return []metav1.Condition{newCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message)}
+	return []metav1.Condition{
+		newCondition(v1alpha1.ConditionProvisioned, c.Generation, reason, message),
+	}
 }
 
 // existing is device for a device that has a Port.
@@ -290,7 +332,8 @@ func (r *claims) existing(
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	everUp := ready.Status == metav1.ConditionTrue || port.Status.BridgePort != ""
 	switch {
-	case ready.Reason == "", everUp && !d.BeforeBind, !everUp && ready.Reason == v1alpha1.ReasonProvisioning:
+	case ready.Reason == "", everUp && !d.BeforeBind,
+		!everUp && ready.Reason == v1alpha1.ReasonProvisioning:
 		return nil, 0, nil
 	case everUp: // what happens to the Port later is not told to the claim
 		return provisioned(c, v1alpha1.ReasonUp, "the xPU serves the Port"), 0, nil
@@ -308,11 +351,13 @@ func (r *claims) existing(
 	return append(told, failed), 0, nil
 }
 
-// taintPause is between looks at the node's ResourceSlices. Failures are too rare to watch all slices of the cluster.
+// taintPause is between looks at the node's ResourceSlices. Failures are too rare to watch all
+// slices of the cluster.
 const taintPause = 200 * time.Millisecond
 
-// untilTainted is the pause before the claim may be told that the device of a refused Port failed, 0 if it may at once.
-// Without the taint, by which the node's agent publishes that, the scheduler would pick the same device again.
+// untilTainted is the pause before the claim may be told that the device of a refused Port failed,
+// 0 if it may at once. Without the taint, by which the node's agent publishes that, the scheduler
+// would pick the same device again.
 func (r *claims) untilTainted(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
 ) (time.Duration, error) {
@@ -334,7 +379,9 @@ func (r *claims) untilTainted(
 			if slice.Spec.Pool.Name != d.Pool || device.Name != d.Name {
 				continue
 			}
-			if slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == v1alpha1.TaintProvisionFailed }) {
+			if slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool {
+				return t.Key == v1alpha1.TaintProvisionFailed
+			}) {
 				return 0, nil
 			}
 			pause = taintPause

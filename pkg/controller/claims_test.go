@@ -32,24 +32,31 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// The whole life of a Function of a pool that does not hold pods back, and what it costs the API server.
+// The whole life of a Function of a pool that does not hold pods back, and what it costs the API
+// server.
 func TestLife(t *testing.T) {
 	c := newCluster(t, func(o *Options) { o.CollectGrace = time.Hour })
 	agent := opitest.Start(t)
 	c.xpu("card", agent)
 	c.create(&v1alpha1.XPUNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "blue"},
-		Spec:       v1alpha1.XPUNetworkSpec{VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, MTU: ptr.To[int32](9000), Subnets: []string{"10.1.0.0/24", "fd00:1::/64"}},
+		Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromAll,
+			}, MTU: ptr.To[int32](9000), Subnets: []string{"10.1.0.0/24", "fd00:1::/64"},
+		},
 	})
 	c.pool("fast", "blue")
-	c.up(c.claim(want{name: "neighbour", pool: "fast", function: vf(9)}), vf(9)) // the first Port of a network at an xPU costs a status
+	// the first Port of a network at an xPU costs a status
+	c.up(c.claim(want{name: "neighbour", pool: "fast", function: vf(9)}), vf(9))
 	c.writesSettle()
 
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"mtu":1500}`, pod: "p"})
 	port := c.up(o, vf(0))
 	wantSpec := v1alpha1.XPUPortSpec{
-		NodeName: c.node, Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.0"}, XPU: "card", Network: "blue",
-		MAC: port.Spec.MAC, MTU: 1500, Addresses: []string{"10.1.0.3/24", "fd00:1::3/64"},
+		NodeName: c.node, Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.0"}, XPU: "card",
+		Network: "blue",
+		MAC:     port.Spec.MAC, MTU: 1500, Addresses: []string{"10.1.0.3/24", "fd00:1::3/64"},
 		Claim: v1alpha1.ClaimRef{Name: "a", UID: o.UID, Request: "nic", Pod: "p"},
 	}
 	if diff := gocmp.Diff(wantSpec, port.Spec); diff != "" {
@@ -58,7 +65,8 @@ func TestLife(t *testing.T) {
 	if mac, err := net.ParseMAC(port.Spec.MAC); err != nil || mac[0] != 0x02 {
 		t.Errorf("MAC %s is not a locally administered one", port.Spec.MAC)
 	}
-	if !slices.Contains(port.Finalizers, v1alpha1.FinalizerPort) || !metav1.IsControlledBy(port, o) {
+	if !slices.Contains(port.Finalizers, v1alpha1.FinalizerPort) ||
+		!metav1.IsControlledBy(port, o) {
 		t.Errorf("finalizers %q, owners %v", port.Finalizers, port.OwnerReferences)
 	}
 	if port.Labels[v1alpha1.LabelPool] != "fast" || port.Labels[v1alpha1.LabelNetwork] != "blue" {
@@ -76,7 +84,8 @@ func TestLife(t *testing.T) {
 	if got := agent.Ports(); len(got) > 1 {
 		t.Errorf("the XPUPort was gone while the agent still had %q", got)
 	}
-	if diff := gocmp.Diff([]string{"create XPUPort", "patch status XPUPort", "patch XPUPort"}, c.writes.of("XPUPort", "ResourceClaim")); diff != "" {
+	if diff := gocmp.Diff([]string{"create XPUPort", "patch status XPUPort", "patch XPUPort"},
+		c.writes.of("XPUPort", "ResourceClaim")); diff != "" {
 		t.Errorf("writes (-want +got):\n%s", diff)
 	}
 	if got := c.writes.of("XPU", "XPUNetwork", "DevicePool"); len(got) > 0 {
@@ -98,13 +107,15 @@ func TestLife(t *testing.T) {
 func TestClaimKeepsWhatIsNotCached(t *testing.T) {
 	c := newCluster(t, nil)
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"none"}`})
-	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound, "XPUNetwork none does not exist")
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound,
+		"XPUNetwork none does not exist")
 	if err := c.get(o); err != nil || len(o.Spec.Devices.Requests) != 1 {
 		t.Errorf("spec %+v (%v), want its request", o.Spec, err)
 	}
 }
 
-// writesSettle waits until the objects that the administrator made have what the controller writes on them.
+// writesSettle waits until the objects that the administrator made have what the controller writes
+// on them.
 func (c *cluster) writesSettle() {
 	c.Helper()
 	c.eventually("XPUs, networks and pools have their conditions", func() error {
@@ -122,7 +133,8 @@ func (c *cluster) writesSettle() {
 			needed.Insert(bridgeOf(&ports.Items[i]))
 		}
 		for _, x := range xpus.Items {
-			if err := hasReason(x.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonConnected, ""); err != nil {
+			if err := hasReason(x.Status.Conditions, v1alpha1.ConditionReady,
+				v1alpha1.ReasonConnected, ""); err != nil {
 				return fmt.Errorf("XPU %s: %w", x.Name, err)
 			}
 		}
@@ -134,7 +146,8 @@ func (c *cluster) writesSettle() {
 					xpus++
 				}
 			}
-			if ready == nil || ready.ObservedGeneration != n.Generation || ready.Status != metav1.ConditionTrue || int(n.Status.ReadyXPUs) != xpus {
+			if ready == nil || ready.ObservedGeneration != n.Generation ||
+				ready.Status != metav1.ConditionTrue || int(n.Status.ReadyXPUs) != xpus {
 				return fmt.Errorf("XPUNetwork %s: %+v", n.Name, n.Status)
 			}
 		}
@@ -181,18 +194,38 @@ func TestClaimDeallocated(t *testing.T) {
 
 // A Port of an earlier allocation is not taken for that of the present one.
 func TestEnding(t *testing.T) {
-	pod := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "1", Controller: ptr.To(true)}}
-	reserved := resourceapi.ResourceClaimStatus{ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "1"}}}
+	pod := []metav1.OwnerReference{
+		{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "1", Controller: ptr.To(true)},
+	}
+	reserved := resourceapi.ResourceClaimStatus{
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: "p", UID: "1"},
+		},
+	}
 	allocated := resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}}
 	now := metav1.Now()
 	for name, test := range map[string]struct {
 		claim resourceapi.ResourceClaim
 		want  bool
 	}{
-		"deleted":                      {resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Status: allocated}, true},
-		"generated, given back":        {resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}}, true},
-		"generated, still reserved":    {resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}, Status: reserved}, false},
-		"generated, allocated anew":    {resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}, Status: allocated}, false},
+		"deleted": {
+			resourceapi.ResourceClaim{
+				ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: &now}, Status: allocated,
+			}, true,
+		},
+		"generated, given back": {
+			resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}}, true,
+		},
+		"generated, still reserved": {
+			resourceapi.ResourceClaim{
+				ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}, Status: reserved,
+			}, false,
+		},
+		"generated, allocated anew": {
+			resourceapi.ResourceClaim{
+				ObjectMeta: metav1.ObjectMeta{OwnerReferences: pod}, Status: allocated,
+			}, false,
+		},
 		"made by a person, given back": {resourceapi.ResourceClaim{}, false},
 	} {
 		if got := ending(&test.claim); got != test.want {
@@ -258,7 +291,8 @@ func TestBeforeBind(t *testing.T) {
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), beforeBind: true})
 	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonUp, "")
 	port := c.port(o, vf(0))
-	if err := c.get(port); err != nil || !meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady) {
+	if err := c.get(port); err != nil ||
+		!meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady) {
 		t.Errorf("the claim was provisioned before its Port: %v, %+v", err, port.Status)
 	}
 	bare := c.claim(want{name: "b", pool: "bare", function: vf(1), beforeBind: true})
@@ -266,7 +300,8 @@ func TestBeforeBind(t *testing.T) {
 	if err := c.get(c.port(bare, vf(1))); !apierrors.IsNotFound(err) {
 		t.Errorf("a Port was made without a network: %v", err)
 	}
-	if got := c.writes.of("ResourceClaim"); !slices.Equal(got, []string{"update status ResourceClaim", "update status ResourceClaim"}) {
+	if got := c.writes.of("ResourceClaim"); !slices.Equal(got,
+		[]string{"update status ResourceClaim", "update status ResourceClaim"}) {
 		t.Errorf("writes %q", got)
 	}
 }
@@ -282,27 +317,34 @@ func TestOnlySeen(t *testing.T) {
 		if err := c.get(namespace); err != nil {
 			return err
 		}
-		metav1.SetMetaDataLabel(&namespace.ObjectMeta, resourceapi.DRAAdminNamespaceLabelKey, "true")
+		metav1.SetMetaDataLabel(&namespace.ObjectMeta, resourceapi.DRAAdminNamespaceLabelKey,
+			"true")
 		return c.Update(context.Background(), namespace)
 	})
 	user := c.claim(want{name: "a", pool: "fast", function: vf(0)})
 	c.portReason(c.port(user, vf(0)), v1alpha1.ReasonUp, "")
-	monitor := c.claim(want{name: "b", pool: "fast", function: vf(0), beforeBind: true, admin: true})
-	c.claimReason(monitor, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoPortNeeded, "takes nothing")
+	monitor := c.claim(want{
+		name: "b", pool: "fast", function: vf(0), beforeBind: true, admin: true,
+	})
+	c.claimReason(monitor, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoPortNeeded,
+		"takes nothing")
 	ports, err := listPorts(context.Background(), c.Client, client.InNamespace(c.namespace))
 	if err != nil || len(ports) != 1 {
 		t.Errorf("%d XPUPorts, %v; want that of the user alone", len(ports), err)
 	}
 }
 
-// A share of a PF has a Port once the agent has told which VF it chose for it, and another one when it chose another.
+// A share of a PF has a Port once the agent has told which VF it chose for it, and another one when
+// it chose another.
 func TestChosen(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
 	c.network("blue", 100)
 	c.pool("fast", "blue")
 	const share = types.UID("6f1c3a5e-0d0b-4a39-9a1c-000000000001")
-	o := c.claim(want{name: "a", pool: "fast", function: function.ID{Address: testPF}, share: share})
+	o := c.claim(want{
+		name: "a", pool: "fast", function: function.ID{Address: testPF}, share: share,
+	})
 	choose := func(f function.ID) {
 		t.Helper()
 		c.eventually("the agent tells its choice", func() error {
@@ -319,7 +361,8 @@ func TestChosen(t *testing.T) {
 			})
 			if i < 0 {
 				i = len(o.Status.Devices)
-				o.Status.Devices = append(o.Status.Devices, claim.NewEntry(result.Pool, result.Device, share))
+				o.Status.Devices = append(o.Status.Devices,
+					claim.NewEntry(result.Pool, result.Device, share))
 			}
 			o.Status.Devices[i].Data = data
 			return c.Status().Update(context.Background(), o)
@@ -340,14 +383,21 @@ func TestChosen(t *testing.T) {
 // What the node's agent writes into the same entry stays, and stays its own.
 func TestClaimStatusShared(t *testing.T) {
 	c := newCluster(t, nil)
-	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p"})
-	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound, "XPUNetwork blue")
+	o := c.claim(want{
+		name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p",
+	})
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound,
+		"XPUNetwork blue")
 	d := o.Status.Devices[0]
-	entry := resourceapply.AllocatedDeviceStatus().WithDriver(d.Driver).WithPool(d.Pool).WithDevice(d.Device).WithConditions(
-		metaapply.Condition().WithType(v1alpha1.ConditionReady).WithStatus(metav1.ConditionFalse).WithReason("Waiting").WithMessage("m").WithLastTransitionTime(metav1.Now()))
+	entry := resourceapply.AllocatedDeviceStatus().WithDriver(d.Driver).WithPool(d.Pool).
+		WithDevice(d.Device).WithConditions(
+		metaapply.Condition().WithType(v1alpha1.ConditionReady).WithStatus(metav1.ConditionFalse).
+			WithReason("Waiting").WithMessage("m").WithLastTransitionTime(metav1.Now()))
 	apply := func(status *resourceapply.ResourceClaimStatusApplyConfiguration) {
 		t.Helper()
-		err := c.Status().Apply(t.Context(), resourceapply.ResourceClaim(o.Name, o.Namespace).WithStatus(status), client.FieldOwner("xpu-agent"), client.ForceOwnership)
+		err := c.Status().Apply(t.Context(),
+			resourceapply.ResourceClaim(o.Name, o.Namespace).WithStatus(status),
+			client.FieldOwner("xpu-agent"), client.ForceOwnership)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -357,7 +407,8 @@ func TestClaimStatusShared(t *testing.T) {
 	c.network("blue", 100)
 	c.up(o, vf(0))
 	c.claimQuiet(o)
-	if err := hasReason(o.Status.Devices[0].Conditions, v1alpha1.ConditionReady, "Waiting", "m"); err != nil {
+	if err := hasReason(o.Status.Devices[0].Conditions, v1alpha1.ConditionReady, "Waiting",
+		"m"); err != nil {
 		t.Error(err)
 	}
 	apply(resourceapply.ResourceClaimStatus())
@@ -366,13 +417,15 @@ func TestClaimStatusShared(t *testing.T) {
 	}
 }
 
-// The API server takes no change of the allocation, and opaque parameters are compared byte by byte.
+// The API server takes no change of the allocation, and opaque parameters are compared byte by
+// byte.
 func TestClaimParametersKept(t *testing.T) {
 	c := newCluster(t, nil)
 	config := `{ "network" : "blue", "mtu":1500, "interfaceName":"a&b"}`
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: config, pod: "p"})
 	before := o.Status.Allocation.DeepCopy()
-	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound, "XPUNetwork blue")
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound,
+		"XPUNetwork blue")
 	if diff := gocmp.Diff(before.Devices, o.Status.Allocation.Devices); diff != "" {
 		t.Errorf("allocation (-before +after):\n%s", diff)
 	}
@@ -405,7 +458,8 @@ func TestProblems(t *testing.T) {
 			before: func(c *cluster) { c.network("blue", 100); c.pool("fast", "red") },
 			reason: v1alpha1.ReasonNetworkNotFound, message: "XPUNetwork red",
 			cure: func(c *cluster) {
-				c.eventually("set spec.network", func() error { // the controller writes the status meanwhile
+				// the controller writes the status meanwhile
+				c.eventually("set spec.network", func() error {
 					pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}}
 					if err := c.get(pool); err != nil {
 						return err
@@ -432,15 +486,20 @@ func TestProblems(t *testing.T) {
 		},
 		{
 			name: "network in conflict", config: `{"network":"junior"}`,
-			before: func(c *cluster) { c.network("a-senior", 100); c.network("junior", 100) },
-			reason: v1alpha1.ReasonNetworkNotReady, message: "VLAN 100 is that of XPUNetwork a-senior",
-			cure: func(c *cluster) { c.delete(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-senior"}}) },
+			before:  func(c *cluster) { c.network("a-senior", 100); c.network("junior", 100) },
+			reason:  v1alpha1.ReasonNetworkNotReady,
+			message: "VLAN 100 is that of XPUNetwork a-senior",
+			cure: func(c *cluster) {
+				c.delete(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-senior"}})
+			},
 		},
 		{
 			name: "no free address", config: `{"network":"blue"}`,
 			before: func(c *cluster) {
 				c.network("blue", 100, "10.1.0.0/30")
-				c.up(c.claim(want{name: "other", pool: "fast", function: vf(7), config: `{"network":"blue"}`}), vf(7))
+				c.up(c.claim(want{
+					name: "other", pool: "fast", function: vf(7), config: `{"network":"blue"}`,
+				}), vf(7))
 			},
 			reason: v1alpha1.ReasonNoFreeAddress, message: "10.1.0.0/30",
 			cure: func(c *cluster) { c.delete(c.named("other")) },
@@ -450,7 +509,9 @@ func TestProblems(t *testing.T) {
 			before: func(c *cluster) {
 				c.network("blue", 100, "10.1.0.0/30")
 				c.pool("fast", "blue")
-				c.up(c.claim(want{name: "other", pool: "fast", function: vf(7), config: `{"network":"blue"}`}), vf(7))
+				c.up(c.claim(want{
+					name: "other", pool: "fast", function: vf(7), config: `{"network":"blue"}`,
+				}), vf(7))
 			},
 			reason: v1alpha1.ReasonNoFreeAddress, message: "10.1.0.0/30",
 			cure: func(c *cluster) { c.delete(c.named("other")) },
@@ -462,15 +523,21 @@ func TestProblems(t *testing.T) {
 				c.network("junior", 100)
 				c.pool("fast", "junior")
 			},
-			reason: v1alpha1.ReasonNetworkNotReady, message: "VLAN 100 is that of XPUNetwork a-senior",
-			cure: func(c *cluster) { c.delete(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-senior"}}) },
+			reason:  v1alpha1.ReasonNetworkNotReady,
+			message: "VLAN 100 is that of XPUNetwork a-senior",
+			cure: func(c *cluster) {
+				c.delete(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-senior"}})
+			},
 		},
 		{
 			name: "address taken", config: `{"network":"blue","addresses":["10.1.0.9/24"]}`,
 			before: func(c *cluster) {
 				c.network("blue", 100, "10.1.0.0/24")
 				c.pool("fast", "")
-				c.up(c.claim(want{name: "other", pool: "fast", function: vf(7), config: `{"network":"blue","addresses":["10.1.0.9/24"]}`}), vf(7))
+				c.up(c.claim(want{
+					name: "other", pool: "fast", function: vf(7),
+					config: `{"network":"blue","addresses":["10.1.0.9/24"]}`,
+				}), vf(7))
 			},
 			reason: v1alpha1.ReasonConflict, message: "10.1.0.9/24",
 			cure: func(c *cluster) { c.delete(c.named("other")) },
@@ -479,7 +546,9 @@ func TestProblems(t *testing.T) {
 			name: "Function busy", config: `{"network":"blue"}`,
 			before: func(c *cluster) {
 				c.network("blue", 100)
-				c.up(c.claim(want{name: "other", pool: "fast", function: vf(0), config: `{"network":"blue"}`}), vf(0))
+				c.up(c.claim(want{
+					name: "other", pool: "fast", function: vf(0), config: `{"network":"blue"}`,
+				}), vf(0))
 			},
 			reason: v1alpha1.ReasonFunctionBusy, message: "of ResourceClaim other",
 			cure: func(c *cluster) { c.delete(c.named("other")) },
@@ -495,17 +564,23 @@ func TestProblems(t *testing.T) {
 		},
 		{
 			name: "address outside", config: `{"network":"blue","addresses":["10.2.0.9/24"]}`,
-			before: func(c *cluster) { c.network("blue", 100, "10.1.0.0/24"); c.pool("fast", "") },
-			reason: v1alpha1.ReasonInvalidConfig, message: "none of the subnets of XPUNetwork blue (10.1.0.0/24)",
+			before:  func(c *cluster) { c.network("blue", 100, "10.1.0.0/24"); c.pool("fast", "") },
+			reason:  v1alpha1.ReasonInvalidConfig,
+			message: "none of the subnets of XPUNetwork blue (10.1.0.0/24)",
 		},
 		{
-			name: "MAC address of another Port", config: `{"network":"blue","mac":"02:00:00:00:00:07"}`,
+			name:   "MAC address of another Port",
+			config: `{"network":"blue","mac":"02:00:00:00:00:07"}`,
 			before: func(c *cluster) {
 				c.network("blue", 100)
 				c.pool("fast", "")
-				c.up(c.claim(want{name: "other", pool: "fast", function: vf(7), config: `{"network":"blue","mac":"02:00:00:00:00:07"}`}), vf(7))
+				c.up(c.claim(want{
+					name: "other", pool: "fast", function: vf(7),
+					config: `{"network":"blue","mac":"02:00:00:00:00:07"}`,
+				}), vf(7))
 			},
-			reason: v1alpha1.ReasonConflict, message: "MAC address 02:00:00:00:00:07 is that of XPUPort",
+			reason:  v1alpha1.ReasonConflict,
+			message: "MAC address 02:00:00:00:00:07 is that of XPUPort",
 		},
 	}
 	for _, test := range tests {
@@ -519,7 +594,8 @@ func TestProblems(t *testing.T) {
 			if pool == "" {
 				pool = "fast"
 			}
-			o := c.claim(want{name: "a", pool: pool, function: vf(0), config: test.config, pod: "p-" + c.namespace})
+			o := c.claim(want{name: "a", pool: pool, function: vf(0), config: test.config,
+				pod: "p-" + c.namespace})
 			c.claimReason(o, v1alpha1.ConditionProvisioned, test.reason, test.message)
 			c.told("ResourceClaim", "a", test.reason)
 			c.told("Pod", "p-"+c.namespace, test.reason)
@@ -537,7 +613,9 @@ func TestProblems(t *testing.T) {
 func (c *cluster) agent() *opitest.Agent { return opitest.Start(c.TB) }
 
 func (c *cluster) named(name string) *resourceapi.ResourceClaim {
-	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name}}
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name},
+	}
 }
 
 func (c *cluster) setPFs(pfs ...string) {
@@ -552,7 +630,8 @@ func (c *cluster) setPFs(pfs ...string) {
 	})
 }
 
-// A Function goes from one claim to the next, in another namespace, only when its Port is gone from the xPU.
+// A Function goes from one claim to the next, in another namespace, only when its Port is gone from
+// the xPU.
 func TestFunctionHandOver(t *testing.T) {
 	c := newCluster(t, func(o *Options) { o.BusyGrace = time.Hour })
 	agent := c.agent()
@@ -562,12 +641,16 @@ func TestFunctionHandOver(t *testing.T) {
 	elsewhere := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "t-"}}
 	c.create(elsewhere)
 
-	first := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue","mac":"02:00:00:00:00:01"}`})
+	first := c.claim(want{
+		name: "a", pool: "fast", function: vf(0),
+		config: `{"network":"blue","mac":"02:00:00:00:00:01"}`,
+	})
 	firstPort := c.up(first, vf(0))
 	agent.Set(func(b *opitest.Behaviour) { b.DeleteTail = 500 * time.Millisecond })
 	c.writes.reset()
 	c.delete(first)
-	second := c.claim(want{name: "a", namespace: elsewhere.Name, pool: "fast", function: vf(0), config: `{"network":"blue","mac":"02:00:00:00:00:02"}`})
+	second := c.claim(want{name: "a", namespace: elsewhere.Name, pool: "fast", function: vf(0),
+		config: `{"network":"blue","mac":"02:00:00:00:00:02"}`})
 	c.eventually("the second claim's Port", func() error {
 		err := c.get(c.port(second, vf(0)))
 		if gone := c.get(firstPort); err == nil && !apierrors.IsNotFound(gone) {
@@ -592,7 +675,8 @@ func TestProvisionFailed(t *testing.T) {
 	c.xpu("card", agent)
 	c.network("blue", 100)
 	slice := c.slice("fast", vf(0))
-	w := want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, beforeBind: true, pod: "p"}
+	w := want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`,
+		beforeBind: true, pod: "p"}
 	o := c.claim(w)
 	port := c.port(o, vf(0))
 	c.portReason(port, v1alpha1.ReasonFailed, "no such representor")
@@ -600,12 +684,15 @@ func TestProvisionFailed(t *testing.T) {
 	if deviceHas(o, v1alpha1.ConditionProvisionFailed) {
 		t.Error("the claim was told before the device was tainted")
 	}
-	taint := resourceapi.DeviceTaint{Key: v1alpha1.TaintProvisionFailed, Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	taint := resourceapi.DeviceTaint{
+		Key: v1alpha1.TaintProvisionFailed, Effect: resourceapi.DeviceTaintEffectNoSchedule,
+	}
 	slice.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{taint}
 	if err := c.Update(t.Context(), slice); err != nil {
 		t.Fatal(err)
 	}
-	c.claimReason(o, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonFailed, "no such representor")
+	c.claimReason(o, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonFailed,
+		"no such representor")
 
 	// The scheduler gives the device back and takes another one.
 	c.deallocate(o)
@@ -620,14 +707,19 @@ func TestProvisionFailed(t *testing.T) {
 }
 
 func TestProvisionFailedWithoutTaint(t *testing.T) {
-	c := newCluster(t, func(o *Options) { o.TaintGrace, o.ProvisionTimeout = 300*time.Millisecond, 2*time.Second })
+	c := newCluster(t, func(o *Options) {
+		o.TaintGrace, o.ProvisionTimeout = 300*time.Millisecond, 2*time.Second
+	})
 	agent := c.agent()
 	agent.Set(func(b *opitest.Behaviour) { b.UpDelay = time.Hour })
 	c.xpu("card", agent)
 	c.network("blue", 100, "10.0.0.0/24")
 	c.slice("fast", vf(0))
-	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, beforeBind: true})
-	c.claimReason(o, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonFailed, "not up 2s after its creation")
+	o := c.claim(want{
+		name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, beforeBind: true,
+	})
+	c.claimReason(o, v1alpha1.ConditionProvisionFailed, v1alpha1.ReasonFailed,
+		"not up 2s after its creation")
 }
 
 func deviceHas(o *resourceapi.ResourceClaim, conditionType string) bool {
@@ -643,7 +735,12 @@ func (c *cluster) slice(pool string, functions ...function.ID) *resourceapi.Reso
 		ObjectMeta: metav1.ObjectMeta{Name: c.node},
 		Spec: resourceapi.ResourceSliceSpec{
 			Driver: v1alpha1.GroupName, NodeName: ptr.To(c.node),
-			Pool: resourceapi.ResourcePool{Name: claim.PoolID{Node: c.node, PF: testPF, DevicePool: pool}.String(), ResourceSliceCount: 1},
+			Pool: resourceapi.ResourcePool{
+				Name: claim.PoolID{
+					Node: c.node, PF: testPF, DevicePool: pool,
+				}.String(),
+				ResourceSliceCount: 1,
+			},
 		},
 	}
 	for _, f := range functions {
@@ -667,7 +764,8 @@ func TestAddressRace(t *testing.T) {
 	addresses := map[string]string{}
 	c.within(time.Minute, "all addresses are given", func() error {
 		var found v1alpha1.XPUPortList
-		if err := c.List(context.Background(), &found, client.InNamespace(c.namespace)); err != nil {
+		if err := c.List(context.Background(), &found,
+			client.InNamespace(c.namespace)); err != nil {
 			return err
 		}
 		clear(addresses)
@@ -682,11 +780,14 @@ func TestAddressRace(t *testing.T) {
 			}
 		}
 		var waiting resourceapi.ResourceClaimList
-		if err := c.List(context.Background(), &waiting, client.InNamespace(c.namespace)); err != nil {
+		if err := c.List(context.Background(), &waiting,
+			client.InNamespace(c.namespace)); err != nil {
 			return err
 		}
 		without := slices.DeleteFunc(waiting.Items, func(o resourceapi.ResourceClaim) bool {
-			return len(o.Status.Devices) != 1 || hasReason(o.Status.Devices[0].Conditions, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoFreeAddress, "") != nil
+			return len(o.Status.Devices) != 1 ||
+				hasReason(o.Status.Devices[0].Conditions, v1alpha1.ConditionProvisioned,
+					v1alpha1.ReasonNoFreeAddress, "") != nil
 		})
 		if up != room || len(without) != claims-room {
 			return fmt.Errorf("%d Ports are up, %d claims without address", up, len(without))
@@ -726,10 +827,12 @@ func TestRestart(t *testing.T) {
 		}
 		return nil
 	})
-	if diff := gocmp.Diff([]string{"create XPUPort", "patch status XPUPort"}, c.writes.of("XPUPort", "ResourceClaim", "XPU", "XPUNetwork", "DevicePool")); diff != "" {
+	if diff := gocmp.Diff([]string{"create XPUPort", "patch status XPUPort"},
+		c.writes.of("XPUPort", "ResourceClaim", "XPU", "XPUNetwork", "DevicePool")); diff != "" {
 		t.Errorf("writes (-want +got):\n%s", diff)
 	}
-	if port := c.port(a, vf(0)); c.get(port) != nil || port.Spec.Addresses[0] == c.up(last, vf(2)).Spec.Addresses[0] {
+	if port := c.port(a, vf(0)); c.get(port) != nil ||
+		port.Spec.Addresses[0] == c.up(last, vf(2)).Spec.Addresses[0] {
 		t.Error("an address was given twice")
 	}
 }
@@ -745,7 +848,9 @@ func TestSubfunction(t *testing.T) {
 }
 
 func TestSmaller(t *testing.T) {
-	for _, test := range []struct{ a, b, want int32 }{{0, 0, 0}, {1500, 0, 1500}, {0, 9000, 9000}, {1500, 9000, 1500}, {9216, 9000, 9000}} {
+	for _, test := range []struct{ a, b, want int32 }{
+		{0, 0, 0}, {1500, 0, 1500}, {0, 9000, 9000}, {1500, 9000, 1500}, {9216, 9000, 9000},
+	} {
 		if got := smaller(test.a, test.b); got != test.want {
 			t.Errorf("smaller(%d, %d) = %d, want %d", test.a, test.b, got, test.want)
 		}
@@ -789,7 +894,10 @@ func TestAddressBook(t *testing.T) {
 		if want == "" {
 			continue
 		}
-		port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(n)}, Spec: v1alpha1.XPUPortSpec{Addresses: texts(got)}}
+		port := &v1alpha1.XPUPort{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(n)},
+			Spec:       v1alpha1.XPUPortSpec{Addresses: texts(got)},
+		}
 		book.add(port)
 		have[want] = port
 	}
@@ -814,34 +922,61 @@ func TestChooseAddresses(t *testing.T) {
 	}{
 		{name: "no subnet"},
 		{name: "no subnet, wanted", wanted: []string{"10.0.0.1/8"}, want: "10.0.0.1/8"},
-		{name: "no subnet, taken", wanted: []string{"10.0.0.1/8"}, taken: taken("10.0.0.1"), reason: v1alpha1.ReasonConflict},
+		{name: "no subnet, taken", wanted: []string{"10.0.0.1/8"}, taken: taken("10.0.0.1"),
+			reason: v1alpha1.ReasonConflict},
 		{name: "first", subnets: []string{"10.1.0.0/24"}, want: "10.1.0.2/24"},
-		{name: "lowest free", subnets: []string{"10.1.0.0/24"}, taken: taken("10.1.0.2", "10.1.0.4"), want: "10.1.0.3/24"},
-		{name: "both families", subnets: []string{"fd00::/64", "10.1.0.0/24"}, taken: taken("fd00::2"), want: "fd00::3/64 10.1.0.2/24"},
-		{name: "last", subnets: []string{"10.1.0.0/29"}, taken: taken("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5"), want: "10.1.0.6/29"},
-		{name: "full", subnets: []string{"10.1.0.0/29"}, taken: taken("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6"), reason: v1alpha1.ReasonNoFreeAddress},
-		{name: "point to point", subnets: []string{"10.1.0.0/31"}, reason: v1alpha1.ReasonNoFreeAddress},
-		{name: "single address", subnets: []string{"10.1.0.7/32"}, reason: v1alpha1.ReasonNoFreeAddress},
-		{name: "IPv6 has no broadcast", subnets: []string{"fd00::/126"}, taken: taken("fd00::2"), want: "fd00::3/126"},
-		{name: "gateway on demand", subnets: []string{"10.1.0.0/24"}, wanted: []string{"10.1.0.1/24"}, reason: v1alpha1.ReasonInvalidConfig},
-		{name: "prefix length of its own", subnets: []string{"10.1.0.0/24"}, wanted: []string{"10.1.0.5/1"}, reason: v1alpha1.ReasonInvalidConfig},
-		{name: "another gateway", subnets: []string{"10.1.0.0/24"}, gateways: []string{"10.1.0.254"}, want: "10.1.0.1/24"},
-		{name: "another gateway on demand", subnets: []string{"10.1.0.0/24"}, gateways: []string{"10.1.0.254"}, wanted: []string{"10.1.0.254/24"}, reason: v1alpha1.ReasonInvalidConfig},
-		{name: "gateway of the other family", subnets: []string{"10.1.0.0/24"}, gateways: []string{"fd00::1"}, want: "10.1.0.2/24"},
-		{name: "reserved", subnets: []string{"10.1.0.0/24"}, reserved: []string{"10.1.0.0/29", "10.1.0.8-10.1.0.10"}, want: "10.1.0.11/24"},
-		{name: "reserved on demand", subnets: []string{"10.1.0.0/24"}, reserved: []string{"10.1.0.0/29"}, wanted: []string{"10.1.0.5/24"}, reason: v1alpha1.ReasonInvalidConfig},
-		{name: "all reserved", subnets: []string{"10.1.0.0/24"}, reserved: []string{"10.1.0.0/24"}, reason: v1alpha1.ReasonNoFreeAddress},
-		{name: "bad range", subnets: []string{"10.1.0.0/24"}, reserved: []string{"10.1.0.9-10.1.0.3"}, reason: v1alpha1.ReasonNetworkNotReady},
-		{name: "broadcast on demand", subnets: []string{"10.1.0.0/24"}, wanted: []string{"10.1.0.255/24"}, reason: v1alpha1.ReasonInvalidConfig},
-		{name: "network's own on demand", subnets: []string{"10.1.0.0/24"}, wanted: []string{"10.1.0.0/24"}, reason: v1alpha1.ReasonInvalidConfig},
-		{name: "twice", subnets: []string{"10.1.0.0/24"}, wanted: []string{"10.1.0.5/24", "10.1.0.5/24"}, reason: v1alpha1.ReasonInvalidConfig},
-		{name: "outside", subnets: []string{"10.1.0.0/24"}, wanted: []string{"10.1.1.5/24"}, reason: v1alpha1.ReasonInvalidConfig},
-		{name: "other family", subnets: []string{"10.1.0.0/24"}, wanted: []string{"fd00::5/64"}, reason: v1alpha1.ReasonInvalidConfig},
+		{name: "lowest free", subnets: []string{"10.1.0.0/24"},
+			taken: taken("10.1.0.2", "10.1.0.4"), want: "10.1.0.3/24"},
+		{name: "both families", subnets: []string{"fd00::/64", "10.1.0.0/24"},
+			taken: taken("fd00::2"), want: "fd00::3/64 10.1.0.2/24"},
+		{name: "last", subnets: []string{"10.1.0.0/29"},
+			taken: taken("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5"), want: "10.1.0.6/29"},
+		{name: "full", subnets: []string{"10.1.0.0/29"},
+			taken:  taken("10.1.0.2", "10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6"),
+			reason: v1alpha1.ReasonNoFreeAddress},
+		{name: "point to point", subnets: []string{"10.1.0.0/31"},
+			reason: v1alpha1.ReasonNoFreeAddress},
+		{name: "single address", subnets: []string{"10.1.0.7/32"},
+			reason: v1alpha1.ReasonNoFreeAddress},
+		{name: "IPv6 has no broadcast", subnets: []string{"fd00::/126"}, taken: taken("fd00::2"),
+			want: "fd00::3/126"},
+		{name: "gateway on demand", subnets: []string{"10.1.0.0/24"},
+			wanted: []string{"10.1.0.1/24"}, reason: v1alpha1.ReasonInvalidConfig},
+		{name: "prefix length of its own", subnets: []string{"10.1.0.0/24"},
+			wanted: []string{"10.1.0.5/1"}, reason: v1alpha1.ReasonInvalidConfig},
+		{name: "another gateway", subnets: []string{"10.1.0.0/24"},
+			gateways: []string{"10.1.0.254"}, want: "10.1.0.1/24"},
+		{name: "another gateway on demand", subnets: []string{"10.1.0.0/24"},
+			gateways: []string{"10.1.0.254"}, wanted: []string{"10.1.0.254/24"},
+			reason: v1alpha1.ReasonInvalidConfig},
+		{name: "gateway of the other family", subnets: []string{"10.1.0.0/24"},
+			gateways: []string{"fd00::1"}, want: "10.1.0.2/24"},
+		{name: "reserved", subnets: []string{"10.1.0.0/24"},
+			reserved: []string{"10.1.0.0/29", "10.1.0.8-10.1.0.10"}, want: "10.1.0.11/24"},
+		{name: "reserved on demand", subnets: []string{"10.1.0.0/24"},
+			reserved: []string{"10.1.0.0/29"}, wanted: []string{"10.1.0.5/24"},
+			reason: v1alpha1.ReasonInvalidConfig},
+		{name: "all reserved", subnets: []string{"10.1.0.0/24"}, reserved: []string{"10.1.0.0/24"},
+			reason: v1alpha1.ReasonNoFreeAddress},
+		{name: "bad range", subnets: []string{"10.1.0.0/24"},
+			reserved: []string{"10.1.0.9-10.1.0.3"}, reason: v1alpha1.ReasonNetworkNotReady},
+		{name: "broadcast on demand", subnets: []string{"10.1.0.0/24"},
+			wanted: []string{"10.1.0.255/24"}, reason: v1alpha1.ReasonInvalidConfig},
+		{name: "network's own on demand", subnets: []string{"10.1.0.0/24"},
+			wanted: []string{"10.1.0.0/24"}, reason: v1alpha1.ReasonInvalidConfig},
+		{name: "twice", subnets: []string{"10.1.0.0/24"},
+			wanted: []string{"10.1.0.5/24", "10.1.0.5/24"}, reason: v1alpha1.ReasonInvalidConfig},
+		{name: "outside", subnets: []string{"10.1.0.0/24"}, wanted: []string{"10.1.1.5/24"},
+			reason: v1alpha1.ReasonInvalidConfig},
+		{name: "other family", subnets: []string{"10.1.0.0/24"}, wanted: []string{"fd00::5/64"},
+			reason: v1alpha1.ReasonInvalidConfig},
 		{name: "bad subnet", subnets: []string{"10.1.0.0"}, reason: v1alpha1.ReasonNetworkNotReady},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{Subnets: test.subnets, Gateways: test.gateways, Reserved: test.reserved}}
+			network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{
+				Subnets: test.subnets, Gateways: test.gateways, Reserved: test.reserved,
+			}}
 			var wanted []netip.Prefix
 			for _, w := range test.wanted {
 				wanted = append(wanted, netip.MustParsePrefix(w))

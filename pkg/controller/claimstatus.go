@@ -20,13 +20,16 @@ import (
 // claimConditions are the conditions of a device that the controller owns.
 var claimConditions = [...]string{v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed}
 
-// report writes the claim's status if it differs from before, and sends events about new problems of devices to the claim
-// and to each pod that waits for it.
+// report writes the claim's status if it differs from before, and sends events about new problems
+// of devices to the claim and to each pod that waits for it.
 //
-// It uses Update: server-side apply would write the opaque parameters of the allocation with their keys in another order,
-// which the API server refuses as a change of the allocation. As an Update needs the resourceVersion that was read, it
-// cannot overwrite what others wrote meanwhile, nor reach a later allocation of the same device.
-func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClaim, devices []claim.Device) error {
+// It uses Update: server-side apply would write the opaque parameters of the allocation with their
+// keys in another order, which the API server refuses as a change of the allocation. As an Update
+// needs the resourceVersion that was read, it cannot overwrite what others wrote meanwhile, nor
+// reach a later allocation of the same device.
+func (r *claims) report(
+	ctx context.Context, c, before *resourceapi.ResourceClaim, devices []claim.Device,
+) error {
 	if equality.Semantic.DeepEqual(before.Status, c.Status) {
 		return nil
 	}
@@ -41,14 +44,18 @@ func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClai
 	for i := range devices {
 		was := deviceCondition(before, &devices[i], v1alpha1.ConditionProvisioned)
 		is := deviceCondition(wanted, &devices[i], v1alpha1.ConditionProvisioned)
-		if is.Status != metav1.ConditionFalse || is.Status == was.Status && is.Reason == was.Reason && is.Message == was.Message {
+		if is.Status != metav1.ConditionFalse || is.Status == was.Status &&
+			is.Reason == was.Reason && is.Message == was.Message {
 			continue
 		}
 		r.events.Eventf(c, nil, corev1.EventTypeWarning, is.Reason, "Provision", "%s", is.Message)
 		for _, consumer := range c.Status.ReservedFor {
 			if consumer.APIGroup == "" && consumer.Resource == "pods" {
-				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: consumer.Name, UID: consumer.UID}}
-				r.events.Eventf(pod, c, corev1.EventTypeWarning, is.Reason, "Provision", "ResourceClaim %s: %s", c.Name, is.Message)
+				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+					Namespace: c.Namespace, Name: consumer.Name, UID: consumer.UID,
+				}}
+				r.events.Eventf(pod, c, corev1.EventTypeWarning, is.Reason, "Provision",
+					"ResourceClaim %s: %s", c.Name, is.Message)
 			}
 		}
 	}
@@ -56,7 +63,9 @@ func (r *claims) report(ctx context.Context, c, before *resourceapi.ResourceClai
 }
 
 // deviceStatus is the claim's entry for the device, nil if there is none.
-func deviceStatus(c *resourceapi.ResourceClaim, d *claim.Device) *resourceapi.AllocatedDeviceStatus {
+func deviceStatus(
+	c *resourceapi.ResourceClaim, d *claim.Device,
+) *resourceapi.AllocatedDeviceStatus {
 	for i := range c.Status.Devices {
 		if s := &c.Status.Devices[i]; claim.IsOf(s, d.Pool, d.Name, d.Share) {
 			return s
@@ -65,14 +74,17 @@ func deviceStatus(c *resourceapi.ResourceClaim, d *claim.Device) *resourceapi.Al
 	return nil
 }
 
-// deviceCondition is a condition in the claim's entry for the device, its zero value if there is none.
-func deviceCondition(c *resourceapi.ResourceClaim, d *claim.Device, conditionType string) metav1.Condition {
+// deviceCondition is a condition in the claim's entry for the device, its zero value if there is
+// none.
+func deviceCondition(
+	c *resourceapi.ResourceClaim, d *claim.Device, conditionType string,
+) metav1.Condition {
 	entry := ptr.Deref(deviceStatus(c, d), resourceapi.AllocatedDeviceStatus{})
 	return ptr.Deref(meta.FindStatusCondition(entry.Conditions, conditionType), metav1.Condition{})
 }
 
-// setConditions has exactly these of claimConditions in the claim's entry for the device. Entries of this driver that
-// say nothing are removed.
+// setConditions has exactly these of claimConditions in the claim's entry for the device. Entries
+// of this driver that say nothing are removed.
 func setConditions(c *resourceapi.ResourceClaim, d *claim.Device, wanted []metav1.Condition) {
 	if deviceStatus(c, d) == nil {
 		c.Status.Devices = append(c.Status.Devices, claim.NewEntry(d.Pool, d.Name, d.Share))
@@ -85,7 +97,9 @@ func setConditions(c *resourceapi.ResourceClaim, d *claim.Device, wanted []metav
 			meta.RemoveStatusCondition(conditions, conditionType)
 		}
 	}
-	c.Status.Devices = slices.DeleteFunc(c.Status.Devices, func(s resourceapi.AllocatedDeviceStatus) bool {
-		return s.Driver == v1alpha1.GroupName && len(s.Conditions) == 0 && s.Data == nil && s.NetworkData == nil
-	})
+	c.Status.Devices = slices.DeleteFunc(c.Status.Devices,
+		func(s resourceapi.AllocatedDeviceStatus) bool {
+			return s.Driver == v1alpha1.GroupName && len(s.Conditions) == 0 && s.Data == nil &&
+				s.NetworkData == nil
+		})
 }

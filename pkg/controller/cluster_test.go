@@ -45,11 +45,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// apiServer is the one API server of the package's tests, nil if there is none. Kinds of the cluster are shared, so
-// the tests run one after the other, each with its own controller.
+// apiServer is the one API server of the package's tests, nil if there is none. Kinds of the
+// cluster are shared, so the tests run one after the other, each with its own controller.
 var apiServer *rest.Config
 
-// controllerUser is the controller's access to it, which has the rights of deploy/controller and no others.
+// controllerUser is the controller's access to it, which has the rights of deploy/controller and no
+// others.
 var controllerUser *rest.Config
 
 // namespaceRules are its rights in its own namespace.
@@ -106,10 +107,15 @@ func addController(environment *envtest.Environment) error {
 	namespaceRules = own.Rules
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: role.ObjectMeta,
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName}},
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name,
+		},
+		Subjects: []rbacv1.Subject{
+			{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName},
+		},
 	}
-	return errors.Join(direct.Create(context.Background(), role), direct.Create(context.Background(), binding))
+	return errors.Join(direct.Create(context.Background(), role),
+		direct.Create(context.Background(), binding))
 }
 
 // readRights reads the objects of their kinds that an installation gives the controller.
@@ -169,7 +175,9 @@ func (w *writes) of(kinds ...string) []string {
 	defer w.mu.Unlock()
 	var found []string
 	for _, one := range w.made {
-		if slices.ContainsFunc(kinds, func(kind string) bool { return strings.HasSuffix(one, " "+kind) }) {
+		if slices.ContainsFunc(kinds, func(kind string) bool {
+			return strings.HasSuffix(one, " "+kind)
+		}) {
 			found = append(found, one)
 		}
 	}
@@ -184,49 +192,73 @@ func (w *writes) reset() {
 
 func (w *writes) wrap(c client.WithWatch) client.WithWatch {
 	return interceptor.NewClient(c, interceptor.Funcs{
-		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+		Create: func(
+			ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption,
+		) error {
 			w.note("create", o, c.Scheme())
 			return c.Create(ctx, o, opts...)
 		},
-		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+		Delete: func(
+			ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption,
+		) error {
 			w.note("delete", o, c.Scheme())
 			return c.Delete(ctx, o, opts...)
 		},
-		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+		Patch: func(
+			ctx context.Context, c client.WithWatch, o client.Object, p client.Patch,
+			opts ...client.PatchOption,
+		) error {
 			w.note("patch", o, c.Scheme())
 			return c.Patch(ctx, o, p, opts...)
 		},
-		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
+		Update: func(
+			ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption,
+		) error {
 			w.note("update", o, c.Scheme())
 			return c.Update(ctx, o, opts...)
 		},
-		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
+		SubResourcePatch: func(
+			ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch,
+			opts ...client.SubResourcePatchOption,
+		) error {
 			w.note("patch "+sub, o, c.Scheme())
 			return c.SubResource(sub).Patch(ctx, o, p, opts...)
 		},
-		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+		SubResourceUpdate: func(
+			ctx context.Context, c client.Client, sub string, o client.Object,
+			opts ...client.SubResourceUpdateOption,
+		) error {
 			w.note("update "+sub, o, c.Scheme())
 			return c.SubResource(sub).Update(ctx, o, opts...)
 		},
-		SubResourceApply: func(ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+		SubResourceApply: func(
+			ctx context.Context, c client.Client, sub string, o runtime.ApplyConfiguration,
+			opts ...client.SubResourceApplyOption,
+		) error {
 			w.note("apply "+sub, o, c.Scheme())
 			return c.SubResource(sub).Apply(ctx, o, opts...)
 		},
 	})
 }
 
-// unwatched makes a client.Client a client.WithWatch, which the interceptor asks for; nothing watches through it.
+// unwatched makes a client.Client a client.WithWatch, which the interceptor asks for; nothing
+// watches through it.
 type unwatched struct{ client.Client }
 
-func (unwatched) Watch(context.Context, client.ObjectList, ...client.ListOption) (watch.Interface, error) {
-	return nil, apierrors.NewMethodNotSupported(v1alpha1.SchemeGroupVersion.WithResource("any").GroupResource(), "watch")
+func (unwatched) Watch(
+	context.Context, client.ObjectList, ...client.ListOption,
+) (watch.Interface, error) {
+	return nil, apierrors.NewMethodNotSupported(
+		v1alpha1.SchemeGroupVersion.WithResource("any").GroupResource(), "watch",
+	)
 }
 
 // newCluster starts a controller with quick defaults, changed by set.
 func newCluster(t testing.TB, set func(*Options)) *cluster {
 	t.Helper()
 	if apiServer == nil {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, kube-apiserver and kubectl")
+		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
+			"kube-apiserver and kubectl")
 	}
 	scheme, err := Scheme()
 	if err != nil {
@@ -240,14 +272,17 @@ func newCluster(t testing.TB, set func(*Options)) *cluster {
 	if err := direct.Create(t.Context(), namespace); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{TB: t, Client: direct, namespace: namespace.Name, node: "node-" + namespace.Name, writes: &writes{}}
+	c := &cluster{TB: t, Client: direct, namespace: namespace.Name, node: "node-" + namespace.Name,
+		writes: &writes{}}
 	t.Cleanup(c.sweep)
 	own := metav1.ObjectMeta{Namespace: c.namespace, Name: controllerUserName}
 	c.create(&rbacv1.Role{ObjectMeta: own, Rules: namespaceRules})
 	c.create(&rbacv1.RoleBinding{
 		ObjectMeta: own,
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName}},
+		Subjects: []rbacv1.Subject{
+			{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName},
+		},
 	})
 	c.start(set)
 	return c
@@ -259,8 +294,9 @@ func (c *cluster) start(set func(*Options)) {
 	c.registry = prometheus.NewRegistry()
 	o := Options{
 		Installation: opitest.Installation, Namespace: c.namespace, Registerer: c.registry,
-		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond, TaintGrace: 20 * time.Second,
-		Debounce: 50 * time.Millisecond, FailedGrace: 50 * time.Millisecond,
+		CollectGrace: 100 * time.Millisecond, BusyGrace: 100 * time.Millisecond,
+		TaintGrace: 20 * time.Second,
+		Debounce:   50 * time.Millisecond, FailedGrace: 50 * time.Millisecond,
 	}
 	if set != nil {
 		set(&o)
@@ -297,7 +333,11 @@ func (c *cluster) start(set func(*Options)) {
 // sweep removes what would disturb the next test.
 func (c *cluster) sweep() {
 	ctx := context.Background()
-	for _, all := range []client.ObjectList{&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &v1alpha1.DevicePoolList{}, &v1alpha1.XPUNodeList{}, &resourceapi.ResourceSliceList{}} {
+	for _, all := range []client.ObjectList{
+		&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{},
+		&v1alpha1.XPUList{}, &v1alpha1.DevicePoolList{}, &v1alpha1.XPUNodeList{},
+		&resourceapi.ResourceSliceList{},
+	} {
 		if err := c.List(ctx, all); err != nil {
 			c.Errorf("sweep: %v", err)
 		}
@@ -306,7 +346,8 @@ func (c *cluster) sweep() {
 			if len(o.GetFinalizers()) > 0 {
 				before := o.DeepCopyObject().(client.Object)
 				o.SetFinalizers(nil)
-				if err := c.Patch(ctx, o, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+				if err := c.Patch(ctx, o,
+					client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
 					c.Errorf("sweep: %v", err)
 				}
 			}
@@ -327,10 +368,11 @@ func (c *cluster) eventually(what string, check func() error) {
 func (c *cluster) within(limit time.Duration, what string, check func() error) {
 	c.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, limit, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
-	})
+	err := wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, limit, true,
+		func(context.Context) (bool, error) {
+			last = check()
+			return last == nil, nil
+		})
 	if err != nil {
 		c.Fatalf("%s: %v", what, last)
 	}
@@ -376,7 +418,9 @@ func (c *cluster) xpu(name string, agent *opitest.Agent) *v1alpha1.XPU {
 func (c *cluster) xpuOn(node, name, endpoint string) *v1alpha1.XPU {
 	c.Helper()
 	x := &v1alpha1.XPU{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{NodeName: node, Endpoint: endpoint, Insecure: true},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{
+			NodeName: node, Endpoint: endpoint, Insecure: true,
+		},
 	}
 	c.create(x)
 	return x
@@ -384,7 +428,13 @@ func (c *cluster) xpuOn(node, name, endpoint string) *v1alpha1.XPU {
 
 func (c *cluster) network(name string, vlan int32, subnets ...string) *v1alpha1.XPUNetwork {
 	c.Helper()
-	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: subnets}}
+	n := &v1alpha1.XPUNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromAll,
+			}, Subnets: subnets,
+		},
+	}
 	c.create(n)
 	return n
 }
@@ -395,7 +445,8 @@ func (c *cluster) pool(name, network string) *v1alpha1.DevicePool {
 	p := &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: v1alpha1.DevicePoolSpec{
-			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: network, Allow: v1alpha1.PrivilegedFields(),
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: network,
+			Allow: v1alpha1.PrivilegedFields(),
 		},
 	}
 	c.create(p)
@@ -406,7 +457,9 @@ const testPF = pci.Address("0000:3b:00.0")
 
 // vf is the n-th VF of the PF.
 func vf(n int) function.ID {
-	return function.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x3b+n/240, 2+n%240/8, n%8))}
+	return function.ID{
+		Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x3b+n/240, 2+n%240/8, n%8)),
+	}
 }
 
 // want is what a claim asks for.
@@ -443,7 +496,9 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 	c.Helper()
 	result := resourceapi.DeviceRequestAllocationResult{
 		Request: "nic", Driver: v1alpha1.GroupName,
-		Pool:   claim.PoolID{Node: cmp.Or(w.node, c.node), PF: cmp.Or(w.pf, testPF), DevicePool: w.pool}.String(),
+		Pool: claim.PoolID{
+			Node: cmp.Or(w.node, c.node), PF: cmp.Or(w.pf, testPF), DevicePool: w.pool,
+		}.String(),
 		Device: w.function.DeviceName(),
 	}
 	if w.admin {
@@ -457,16 +512,21 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 		result.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
 	}
 	o.Status.Allocation = &resourceapi.AllocationResult{
-		Devices:             resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}},
+		Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{result},
+		},
 		AllocationTimestamp: ptr.To(metav1.Now()),
 	}
 	if w.on != "" {
 		o.Status.Allocation.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{w.on}}},
+			MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{w.on}},
+			},
 		}}}
 	}
 	if w.config != "" {
-		raw := `{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig",` + strings.TrimPrefix(w.config, "{")
+		raw := `{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig",` +
+			strings.TrimPrefix(w.config, "{")
 		source := resourceapi.AllocationConfigSourceClaim
 		if w.ofClass {
 			source = resourceapi.AllocationConfigSourceClass
@@ -479,7 +539,9 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 		}}
 	}
 	if w.pod != "" {
-		o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: w.pod, UID: "pod-" + o.UID}}
+		o.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: w.pod, UID: "pod-" + o.UID},
+		}
 	}
 	if err := c.Status().Update(context.Background(), o); err != nil {
 		c.Fatal(err)
@@ -487,7 +549,8 @@ func (c *cluster) allocate(o *resourceapi.ResourceClaim, w want) *resourceapi.Re
 	return o
 }
 
-// deallocate does what the scheduler does when a device failed, or the claim controller when the pod is done.
+// deallocate does what the scheduler does when a device failed, or the claim controller when the
+// pod is done.
 func (c *cluster) deallocate(o *resourceapi.ResourceClaim) {
 	c.Helper()
 	c.eventually("deallocate", func() error {
@@ -500,7 +563,9 @@ func (c *cluster) deallocate(o *resourceapi.ResourceClaim) {
 }
 
 func (c *cluster) port(o *resourceapi.ResourceClaim, f function.ID) *v1alpha1.XPUPort {
-	return &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: claim.PortName(c.node, f)}}
+	return &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: claim.PortName(c.node, f)},
+	}
 }
 
 // up waits until the claim's Port is.
@@ -519,7 +584,8 @@ func (c *cluster) up(o *resourceapi.ResourceClaim, f function.ID) *v1alpha1.XPUP
 	return port
 }
 
-// portReason waits for the Port's Ready condition to have the reason, and a message with the text in it.
+// portReason waits for the Port's Ready condition to have the reason, and a message with the text
+// in it.
 func (c *cluster) portReason(port *v1alpha1.XPUPort, reason, text string) {
 	c.Helper()
 	c.eventually("XPUPort "+port.Name+" is "+reason, func() error {
@@ -536,10 +602,16 @@ func hasReason(conditions []metav1.Condition, conditionType, reason, text string
 		return fmt.Errorf("no condition %s", conditionType)
 	}
 	if condition.Reason != reason || !strings.Contains(condition.Message, text) {
-		return fmt.Errorf("condition %s is %s, %s: %s; want %s: ...%s...", conditionType, condition.Status, condition.Reason, condition.Message, reason, text)
+		return fmt.Errorf("condition %s is %s, %s: %s; want %s: ...%s...", conditionType,
+			condition.Status, condition.Reason, condition.Message, reason, text)
 	}
-	if good := reason == v1alpha1.ReasonUp || reason == v1alpha1.ReasonAllMade || reason == v1alpha1.ReasonPublished || reason == v1alpha1.ReasonConnected || reason == v1alpha1.ReasonNoPortNeeded || reason == v1alpha1.ReasonSupported; conditionType != v1alpha1.ConditionProvisionFailed && good != (condition.Status == metav1.ConditionTrue) {
-		return fmt.Errorf("condition %s has reason %s with status %s", conditionType, reason, condition.Status)
+	if good := reason == v1alpha1.ReasonUp || reason == v1alpha1.ReasonAllMade ||
+		reason == v1alpha1.ReasonPublished || reason == v1alpha1.ReasonConnected ||
+		reason == v1alpha1.ReasonNoPortNeeded ||
+		reason == v1alpha1.ReasonSupported; conditionType != v1alpha1.ConditionProvisionFailed &&
+		good != (condition.Status == metav1.ConditionTrue) {
+		return fmt.Errorf("condition %s has reason %s with status %s", conditionType, reason,
+			condition.Status)
 	}
 	return nil
 }
@@ -567,7 +639,8 @@ func (c *cluster) claimQuiet(o *resourceapi.ResourceClaim) {
 		}
 		for _, d := range o.Status.Devices {
 			for _, conditionType := range claimConditions {
-				if condition := meta.FindStatusCondition(d.Conditions, conditionType); condition != nil {
+				if condition := meta.FindStatusCondition(d.Conditions,
+					conditionType); condition != nil {
 					return fmt.Errorf("%+v", *condition)
 				}
 			}

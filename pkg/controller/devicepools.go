@@ -25,27 +25,36 @@ type devicePools struct{ base }
 
 func (r *devicePools) setup(mgr ctrl.Manager) error {
 	ofNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.DevicePoolList{}, client.MatchingFields{poolsByNetwork: network.GetName()})
+		return r.requests(ctx, &v1alpha1.DevicePoolList{},
+			client.MatchingFields{poolsByNetwork: network.GetName()})
 	}
 	return newController(mgr, "devicepool", 1).
 		For(&v1alpha1.DevicePool{}, whenSpecChanged).
-		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(ofNetwork), whenMadeOrGone).
+		Watches(&v1alpha1.XPUNetwork{}, handler.EnqueueRequestsFromMapFunc(ofNetwork),
+			whenMadeOrGone).
 		Watches(&v1alpha1.XPUNode{}, handler.Funcs{
-			CreateFunc: func(_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request]) {
+			CreateFunc: func(
+				_ context.Context, e event.CreateEvent, queue queueOf[reconcile.Request],
+			) {
 				r.changed(nil, e.Object, queue)
 			},
-			UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request]) {
+			UpdateFunc: func(
+				_ context.Context, e event.UpdateEvent, queue queueOf[reconcile.Request],
+			) {
 				r.changed(e.ObjectOld, e.ObjectNew, queue)
 			},
-			DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request]) {
+			DeleteFunc: func(
+				_ context.Context, e event.DeleteEvent, queue queueOf[reconcile.Request],
+			) {
 				r.changed(e.Object, nil, queue)
 			},
 		}).
 		Complete(r.guarded(reconcile.AsReconciler(r.client, r)))
 }
 
-// changed has the pools summed up of which two versions of an XPUNode say something else. Since every agent watches
-// DevicePools, a thousand nodes that start at once must not cost a thousand writes: a pool is written once in PoolPause.
+// changed has the pools summed up of which two versions of an XPUNode say something else. Since
+// every agent watches DevicePools, a thousand nodes that start at once must not cost a thousand
+// writes: a pool is written once in PoolPause.
 func (r *devicePools) changed(before, after client.Object, queue queueOf[reconcile.Request]) {
 	was, is := poolsOf(before), poolsOf(after)
 	for name, entry := range was {
@@ -76,7 +85,9 @@ func poolRequest(name string) reconcile.Request {
 }
 
 // Reconcile writes the status of the pool.
-func (r *devicePools) Reconcile(ctx context.Context, pool *v1alpha1.DevicePool) (ctrl.Result, error) {
+func (r *devicePools) Reconcile(
+	ctx context.Context, pool *v1alpha1.DevicePool,
+) (ctrl.Result, error) {
 	before := pool.DeepCopy()
 	entries, err := r.entries(ctx, pool.Name)
 	if err != nil {
@@ -108,7 +119,8 @@ type poolEntry struct {
 // entries are those of a pool, sorted by node.
 func (r *devicePools) entries(ctx context.Context, pool string) ([]poolEntry, error) {
 	var nodes v1alpha1.XPUNodeList
-	if err := r.client.List(ctx, &nodes, client.MatchingFields{xpuNodesByPool: pool}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.client.List(ctx, &nodes, client.MatchingFields{xpuNodesByPool: pool},
+		client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list XPUNodes: %w", err)
 	}
 	var entries []poolEntry
@@ -119,10 +131,12 @@ func (r *devicePools) entries(ctx context.Context, pool string) ([]poolEntry, er
 	return entries, nil
 }
 
-// shown bounds how many nodes, Functions of other pools, and PFs that lack something a condition names.
+// shown bounds how many nodes, Functions of other pools, and PFs that lack something a condition
+// names.
 const shown = 3
 
-// sumUp sets the counts and the condition Ready. Its generation is the oldest of those that the agents report on.
+// sumUp sets the counts and the condition Ready. Its generation is the oldest of those that the
+// agents report on.
 func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 	generation := pool.Generation
 	status := &pool.Status
@@ -139,7 +153,8 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 			wrong = append(wrong, fmt.Sprintf("node %s: %s", e.node, e.Error))
 		}
 		for _, p := range e.Problems {
-			problems = append(problems, fmt.Sprintf("node %s: %d Functions: %s", e.node, p.Functions, p.Message))
+			problems = append(problems,
+				fmt.Sprintf("node %s: %d Functions: %s", e.node, p.Functions, p.Message))
 		}
 		for _, o := range e.Overlapping {
 			overlaps = append(overlaps, fmt.Sprintf("%s on node %s", o, e.node))
@@ -147,10 +162,12 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 	}
 	message := fmt.Sprintf("%d Functions on %d nodes", status.Functions, status.NodeCount)
 	if unhealthy := status.Functions - status.Healthy; unhealthy > 0 {
-		message += fmt.Sprintf(", of which %d cannot be used now: %s", unhealthy, strings.Join(firstOf(problems), "; "))
+		message += fmt.Sprintf(", of which %d cannot be used now: %s", unhealthy,
+			strings.Join(firstOf(problems), "; "))
 	}
 	if len(overlaps) > 0 {
-		message += fmt.Sprintf("; at least %d more that the selectors match belong to other pools: %s; narrow the selectors of "+
+		message += fmt.Sprintf("; at least %d more that the selectors match belong to other "+
+			"pools: %s; narrow the selectors of "+
 			"one pool", len(overlaps), strings.Join(firstOf(overlaps), ", "))
 	}
 	reason := v1alpha1.ReasonPublished
@@ -160,7 +177,8 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 		message += "; " + strings.Join(firstOf(wrong), "; ")
 	case !hasNetwork:
 		reason = v1alpha1.ReasonNetworkNotFound
-		message += fmt.Sprintf("; XPUNetwork %s does not exist; create it, or name another one in spec.network", pool.Spec.Network)
+		message += fmt.Sprintf("; XPUNetwork %s does not exist; create it, or name another one "+
+			"in spec.network", pool.Spec.Network)
 	case status.Functions == 0 && len(overlaps) > 0:
 		reason = v1alpha1.ReasonOverlap
 	case status.Functions == 0:
@@ -173,7 +191,8 @@ func sumUp(pool *v1alpha1.DevicePool, entries []poolEntry, hasNetwork bool) {
 		reason = v1alpha1.ReasonFeatureMissing
 		message += "; see condition " + v1alpha1.ConditionSupported
 	}
-	meta.SetStatusCondition(&status.Conditions, newCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
+	meta.SetStatusCondition(&status.Conditions,
+		newCondition(v1alpha1.ConditionReady, generation, reason, opi.Short(message)))
 }
 
 // namePFs adds the PFs that there are to the message of a pool that has no Functions.
@@ -189,7 +208,9 @@ func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) er
 	var pfs []string
 	for _, node := range nodes.Items {
 		for _, pf := range node.Status.PFs {
-			pfs = append(pfs, fmt.Sprintf("%s %s (%s, %s:%s)", node.Name, pf.Name, pf.Address, pf.Vendor, pf.Device))
+			pfs = append(pfs,
+				fmt.Sprintf("%s %s (%s, %s:%s)", node.Name, pf.Name, pf.Address, pf.Vendor,
+					pf.Device))
 		}
 	}
 	slices.Sort(pfs)
@@ -201,8 +222,9 @@ func (r *devicePools) namePFs(ctx context.Context, pool *v1alpha1.DevicePool) er
 	return nil
 }
 
-// sumUpSupply sets the condition Supplied: whether all PFs have what numVFs and sfs of this generation of the spec ask for.
-// The reason is that of the first PF that lacks something by itself, rather than of one that is being changed.
+// sumUpSupply sets the condition Supplied: whether all PFs have what numVFs and sfs of this
+// generation of the spec ask for. The reason is that of the first PF that lacks something by
+// itself, rather than of one that is being changed.
 func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 	if pool.Spec.NumVFs == nil && pool.Spec.SFs == nil {
 		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionSupplied)
@@ -226,8 +248,11 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 	}
 	short = firstOf(short)
 	if len(behind) > 0 {
-		short = append(short, fmt.Sprintf("generation %d of the spec has not been seen to yet on nodes %s: if that stays, "+
-			"see whether their agents run", pool.Generation, strings.Join(firstOf(behind), ", ")))
+		short = append(short,
+			fmt.Sprintf("generation %d of the spec has not been seen to yet on nodes %s: if that "+
+				"stays, "+
+				"see whether their agents run", pool.Generation,
+				strings.Join(firstOf(behind), ", ")))
 	}
 	message := strings.Join(short, "; ")
 	switch {
@@ -235,11 +260,14 @@ func sumUpSupply(pool *v1alpha1.DevicePool, entries []poolEntry) {
 		reason, message = v1alpha1.ReasonInvalidConfig, "see condition Ready"
 	case len(entries) == 0:
 		reason = v1alpha1.ReasonNoPF
-		message = "no node has a PF that spec.selectors name; compare pfNames and rootDevices with the nodes' PFs"
+		message = "no node has a PF that spec.selectors name; compare pfNames and rootDevices " +
+			"with the nodes' PFs"
 	case len(short) == 0:
-		reason, message = v1alpha1.ReasonAllMade, "every PF that spec.selectors name has what is asked for"
+		reason, message = v1alpha1.ReasonAllMade, "every PF that spec.selectors name has what is "+
+			"asked for"
 	}
-	meta.SetStatusCondition(&pool.Status.Conditions, newCondition(v1alpha1.ConditionSupplied, pool.Generation, reason, message))
+	meta.SetStatusCondition(&pool.Status.Conditions,
+		newCondition(v1alpha1.ConditionSupplied, pool.Generation, reason, message))
 }
 
 // sumUpFallbacks sets the condition Supported of a pool that needs feature gates of Kubernetes.
@@ -248,17 +276,21 @@ func sumUpFallbacks(pool *v1alpha1.DevicePool, entries []poolEntry) {
 		meta.RemoveStatusCondition(&pool.Status.Conditions, v1alpha1.ConditionSupported)
 		return
 	}
-	reason, message := v1alpha1.ReasonSupported, "the cluster has the feature gates that the pool needs"
+	reason, message := v1alpha1.ReasonSupported, "the cluster has the feature gates that the "+
+		"pool needs"
 	if missing := fallbacksOf(entries); len(missing) > 0 {
 		reason, message = v1alpha1.ReasonFeatureMissing, strings.Join(firstOf(missing), "; ")
 	}
-	meta.SetStatusCondition(&pool.Status.Conditions, newCondition(v1alpha1.ConditionSupported, pool.Generation, reason, opi.Short(message)))
+	meta.SetStatusCondition(&pool.Status.Conditions,
+		newCondition(v1alpha1.ConditionSupported, pool.Generation, reason, opi.Short(message)))
 }
 
 // needsFeatures says whether a pool asks for more than Kubernetes 1.34 does by default.
 func needsFeatures(spec v1alpha1.DevicePoolSpec) bool {
-	return spec.Publish == v1alpha1.PublishDRA && (spec.MaxAllocated != nil || spec.Model != "" && spec.Model != v1alpha1.ModelFunctions ||
-		spec.Provision == v1alpha1.ProvisionBeforeBind || spec.Provision == v1alpha1.ProvisionAhead)
+	return spec.Publish == v1alpha1.PublishDRA &&
+		(spec.MaxAllocated != nil || spec.Model != "" && spec.Model != v1alpha1.ModelFunctions ||
+			spec.Provision == v1alpha1.ProvisionBeforeBind ||
+			spec.Provision == v1alpha1.ProvisionAhead)
 }
 
 // fallbacksOf say what nodes found that the cluster cannot do, each once, with the first node.
@@ -268,8 +300,10 @@ func fallbacksOf(entries []poolEntry) (list []string) {
 		for _, f := range e.Fallbacks {
 			if !seen[f] {
 				seen[f] = true
-				list = append(list, fmt.Sprintf("node %s: %s; turn on feature gate %s in kube-apiserver and kube-scheduler, which is on by "+
-					"default from Kubernetes 1.36 on", e.node, f.Message, f.Feature))
+				list = append(list,
+					fmt.Sprintf("node %s: %s; turn on feature gate %s in kube-apiserver and "+
+						"kube-scheduler, which is on by "+
+						"default from Kubernetes 1.36 on", e.node, f.Message, f.Feature))
 			}
 		}
 	}

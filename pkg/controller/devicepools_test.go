@@ -57,7 +57,8 @@ func TestDevicePools(t *testing.T) {
 			if err := c.get(pool); err != nil {
 				return err
 			}
-			if s := pool.Status; s.Functions != functions || s.Healthy != healthy || s.NodeCount != nodes {
+			if s := pool.Status; s.Functions != functions || s.Healthy != healthy ||
+				s.NodeCount != nodes {
 				return fmt.Errorf("status %+v", s)
 			}
 			return hasReason(pool.Status.Conditions, v1alpha1.ConditionReady, reason, text)
@@ -67,18 +68,26 @@ func TestDevicePools(t *testing.T) {
 	reason(v1alpha1.ReasonNoFunctions, "no agent has told of a PF", 0, 0, 0)
 	c.reports("fast", nodes{"n1": healthy(8), "n2": healthy(4), "n3": {}})
 	reason(v1alpha1.ReasonPublished, "12 Functions on 2 nodes", 12, 12, 2)
-	c.reports("fast", nodes{"n1": healthy(8), "n2": {Error: "resource a.example/b is that of DevicePool first"}})
-	reason(v1alpha1.ReasonInvalidConfig, n2+": resource a.example/b is that of DevicePool first", 8, 8, 1)
+	c.reports("fast",
+		nodes{"n1": healthy(8), "n2": {Error: "resource a.example/b is that of DevicePool first"}})
+	reason(v1alpha1.ReasonInvalidConfig, n2+": resource a.example/b is that of DevicePool first",
+		8, 8, 1)
 
-	// A pool that works is Ready also where another has some of the Functions that it selects, or some do not work.
-	overlapping := v1alpha1.XPUNodePool{Functions: 8, Healthy: 8, Overlapping: []string{"0000:3b:02.0 in other"}}
+	// A pool that works is Ready also where another has some of the Functions that it selects, or
+	// some do not work.
+	overlapping := v1alpha1.XPUNodePool{
+		Functions: 8, Healthy: 8, Overlapping: []string{"0000:3b:02.0 in other"},
+	}
 	c.reports("fast", nodes{"n1": overlapping})
 	reason(v1alpha1.ReasonPublished, "0000:3b:02.0 in other on "+n1, 8, 8, 1)
 	c.reports("fast", nodes{"n1": {Overlapping: []string{"0000:3b:02.0 in other"}}})
 	reason(v1alpha1.ReasonOverlap, "0000:3b:02.0 in other on "+n1, 0, 0, 0)
-	down := []v1alpha1.FunctionProblem{{Taint: v1alpha1.TaintLinkDown, Functions: 8, Message: "PF ens1f0 has no link"}}
+	down := []v1alpha1.FunctionProblem{
+		{Taint: v1alpha1.TaintLinkDown, Functions: 8, Message: "PF ens1f0 has no link"},
+	}
 	c.reports("fast", nodes{"n1": {Functions: 16, Healthy: 8, Problems: down}})
-	reason(v1alpha1.ReasonPublished, "of which 8 cannot be used now: "+n1+": 8 Functions: PF ens1f0 has no link", 16, 8, 1)
+	reason(v1alpha1.ReasonPublished, "of which 8 cannot be used now: "+n1+
+		": 8 Functions: PF ens1f0 has no link", 16, 8, 1)
 	c.reports("fast", nodes{"n1": {Functions: 8, Problems: down}})
 	reason(v1alpha1.ReasonUnhealthy, "PF ens1f0 has no link", 8, 0, 1)
 
@@ -94,11 +103,14 @@ func TestDevicePools(t *testing.T) {
 
 	// It says no more than what the agents saw: kubectl wait compares the generations.
 	c.reports("fast", nodes{
-		"n1": {ObservedGeneration: 2, Functions: 8, Healthy: 8}, "n2": {ObservedGeneration: 1, Functions: 8, Healthy: 8},
+		"n1": {ObservedGeneration: 2, Functions: 8, Healthy: 8},
+		"n2": {ObservedGeneration: 1, Functions: 8, Healthy: 8},
 	})
 	reason(v1alpha1.ReasonPublished, "16 Functions", 16, 16, 2)
-	if ready := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady); ready.ObservedGeneration != 1 {
-		t.Errorf("Ready is about generation %d, want 1, which is all that the agent of n2 saw", ready.ObservedGeneration)
+	if ready := meta.FindStatusCondition(pool.Status.Conditions,
+		v1alpha1.ConditionReady); ready.ObservedGeneration != 1 {
+		t.Errorf("Ready is about generation %d, want 1, which is all that the agent of n2 saw",
+			ready.ObservedGeneration)
 	}
 
 	// What nobody saw go.
@@ -112,7 +124,8 @@ func TestDevicePools(t *testing.T) {
 
 func quickPools(o *Options) { o.PoolPause = 50 * time.Millisecond }
 
-// TestManyNodesStart: a thousand XPUNodes that come at once cost a pool as many writes as fit into the time.
+// TestManyNodesStart: a thousand XPUNodes that come at once cost a pool as many writes as fit into
+// the time.
 func TestManyNodesStart(t *testing.T) {
 	c := newCluster(t, func(o *Options) { o.PoolPause = time.Second })
 	pool := c.pool("fast", "")
@@ -123,7 +136,9 @@ func TestManyNodesStart(t *testing.T) {
 	for i := range nodes {
 		c.create(&v1alpha1.XPUNode{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d-%s", i, c.namespace)},
-			Status:     v1alpha1.XPUNodeStatus{Pools: []v1alpha1.XPUNodePool{{Name: "fast", Functions: 2, Healthy: 2}}},
+			Status: v1alpha1.XPUNodeStatus{
+				Pools: []v1alpha1.XPUNodePool{{Name: "fast", Functions: 2, Healthy: 2}},
+			},
 		})
 	}
 	c.eventually("all are counted", func() error {
@@ -141,30 +156,40 @@ func TestManyNodesStart(t *testing.T) {
 // TestSumUpFallbacks: what the cluster lacks for a pool is told in a condition of its own.
 func TestSumUpFallbacks(t *testing.T) {
 	lacks := func(feature, message string) v1alpha1.XPUNodePool {
-		return v1alpha1.XPUNodePool{Functions: 4, Healthy: 4, Fallbacks: []v1alpha1.Fallback{{Feature: feature, Message: message}}}
+		return v1alpha1.XPUNodePool{
+			Functions: 4, Healthy: 4,
+			Fallbacks: []v1alpha1.Fallback{{Feature: feature, Message: message}},
+		}
 	}
-	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: v1alpha1.ModelPorts}}
+	pool := &v1alpha1.DevicePool{
+		Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: v1alpha1.ModelPorts},
+	}
 	entries := []poolEntry{
-		{"n1", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")}, {"n2", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
+		{"n1", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
+		{"n2", lacks(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing")},
 	}
 	sumUp(pool, entries, true)
 	sumUpFallbacks(pool, entries)
 	err := errors.Join(
-		hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported, v1alpha1.ReasonFeatureMissing,
+		hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported,
+			v1alpha1.ReasonFeatureMissing,
 			"node n1: model Ports offers nothing; turn on feature gate DRAConsumableCapacity"),
-		hasReason(pool.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonFeatureMissing, "see condition Supported"))
+		hasReason(pool.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonFeatureMissing,
+			"see condition Supported"))
 	if err != nil {
 		t.Error(err)
 	}
 	entries = []poolEntry{{"n1", v1alpha1.XPUNodePool{Functions: 4, Healthy: 4}}}
 	sumUp(pool, entries, true)
 	sumUpFallbacks(pool, entries)
-	if err := hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported, v1alpha1.ReasonSupported, ""); err != nil {
+	if err := hasReason(pool.Status.Conditions, v1alpha1.ConditionSupported,
+		v1alpha1.ReasonSupported, ""); err != nil {
 		t.Error(err)
 	}
 	pool.Spec.Model = v1alpha1.ModelFunctions
 	sumUpFallbacks(pool, entries)
-	if c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionSupported); c != nil {
+	if c := meta.FindStatusCondition(pool.Status.Conditions,
+		v1alpha1.ConditionSupported); c != nil {
 		t.Errorf("a pool that needs nothing has %+v", c)
 	}
 }
@@ -193,7 +218,9 @@ func TestDevicePoolSupplied(t *testing.T) {
 	}
 	want := func(n *int32) {
 		t.Helper()
-		change(func() { pool.Spec.NumVFs = n }, func(p client.Patch) error { return c.Patch(t.Context(), pool, p) })
+		change(func() { pool.Spec.NumVFs = n }, func(p client.Patch) error {
+			return c.Patch(t.Context(), pool, p)
+		})
 	}
 	reason := func(reason, text string) {
 		t.Helper()
@@ -207,15 +234,20 @@ func TestDevicePoolSupplied(t *testing.T) {
 	short := func(pf, reason string) v1alpha1.Shortage {
 		return v1alpha1.Shortage{PF: pf, Reason: reason, Message: "PF " + pf + " " + reason}
 	}
-	change(func() { pool.Spec.Selectors = []v1alpha1.FunctionSelector{{PFNames: []string{"ens1f0"}}} },
+	change(func() {
+		pool.Spec.Selectors = []v1alpha1.FunctionSelector{{PFNames: []string{"ens1f0"}}}
+	},
 		func(p client.Patch) error { return c.Patch(t.Context(), pool, p) })
 	want(ptr.To[int32](4))
 	reason(v1alpha1.ReasonNoPF, "pfNames")
-	report(nodes{"n1": {Shortages: []v1alpha1.Shortage{short("0000:3b:00.0", v1alpha1.ReasonMaking)}}})
+	report(nodes{
+		"n1": {Shortages: []v1alpha1.Shortage{short("0000:3b:00.0", v1alpha1.ReasonMaking)}},
+	})
 	reason(v1alpha1.ReasonMaking, "node "+n("n1")+": PF 0000:3b:00.0")
 	report(nodes{
 		"n1": {Shortages: []v1alpha1.Shortage{
-			short("0000:3b:00.0", v1alpha1.ReasonMaking), short("0000:3b:00.1", v1alpha1.ReasonInUse),
+			short("0000:3b:00.0", v1alpha1.ReasonMaking),
+			short("0000:3b:00.1", v1alpha1.ReasonInUse),
 		}},
 		"n2": {Functions: 4},
 		"n3": {Shortages: []v1alpha1.Shortage{
@@ -231,7 +263,9 @@ func TestDevicePoolSupplied(t *testing.T) {
 	// What is said of an older spec does not count, for good or ill.
 	old := pool.Generation
 	want(ptr.To[int32](6))
-	reason(v1alpha1.ReasonMaking, fmt.Sprintf("generation %d of the spec has not been seen to yet on nodes %s:", old+1, n("n1")))
+	reason(v1alpha1.ReasonMaking,
+		fmt.Sprintf("generation %d of the spec has not been seen to yet on nodes %s:",
+			old+1, n("n1")))
 	report(nodes{
 		"n1": {ObservedGeneration: old, Error: "x"},
 		"n2": {ObservedGeneration: old,

@@ -27,7 +27,9 @@ type leaseReader struct {
 	asked atomic.Int32
 }
 
-func (r *leaseReader) Get(_ context.Context, _ client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+func (r *leaseReader) Get(
+	_ context.Context, _ client.ObjectKey, o client.Object, _ ...client.GetOption,
+) error {
 	r.asked.Add(1)
 	r.spec.DeepCopyInto(&o.(*coordinationv1.Lease).Spec)
 	return r.err
@@ -56,18 +58,22 @@ func TestFence(t *testing.T) {
 		"another holder in between":   func() { reader.spec = heldBy("pod-1_uid", 5) },
 		"no holder":                   func() { reader.spec = coordinationv1.LeaseSpec{} },
 		"an API server that is away":  func() { reader.err = errAway },
-		"a clock that was set back":   func() { reader.err, fence.checked = errAway, time.Now().Add(time.Hour) },
+		"a clock that was set back": func() {
+			reader.err, fence.checked = errAway, time.Now().Add(time.Hour)
+		},
 	} {
 		reader.spec, reader.err = heldBy("pod-1_uid", 3), nil
 		later()
 		must.Succeed(t, fence.Check(t.Context()))
 		later()
 		change()
-		if err := fence.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "xpu-system/xpu-controller") {
+		if err := fence.Check(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), "xpu-system/xpu-controller") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if err := NewFence(&leaseReader{spec: heldBy("pod-2_uid", 1)}, key, "pod-1").Check(t.Context()); err == nil {
+	if err := NewFence(&leaseReader{spec: heldBy("pod-2_uid", 1)}, key,
+		"pod-1").Check(t.Context()); err == nil {
 		t.Error("a process acts that was never elected")
 	}
 	must.Succeed(t, (*Fence)(nil).Check(t.Context()))
@@ -77,7 +83,9 @@ func TestFence(t *testing.T) {
 // agent for one.
 func TestNoLeaderAnyMore(t *testing.T) {
 	reader := &leaseReader{spec: heldBy("pod-2_uid", 1)}
-	c := newCluster(t, func(o *Options) { o.Fence = NewFence(reader, client.ObjectKey{Name: "lease"}, "pod-1") })
+	c := newCluster(t, func(o *Options) {
+		o.Fence = NewFence(reader, client.ObjectKey{Name: "lease"}, "pod-1")
+	})
 	agent := opitest.Start(t)
 	c.network("blue", 100, "10.1.0.0/24")
 	c.create(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}, Spec: v1alpha1.XPUSpec{
@@ -115,7 +123,9 @@ func TestAddressGivenTwice(t *testing.T) {
 		Namespace: c.namespace, Name: claim.PortName(c.node, vf(1)),
 		Annotations: map[string]string{annotationAllocation: allocationStamp(o)},
 	}
-	second.Spec.Function, second.Spec.MAC, second.Status = claim.FunctionRef(vf(1)), "02:00:00:00:00:77", v1alpha1.XPUPortStatus{}
+	second.Spec.Function, second.Spec.MAC, second.Status = claim.FunctionRef(
+		vf(1),
+	), "02:00:00:00:00:77", v1alpha1.XPUPortStatus{}
 	second.Spec.Claim.Name, second.Spec.Claim.UID = o.Name, o.UID
 	c.create(second)
 	c.start(nil)
@@ -128,7 +138,9 @@ func TestAddressGivenTwice(t *testing.T) {
 				return err
 			}
 			ready := v1alpha1.ReadyOf(told.Status.Conditions)
-			if ready.Reason == v1alpha1.ReasonConflict && strings.Contains(ready.Message, "address "+first.Spec.Addresses[0]+" is that of XPUPort "+c.namespace+"/"+other.Name) {
+			if ready.Reason == v1alpha1.ReasonConflict &&
+				strings.Contains(ready.Message, "address "+first.Spec.Addresses[0]+
+					" is that of XPUPort "+c.namespace+"/"+other.Name) {
 				return nil
 			}
 		}

@@ -15,11 +15,13 @@ import (
 // closedNetwork is a network for namespaces of team a.
 func (c *cluster) closedNetwork(name string, vlan int32) *v1alpha1.XPUNetwork {
 	c.Helper()
-	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUNetworkSpec{
-		VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{
-			From: v1alpha1.NamespacesFromSelector, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}},
-		},
-	}}
+	n := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: vlan, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From:     v1alpha1.NamespacesFromSelector,
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}},
+			},
+		}}
 	c.create(n)
 	return n
 }
@@ -43,13 +45,17 @@ func (c *cluster) change(o client.Object, change func()) {
 	})
 }
 
-// TestAllowedNamespaces: a claim joins a network once its namespace is allowed, by its labels or by the network's word. It stays
-// when the namespace is not allowed any more.
+// TestAllowedNamespaces: a claim joins a network once its namespace is allowed, by its labels or by
+// the network's word. It stays when the namespace is not allowed any more.
 func TestAllowedNamespaces(t *testing.T) {
 	for name, allow := range map[string]func(c *cluster, n *v1alpha1.XPUNetwork){
 		"labels": func(c *cluster, _ *v1alpha1.XPUNetwork) { c.label("a") },
 		"network": func(c *cluster, n *v1alpha1.XPUNetwork) {
-			c.change(n, func() { n.Spec.AllowedNamespaces = v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll} })
+			c.change(n, func() {
+				n.Spec.AllowedNamespaces = v1alpha1.AllowedNamespaces{
+					From: v1alpha1.NamespacesFromAll,
+				}
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -57,7 +63,9 @@ func TestAllowedNamespaces(t *testing.T) {
 			agent := opitest.Start(t)
 			c.xpu("card", agent)
 			network := c.closedNetwork("blue", 100)
-			o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p"})
+			o := c.claim(want{
+				name: "a", pool: "fast", function: vf(0), config: `{"network":"blue"}`, pod: "p",
+			})
 			c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonForbidden,
 				"XPUNetwork blue does not let pods of namespace "+c.namespace+" join")
 			c.told("Pod", "p", v1alpha1.ReasonForbidden)
@@ -74,15 +82,19 @@ func TestAllowedNamespaces(t *testing.T) {
 func TestNobodyAllowed(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
-	c.create(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.XPUNetworkSpec{
-		VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromNone},
-	}})
+	c.create(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"},
+		Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromNone,
+			},
+		}})
 	c.pool("fast", "blue") // the DevicePool's network is no way around it
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0)})
 	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonForbidden, "XPUNetwork blue")
 }
 
-// TestPodOfAnotherNamespace: an agent's Port joins a network if its pod's namespace may. The pod of Allocate is not known.
+// TestPodOfAnotherNamespace: an agent's Port joins a network if its pod's namespace may. The pod of
+// Allocate is not known.
 func TestPodOfAnotherNamespace(t *testing.T) {
 	c, agent := withCard(t)
 	c.closedNetwork("blue", 100)
@@ -92,7 +104,8 @@ func TestPodOfAnotherNamespace(t *testing.T) {
 	allocated := c.podPort(vf(1), "blue")
 	allocated.Spec.Pod = nil
 	c.create(allocated)
-	c.portReason(allocated, v1alpha1.ReasonForbidden, "the kubelet does not say which pod it allocates for")
+	c.portReason(allocated, v1alpha1.ReasonForbidden,
+		"the kubelet does not say which pod it allocates for")
 	c.label("a")
 	allowed := c.podPort(vf(2), "blue")
 	allowed.Spec.Pod.Namespace = c.namespace
@@ -101,7 +114,8 @@ func TestPodOfAnotherNamespace(t *testing.T) {
 	c.has(agent, allowed.Status.BridgePort)
 }
 
-// TestPrivilegedFields: what a claim may set for a Function is for the DevicePool to say. The class may set everything.
+// TestPrivilegedFields: what a claim may set for a Function is for the DevicePool to say. The class
+// may set everything.
 func TestPrivilegedFields(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
@@ -110,10 +124,13 @@ func TestPrivilegedFields(t *testing.T) {
 	c.change(pool, func() { pool.Spec.Allow = nil })
 	const config = `{"mac":"02:00:00:00:00:01","addresses":["10.1.0.5/24"]}`
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: config})
-	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonForbidden, "mac, addresses: Forbidden: DevicePool fast lets only a DeviceClass")
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonForbidden,
+		"mac, addresses: Forbidden: DevicePool fast lets only a DeviceClass")
 	b := c.claim(want{name: "b", pool: "fast", function: vf(1), config: config, ofClass: true})
 	c.up(b, vf(1))
 	c.deallocate(b)
-	c.change(pool, func() { pool.Spec.Allow = []v1alpha1.PrivilegedField{v1alpha1.FieldMAC, v1alpha1.FieldAddresses} })
+	c.change(pool, func() {
+		pool.Spec.Allow = []v1alpha1.PrivilegedField{v1alpha1.FieldMAC, v1alpha1.FieldAddresses}
+	})
 	c.up(o, vf(0))
 }

@@ -7,7 +7,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// functionQueues are the claims that wait for a Function, by functionKey. The zero value is ready for use. Safe for concurrent use.
+// functionQueues are the claims that wait for a Function, by functionKey. The zero value is ready
+// for use. Safe for concurrent use.
 type functionQueues struct {
 	mu         sync.Mutex
 	byFunction map[string]sets.Set[reconcile.Request]

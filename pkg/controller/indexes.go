@@ -21,19 +21,20 @@ import (
 // Indexes of the cache. One whose keys are those of single objects costs about 1 kB for each.
 const (
 	claimsByDependency = "dependency" // see dependencies
-	portsByClaim       = "claim"      // name of the ResourceClaim, in the Port's namespace; none for Ports without one
-	portsByFunction    = "function"   // see functionKey
-	portsByMAC         = "mac"        // MAC address
-	portsByNetwork     = "network"    // name of the XPUNetwork
-	portsByXPU         = "xpu"        // name of the XPU
-	poolsByNetwork     = "network"    // name of the XPUNetwork
-	xpuNodesByPool     = "pool"       // names of DevicePools
-	xpuNodesByCard     = "card"       // see cardKeys
-	xpusByNode         = "node"       // name of the node
-	xpusBySecret       = "secret"     // name of the TLS Secret
-	xpusByEndpoint     = "endpoint"   // opi.NormalEndpoint
-	xpusByReason       = "reason"     // of their condition Ready
-	networksByID       = "id"         // see segmentKeys
+	// name of the ResourceClaim, in the Port's namespace; none for Ports without one
+	portsByClaim    = "claim"
+	portsByFunction = "function" // see functionKey
+	portsByMAC      = "mac"      // MAC address
+	portsByNetwork  = "network"  // name of the XPUNetwork
+	portsByXPU      = "xpu"      // name of the XPU
+	poolsByNetwork  = "network"  // name of the XPUNetwork
+	xpuNodesByPool  = "pool"     // names of DevicePools
+	xpuNodesByCard  = "card"     // see cardKeys
+	xpusByNode      = "node"     // name of the node
+	xpusBySecret    = "secret"   // name of the TLS Secret
+	xpusByEndpoint  = "endpoint" // opi.NormalEndpoint
+	xpusByReason    = "reason"   // of their condition Ready
+	networksByID    = "id"       // see segmentKeys
 )
 
 // functionKey identifies a Function in the cluster.
@@ -54,14 +55,19 @@ func segmentKeys(n *v1alpha1.XPUNetwork) []string {
 }
 
 // Keys of claimsByDependency, by the name of what a claim depends on.
-func onNode(name string) string               { return "node " + name }
-func onPool(name string) string               { return "pool " + name }
-func onNetwork(name string) string            { return "network " + name }
-func onAddresses(networkOrPool string) string { return "addresses of " + networkOrPool } // any of them
-func onConflict(networkOrPool string) string  { return "conflict in " + networkOrPool }  // about certain addresses
+func onNode(name string) string    { return "node " + name }
+func onPool(name string) string    { return "pool " + name }
+func onNetwork(name string) string { return "network " + name }
 
-// dependencies are the nodes of a claim's Functions, and the network that the claim names, or else the DevicePool that
-// names one. A claim that sets privileged fields depends on the DevicePool in any case. A claim that could not get its addresses depends on those of the network as well.
+// any of them
+func onAddresses(networkOrPool string) string { return "addresses of " + networkOrPool }
+
+// about certain addresses
+func onConflict(networkOrPool string) string { return "conflict in " + networkOrPool }
+
+// dependencies are the nodes of a claim's Functions, and the network that the claim names, or else
+// the DevicePool that names one. A claim that sets privileged fields depends on the DevicePool in
+// any case. A claim that could not get its addresses depends on those of the network as well.
 func dependencies(c *resourceapi.ResourceClaim) []string {
 	devices, err := claim.Devices(c)
 	if err != nil {
@@ -112,10 +118,16 @@ func addIndexes(ctx context.Context, indexer client.FieldIndexer, role Role) err
 			return err
 		}
 	}
-	endpoint := func(x *v1alpha1.XPU) []string { return []string{opi.NormalEndpoint(x.Spec.Endpoint)} }
-	reason := func(x *v1alpha1.XPU) []string { return []string{v1alpha1.ReadyOf(x.Status.Conditions).Reason} }
+	endpoint := func(x *v1alpha1.XPU) []string {
+		return []string{opi.NormalEndpoint(x.Spec.Endpoint)}
+	}
+	reason := func(x *v1alpha1.XPU) []string {
+		return []string{v1alpha1.ReadyOf(x.Status.Conditions).Reason}
+	}
 	node := func(x *v1alpha1.XPU) []string { return []string{x.Node()} }
-	secret := func(x *v1alpha1.XPU) []string { return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName} }
+	secret := func(x *v1alpha1.XPU) []string {
+		return []string{ptr.Deref(x.Spec.TLS, v1alpha1.XPUTLS{}).SecretName}
+	}
 	network := func(p *v1alpha1.DevicePool) []string { return []string{p.Spec.Network} }
 	pools := func(n *v1alpha1.XPUNode) []string { return slices.Collect(maps.Keys(poolsOf(n))) }
 	err := addIndex(ctx, indexer, &v1alpha1.XPU{}, xpusByNode, node)

@@ -67,13 +67,16 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 
 	switch {
 	case len(names) == 0 && at.node == "":
-		return at.because(v1alpha1.ReasonCardNotFound, "no node has told of %s yet; see whether xpu-agent runs on the "+
-			"node that has the card, or set spec.nodeName", describe(told))
+		return at.because(v1alpha1.ReasonCardNotFound,
+			"no node has told of %s yet; see whether xpu-agent runs on the "+
+				"node that has the card, or set spec.nodeName", describe(told))
 	case len(names) == 0:
-		return at.because(v1alpha1.ReasonCardNotFound, "node %s does not have %s; correct spec.nodeName, or wait for "+
-			"its xpu-agent", at.node, describe(told))
+		return at.because(v1alpha1.ReasonCardNotFound,
+			"node %s does not have %s; correct spec.nodeName, or wait for "+
+				"its xpu-agent", at.node, describe(told))
 	case at.node != "" && byNode[at.node] == nil:
-		return at.because(v1alpha1.ReasonContradiction, "spec.nodeName is %s, but %s has %s; correct it, or leave it out",
+		return at.because(v1alpha1.ReasonContradiction,
+			"spec.nodeName is %s, but %s has %s; correct it, or leave it out",
 			at.node, strings.Join(names, ", "), describe(told))
 	case at.node == "" && len(names) > 1 && keeper == "":
 		return at.because(v1alpha1.ReasonContradiction, "nodes %s all have %s; set spec.nodeName",
@@ -82,8 +85,10 @@ func locate(xpu *v1alpha1.XPU, told []opi.HostPF, nodes []v1alpha1.XPUNode) loca
 	at.node = cmp.Or(at.node, keeper, names[0])
 	at.pfs = byNode[at.node]
 	if xpu.Spec.NodeName == "" && len(names) > 1 {
-		return at.because(v1alpha1.ReasonContradiction, "nodes %s all have %s; node %s keeps the card, because it had it "+
-			"first; see which agent is wrong, and set spec.nodeName", strings.Join(names, ", "), describe(told), at.node)
+		return at.because(v1alpha1.ReasonContradiction,
+			"nodes %s all have %s; node %s keeps the card, because it had it "+
+				"first; see which agent is wrong, and set spec.nodeName", strings.Join(names, ", "),
+			describe(told), at.node)
 	}
 	return at.found(xpu.Spec.PFs)
 }
@@ -98,11 +103,13 @@ func untold(xpu *v1alpha1.XPU) location {
 	said := meta.FindStatusCondition(xpu.Status.Conditions, v1alpha1.ConditionCard)
 	if len(xpu.Status.PFs) > 0 && said != nil && said.ObservedGeneration == xpu.Generation {
 		at = location{node: xpu.Status.NodeName, serial: xpu.Status.Serial, pfs: xpu.Status.PFs}
-		return at.because(v1alpha1.ReasonNotTold, "the OPI agent does not tell any more which PFs it serves; node %s keeps the "+
-			"card, as the agent told before; set spec.nodeName if that is wrong", at.node)
+		return at.because(v1alpha1.ReasonNotTold,
+			"the OPI agent does not tell any more which PFs it serves; node %s keeps the "+
+				"card, as the agent told before; set spec.nodeName if that is wrong", at.node)
 	}
-	return at.because(v1alpha1.ReasonNotTold, "the OPI agent does not tell which PFs it serves: set spec.nodeName, or have it tell; "+
-		"opi-bridge does where devlink shows ports of flavour pcipf, or by --host-pf")
+	return at.because(v1alpha1.ReasonNotTold,
+		"the OPI agent does not tell which PFs it serves: set spec.nodeName, or have it tell; "+
+			"opi-bridge does where devlink shows ports of flavour pcipf, or by --host-pf")
 }
 
 // keeperOf is the node that had the card of an XPU so far and still tells of it, "" if there is
@@ -131,8 +138,9 @@ func (l location) found(wanted []string) location {
 
 	for _, pf := range wanted {
 		if !slices.ContainsFunc(l.pfs, func(has v1alpha1.XPUPF) bool { return has.Address == pf }) {
-			return l.because(v1alpha1.ReasonContradiction, "spec.pfs has %s, which the OPI agent does not serve: %s; "+
-				"correct it, or leave it out", pf, list)
+			return l.because(v1alpha1.ReasonContradiction,
+				"spec.pfs has %s, which the OPI agent does not serve: %s; "+
+					"correct it, or leave it out", pf, list)
 		}
 	}
 	return l.because(v1alpha1.ReasonFound, "node %s has the card: %s", l.node, list)
@@ -144,12 +152,17 @@ func join(told []opi.HostPF, has []v1alpha1.XPUNodePF) (joined []v1alpha1.XPUPF)
 		i := slices.IndexFunc(told, func(t opi.HostPF) bool { return isSamePF(t, pf) })
 		if i >= 0 {
 			joined = append(joined, v1alpha1.XPUPF{
-				Address: pf.Address, Name: told[i].Name, VFOffset: pf.VFOffset, VFStride: pf.VFStride, TotalVFs: pf.TotalVFs,
+				Address: pf.Address, Name: told[i].Name, VFOffset: pf.VFOffset,
+				VFStride: pf.VFStride, TotalVFs: pf.TotalVFs,
 			})
 		}
 	}
-	slices.SortFunc(joined, func(a, b v1alpha1.XPUPF) int { return strings.Compare(a.Address, b.Address) })
-	return slices.CompactFunc(joined, func(a, b v1alpha1.XPUPF) bool { return a.Address == b.Address })
+	slices.SortFunc(joined, func(a, b v1alpha1.XPUPF) int {
+		return strings.Compare(a.Address, b.Address)
+	})
+	return slices.CompactFunc(joined, func(a, b v1alpha1.XPUPF) bool {
+		return a.Address == b.Address
+	})
 }
 
 // isSamePF goes by the MAC address, which a PF alone has, where both sides know it. The PFs of one
@@ -159,7 +172,8 @@ func isSamePF(told opi.HostPF, has v1alpha1.XPUNodePF) bool {
 		return string(told.MAC) == has.MAC
 	}
 	_, number, _ := strings.Cut(told.Name, "pf")
-	return told.Serial != "" && told.Serial == has.Serial && strings.HasSuffix(has.Address, "."+number)
+	return told.Serial != "" && told.Serial == has.Serial &&
+		strings.HasSuffix(has.Address, "."+number)
 }
 
 // describe is a short list of PFs for a message.
@@ -227,7 +241,8 @@ func pfOf(pfs []v1alpha1.XPUPF, f function.ID) (of *v1alpha1.XPUPF, part string)
 	nearest := math.MaxInt
 	for i := range pfs {
 		pf := &pfs[i]
-		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset), int(pf.VFStride))
+		index, distance, ok := pci.VFIndex(pci.Address(pf.Address), f.Address, int(pf.VFOffset),
+			int(pf.VFStride))
 		if ok && index < int(pf.TotalVFs) && distance < nearest {
 			of, part, nearest = pf, fmt.Sprintf("vf%d", index), distance
 		}

@@ -33,10 +33,14 @@ func newMetrics(
 	factory := promauto.With(registerer)
 	return &metrics{
 		provisioning: factory.NewHistogram(prometheus.HistogramOpts{
-			Name:                        "xpu_port_provisioning_seconds",
-			Help:                        "Time from the creation of an XPUPort until its xPU serves it. The creation time is known to the second.",
-			Buckets:                     []float64{.05, .1, .25, .5, 1, 2, 3, 5, 10, 20, 30, 60, 120},
-			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
+			Name: "xpu_port_provisioning_seconds",
+			Help: "Time from the creation of an XPUPort until its xPU " +
+				"serves it. The creation time is known to the second.",
+			Buckets: []float64{
+				.05, .1, .25, .5, 1, 2, 3, 5, 10, 20, 30, 60, 120,
+			},
+			NativeHistogramBucketFactor:    monitoring.NativeBucketFactor,
+			NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}),
 		errors: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_opi_errors_total",
@@ -45,7 +49,8 @@ func newMetrics(
 		}, []string{"xpu", "operation", "code"}),
 		orphans: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_orphans_deleted_total",
-			Help: "Ports and networks of this cluster deleted from OPI agents because no object wanted them, by XPU and kind: port or network.",
+			Help: "Ports and networks of this cluster deleted from OPI agents because no object " +
+				"wanted them, by XPU and kind: port or network.",
 		}, []string{"xpu", "kind"}),
 	}
 }
@@ -61,7 +66,8 @@ func (m *metrics) failed(xpu, operation string, err error) {
 	m.errors.WithLabelValues(xpu, operation, code).Inc()
 }
 
-// portCollector counts the Ports in the cache at each scrape. Only the leader does, so that a sum over replicas is right.
+// portCollector counts the Ports in the cache at each scrape. Only the leader does, so that a sum
+// over replicas is right.
 type portCollector struct {
 	cache   client.Reader
 	elected <-chan struct{}
@@ -94,7 +100,8 @@ func (c *portCollector) Collect(out chan<- prometheus.Metric) {
 	}
 
 	for s, n := range count {
-		out <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(n), s.xpu, s.state)
+		out <- prometheus.MustNewConstMetric(portsDesc, prometheus.GaugeValue, float64(n),
+			s.xpu, s.state)
 	}
 }
 

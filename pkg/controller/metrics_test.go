@@ -13,7 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// A replica that waits has the Ports in its cache too: counted twice, a sum over replicas would be wrong.
+// A replica that waits has the Ports in its cache too: counted twice, a sum over replicas would be
+// wrong.
 func TestOnlyLeaderCountsPorts(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	newMetrics(registry, nil, make(chan struct{}))

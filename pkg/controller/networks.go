@@ -21,16 +21,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// networks says in an XPUNetwork's status how its bridges are, and keeps an XPUNetwork that is being deleted until no XPUPort
-// needs it.
+// networks says in an XPUNetwork's status how its bridges are, and keeps an XPUNetwork that is
+// being deleted until no XPUPort needs it.
 type networks struct {
 	base
 	bridges *bridges
 	wakeups queue.Wakeups[reconcile.Request]
 }
 
-// statusPause is the least time between two looks at the bridges of a network, so that hundreds of xPUs that come at once cost a
-// few writes.
+// statusPause is the least time between two looks at the bridges of a network, so that hundreds of
+// xPUs that come at once cost a few writes.
 const statusPause = 500 * time.Millisecond
 
 func (r *networks) setup(mgr ctrl.Manager) error {
@@ -45,10 +45,12 @@ func (r *networks) setup(mgr ctrl.Manager) error {
 
 // changed has the status written after a bridge of the network changed.
 func (r *networks) changed(network string) {
-	r.wakeups.Add(statusPause, reconcile.Request{NamespacedName: types.NamespacedName{Name: network}})
+	r.wakeups.Add(statusPause,
+		reconcile.Request{NamespacedName: types.NamespacedName{Name: network}})
 }
 
-// waitsFor returns the network of a deleted Port if the network is being deleted too, and so waits for its Ports.
+// waitsFor returns the network of a deleted Port if the network is being deleted too, and so waits
+// for its Ports.
 func (r *networks) waitsFor(ctx context.Context, o client.Object) []reconcile.Request {
 	var network v1alpha1.XPUNetwork
 	key := client.ObjectKey{Name: o.(*v1alpha1.XPUPort).Spec.Network}
@@ -65,19 +67,22 @@ func (r *base) networkRivals(ctx context.Context, o client.Object) []reconcile.R
 		return nil
 	}
 	for _, key := range segmentKeys(o.(*v1alpha1.XPUNetwork)) {
-		requests = append(requests, r.requests(ctx, &v1alpha1.XPUNetworkList{}, client.MatchingFields{networksByID: key})...)
+		requests = append(requests,
+			r.requests(ctx, &v1alpha1.XPUNetworkList{},
+				client.MatchingFields{networksByID: key})...)
 	}
 	return requests
 }
 
-// checkSegment returns a *problem if the network has no VLAN, or if an older network has its VLAN or VNI. In a tenant cluster they mean
-// nothing.
+// checkSegment returns a *problem if the network has no VLAN, or if an older network has its VLAN
+// or VNI. In a tenant cluster they mean nothing.
 func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 	if r.Role == RoleTenant {
 		return nil
 	}
 	if n.Spec.VLAN == 0 {
-		return problemf(v1alpha1.ReasonInvalidConfig, "spec.vlan is not set; make another XPUNetwork with it")
+		return problemf(v1alpha1.ReasonInvalidConfig,
+			"spec.vlan is not set; make another XPUNetwork with it")
 	}
 	for _, key := range segmentKeys(n) {
 		var same v1alpha1.XPUNetworkList
@@ -87,7 +92,8 @@ func (r *base) checkSegment(ctx context.Context, n *v1alpha1.XPUNetwork) error {
 		for i := range same.Items {
 			if other := &same.Items[i]; other.Name != n.Name && older(other, n) {
 				return problemf(v1alpha1.ReasonConflict,
-					"%s is that of XPUNetwork %s, which is older; delete one of them", key, other.Name)
+					"%s is that of XPUNetwork %s, which is older; delete one of them", key,
+					other.Name)
 			}
 		}
 	}
@@ -100,7 +106,8 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if network.DeletionTimestamp.IsZero() {
-		if err := r.changeFinalizer(ctx, &network, controllerutil.AddFinalizer, v1alpha1.FinalizerNetwork); err != nil {
+		if err := r.changeFinalizer(ctx, &network, controllerutil.AddFinalizer,
+			v1alpha1.FinalizerNetwork); err != nil {
 			return ctrl.Result{}, err
 		}
 		before := network.DeepCopy()
@@ -113,12 +120,15 @@ func (r *networks) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 	if err := r.unused(ctx, &network); err != nil {
 		return r.conclude(ctx, &network, network.DeepCopy(), &network.Status.Conditions, "", err)
 	}
-	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer, v1alpha1.FinalizerNetwork)
+	return ctrl.Result{}, r.changeFinalizer(ctx, &network, controllerutil.RemoveFinalizer,
+		v1alpha1.FinalizerNetwork)
 }
 
-// sumUp sets the counts of the status. A *problem says why the network, or no agent that needs it, is served; one without a reason
-// that nothing is known yet of some agent.
-func (r *networks) sumUp(ctx context.Context, network *v1alpha1.XPUNetwork) (success string, err error) {
+// sumUp sets the counts of the status. A *problem says why the network, or no agent that needs it,
+// is served; one without a reason that nothing is known yet of some agent.
+func (r *networks) sumUp(
+	ctx context.Context, network *v1alpha1.XPUNetwork,
+) (success string, err error) {
 	status := &network.Status
 	before := *status
 	status.XPUs, status.ReadyXPUs, status.Failures = 0, 0, nil
@@ -142,10 +152,12 @@ func (r *networks) sumUp(ctx context.Context, network *v1alpha1.XPUNetwork) (suc
 			continue
 		}
 		if !isAway(state.err) && failure == nil {
-			failure = problemf(v1alpha1.ReasonFailed, "XPU %s does not serve it: %s", xpu, oneLine(state.err))
+			failure = problemf(v1alpha1.ReasonFailed, "XPU %s does not serve it: %s",
+				xpu, oneLine(state.err))
 		}
 		if len(status.Failures) < v1alpha1.MaxNetworkFailures {
-			status.Failures = append(status.Failures, v1alpha1.XPUNetworkFailure{XPU: xpu, Message: oneLine(state.err)})
+			status.Failures = append(status.Failures,
+				v1alpha1.XPUNetworkFailure{XPU: xpu, Message: oneLine(state.err)})
 		}
 	}
 	switch {
@@ -154,19 +166,22 @@ func (r *networks) sumUp(ctx context.Context, network *v1alpha1.XPUNetwork) (suc
 	case status.XPUs == 0:
 		return "no XPUPort needs it; an xPU serves it from the first to the last of its XPUPorts there", nil
 	case status.ReadyXPUs == 0:
-		return "", problemf(v1alpha1.ReasonXPUUnavailable, "none of the %d XPUs that need it can be reached", status.XPUs)
+		return "", problemf(v1alpha1.ReasonXPUUnavailable,
+			"none of the %d XPUs that need it can be reached", status.XPUs)
 	}
 	return fmt.Sprintf("%d of %d XPUs that need it serve it", status.ReadyXPUs, status.XPUs), nil
 }
 
-// unused returns a *problem while the network is in use. An agent that is away lets it go when it is back.
+// unused returns a *problem while the network is in use. An agent that is away lets it go when it
+// is back.
 func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) error {
 	ports, err := listPorts(ctx, r.client, client.MatchingFields{portsByNetwork: network.Name})
 	if err != nil {
 		return err
 	}
 	if len(ports) > 0 {
-		return problemf(v1alpha1.ReasonInUse, "%d XPUPorts use it, such as %s/%s; it is deleted once they are gone",
+		return problemf(v1alpha1.ReasonInUse,
+			"%d XPUPorts use it, such as %s/%s; it is deleted once they are gone",
 			len(ports), ports[0].Namespace, ports[0].Name)
 	}
 	states := r.bridges.reports(network.Name)
@@ -174,9 +189,11 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 		switch err := states[xpu].err; {
 		case isAway(err), errors.Is(err, errNoXPU):
 		case err != nil:
-			return problemf(v1alpha1.ReasonReleasing, "XPU %s still serves it: %s", xpu, oneLine(err))
+			return problemf(v1alpha1.ReasonReleasing, "XPU %s still serves it: %s",
+				xpu, oneLine(err))
 		case states[xpu].needed:
-			return &problem{retry: firstRetry} // the bridges are about to hear that the last Port has gone
+			// the bridges are about to hear that the last Port has gone
+			return &problem{retry: firstRetry}
 		default:
 			r.bridges.release(bridge{network.Name, xpu})
 			return &problem{} // about to go
@@ -185,20 +202,23 @@ func (r *networks) unused(ctx context.Context, network *v1alpha1.XPUNetwork) err
 	return nil
 }
 
-// admit returns a *problem if pods of the namespace may not join the network. The namespace is "" if no pod is known yet.
+// admit returns a *problem if pods of the namespace may not join the network. The namespace is ""
+// if no pod is known yet.
 func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespace string) error {
 	allowed := network.Spec.AllowedNamespaces
 	if allowed.From == v1alpha1.NamespacesFromAll {
 		return nil
 	}
 	if namespace == "" {
-		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s is not for pods of all namespaces, and the kubelet does not say which "+
-			"pod it allocates for; use provisionAt: Add in the DevicePool", network.Name)
+		return problemf(v1alpha1.ReasonForbidden,
+			"XPUNetwork %s is not for pods of all namespaces, and the kubelet does not say which "+
+				"pod it allocates for; use provisionAt: Add in the DevicePool", network.Name)
 	}
 	pods := namespaceMetadata()
 	err := r.client.Get(ctx, client.ObjectKey{Name: namespace}, pods)
 	if apierrors.IsNotFound(err) {
-		return problemf(v1alpha1.ReasonForbidden, "namespace %s, which XPUNetwork %s must allow, is not known yet", namespace, network.Name)
+		return problemf(v1alpha1.ReasonForbidden, "namespace %s, which XPUNetwork %s must allow, "+
+			"is not known yet", namespace, network.Name)
 	}
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", namespace, err)
@@ -206,17 +226,22 @@ func (r *base) admit(ctx context.Context, network *v1alpha1.XPUNetwork, namespac
 	ok, err := allowed.Allows(pods.Labels)
 	switch {
 	case err != nil:
-		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s: allowedNamespaces.selector: %s", network.Name, err)
+		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s: allowedNamespaces.selector: %s",
+			network.Name, err)
 	case !ok:
-		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s does not let pods of namespace %s join; ask its administrator to allow "+
-			"the namespace in spec.allowedNamespaces, or name another network", network.Name, namespace)
+		return problemf(v1alpha1.ReasonForbidden, "XPUNetwork %s does not let pods of namespace "+
+			"%s join; ask its administrator to allow "+
+			"the namespace in spec.allowedNamespaces, or name another network",
+			network.Name, namespace)
 	}
 	return nil
 }
 
 // namespaceMetadata is for reads of Namespaces, of which only the labels matter.
 func namespaceMetadata() *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}}
+	return &metav1.PartialObjectMetadata{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+	}
 }
 
 // usableNetwork returns the network, or a *problem if no Port can join it.
@@ -224,15 +249,18 @@ func (r *base) usableNetwork(ctx context.Context, name string) (*v1alpha1.XPUNet
 	var network v1alpha1.XPUNetwork
 	err := r.client.Get(ctx, client.ObjectKey{Name: name}, &network)
 	if apierrors.IsNotFound(err) {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "XPUNetwork %s does not exist; create it, "+
-			"or name another one in the InterfaceConfig, the CNI configuration or the DevicePool", name)
+		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
+			"XPUNetwork %s does not exist; create it, "+
+				"or name another one in the InterfaceConfig, the CNI configuration or the "+
+				"DevicePool", name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("XPUNetwork %s: %w", name, err)
 	}
 	err = r.checkSegment(ctx, &network)
 	if rival, ok := errors.AsType[*problem](err); ok {
-		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s", name, rival.message)
+		return nil, problemf(v1alpha1.ReasonNetworkNotReady, "XPUNetwork %s cannot be used: %s",
+			name, rival.message)
 	}
 	return &network, err
 }

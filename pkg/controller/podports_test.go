@@ -24,9 +24,11 @@ import (
 // podPort is a Port without a claim, as a node's agent makes it.
 func (c *cluster) podPort(f function.ID, network string) *v1alpha1.XPUPort {
 	return &v1alpha1.XPUPort{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(c.node, f), Finalizers: []string{v1alpha1.FinalizerPort}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: claim.PortName(c.node, f),
+			Finalizers: []string{v1alpha1.FinalizerPort}},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: c.node, Function: claim.FunctionRef(f), XPU: "card", Network: network, MAC: string(claim.DerivedMAC("", c.node, f)),
+			NodeName: c.node, Function: claim.FunctionRef(f), XPU: "card", Network: network,
+			MAC: string(claim.DerivedMAC("", c.node, f)),
 			Pod: &v1alpha1.PodRef{Namespace: "default", Name: "web", UID: "web-1"},
 		},
 	}
@@ -52,7 +54,8 @@ func TestPortOfPod(t *testing.T) {
 		t.Errorf("status %+v", port.Status)
 	}
 	c.delete(network)
-	c.networkReason(network, v1alpha1.ReasonInUse, "1 XPUPorts use it, such as "+c.namespace+"/"+port.Name)
+	c.networkReason(network, v1alpha1.ReasonInUse, "1 XPUPorts use it, such as "+c.namespace+
+		"/"+port.Name)
 	c.has(agent, "vf-0000-3b-02-0")
 	c.delete(port)
 	c.gone(port)
@@ -68,7 +71,8 @@ func TestPortOfNoAgent(t *testing.T) {
 	port := c.podPort(vf(0), "blue")
 	port.Namespace = "default"
 	c.create(port)
-	c.portReason(port, v1alpha1.ReasonForbidden, "made by the xpu-agent of its node, in namespace "+c.namespace)
+	c.portReason(port, v1alpha1.ReasonForbidden, "made by the xpu-agent of its node, in namespace "+
+		c.namespace)
 	c.has(agent)
 }
 
@@ -82,11 +86,13 @@ func TestNumberOfPorts(t *testing.T) {
 		functions int32
 		refused   string
 	}{
-		{1024, 0, "XPU card has 1024 Ports, and node node1 tells of 0 Functions"}, {1023, 0, ""}, {1024, 600, ""},
+		{1024, 0, "XPU card has 1024 Ports, and node node1 tells of 0 Functions"}, {1023, 0, ""},
+		{1024, 600, ""},
 		{1200, 600, "XPU card has 1200 Ports, and node node1 tells of 600 Functions"},
 	} {
 		objects := []client.Object{&v1alpha1.XPUNode{
-			ObjectMeta: metav1.ObjectMeta{Name: "node1"}, Status: v1alpha1.XPUNodeStatus{Functions: test.functions},
+			ObjectMeta: metav1.ObjectMeta{Name: "node1"},
+			Status:     v1alpha1.XPUNodeStatus{Functions: test.functions},
 		}}
 		port := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{NodeName: "node1", XPU: "card"}}
 		for i := range test.up + 2 { // two wait
@@ -97,13 +103,16 @@ func TestNumberOfPorts(t *testing.T) {
 			}
 			objects = append(objects, other)
 		}
-		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithIndex(port, portsByXPU, func(o client.Object) []string {
-			return []string{o.(*v1alpha1.XPUPort).Spec.XPU}
-		}).Build()
+		c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithIndex(port,
+			portsByXPU, func(o client.Object) []string {
+				return []string{o.(*v1alpha1.XPUPort).Spec.XPU}
+			}).Build()
 
 		err := (&ports{base: base{client: c}}).checkNumber(t.Context(), port)
-		if test.refused == "" && err != nil || test.refused != "" && (err == nil || !strings.Contains(err.Error(), test.refused)) {
-			t.Errorf("%d Ports and %d Functions: %v, want %q", test.up, test.functions, err, test.refused)
+		if test.refused == "" && err != nil || test.refused != "" &&
+			(err == nil || !strings.Contains(err.Error(), test.refused)) {
+			t.Errorf("%d Ports and %d Functions: %v, want %q", test.up, test.functions, err,
+				test.refused)
 		}
 		port.Status.BridgePort = "up"
 		must.Succeed(t, (&ports{base: base{client: c}}).checkNumber(t.Context(), port))
@@ -116,12 +125,15 @@ func (c *cluster) watchesLeases() {
 	c.Helper()
 	own := metav1.ObjectMeta{Namespace: c.namespace, Name: "leases"}
 	c.create(&rbacv1.Role{ObjectMeta: own, Rules: []rbacv1.PolicyRule{{
-		APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"list", "watch"},
+		APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"},
+		Verbs: []string{"list", "watch"},
 	}}})
 	c.create(&rbacv1.RoleBinding{
 		ObjectMeta: own,
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: own.Name},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName}},
+		Subjects: []rbacv1.Subject{
+			{APIGroup: rbacv1.GroupName, Kind: "User", Name: controllerUserName},
+		},
 	})
 }
 
@@ -178,17 +190,21 @@ func TestClaimWaitsForPod(t *testing.T) {
 	c.create(port)
 	c.portReason(port, v1alpha1.ReasonUp, "")
 	other := &v1alpha1.XPUPort{}
-	o := c.claim(want{name: "a", namespace: "default", pool: "fast", function: vf(0), config: `{"network":"blue"}`})
-	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonFunctionBusy, "still has XPUPort "+c.namespace+"/"+port.Name+" of pod default/web")
-	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: port.Name}, other); !apierrors.IsNotFound(err) {
+	o := c.claim(want{name: "a", namespace: "default", pool: "fast", function: vf(0),
+		config: `{"network":"blue"}`})
+	c.claimReason(o, v1alpha1.ConditionProvisioned, v1alpha1.ReasonFunctionBusy,
+		"still has XPUPort "+c.namespace+"/"+port.Name+" of pod default/web")
+	if err := c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: port.Name},
+		other); !apierrors.IsNotFound(err) {
 		t.Errorf("the claim's XPUPort: %v, want none", err)
 	}
 	c.delete(port)
 	c.up(o, vf(0))
 }
 
-// Of two Ports of one Function, which nobody should make, one is served, and the other neither disturbs it nor takes it
-// along when it goes, nor stands in the way of the next one of the node's agent.
+// Of two Ports of one Function, which nobody should make, one is served, and the other neither
+// disturbs it nor takes it along when it goes, nor stands in the way of the next one of the node's
+// agent.
 func TestTwoPortsOfOneFunction(t *testing.T) {
 	c, agent := withCard(t)
 	c.network("blue", 100)
@@ -199,7 +215,8 @@ func TestTwoPortsOfOneFunction(t *testing.T) {
 	second := c.podPort(vf(0), "green")
 	second.Namespace, second.Spec.Pod = "default", nil
 	c.create(second)
-	c.portReason(second, v1alpha1.ReasonFunctionBusy, "still has XPUPort "+c.namespace+"/"+first.Name+" of pod default/web")
+	c.portReason(second, v1alpha1.ReasonFunctionBusy, "still has XPUPort "+c.namespace+"/"+
+		first.Name+" of pod default/web")
 	created := agent.Calls("CreateBridgePort")
 
 	third := second.DeepCopy()
@@ -224,8 +241,8 @@ func TestTwoPortsOfOneFunction(t *testing.T) {
 	c.has(agent, "vf-0000-3b-02-0")
 }
 
-// A Port that names the XPU of another node gets nothing of it: a Function of that node may have the same address, and
-// its port the same id.
+// A Port that names the XPU of another node gets nothing of it: a Function of that node may have
+// the same address, and its port the same id.
 func TestPortOnXPUOfAnotherNode(t *testing.T) {
 	c, agent := withCard(t)
 	c.network("blue", 100)
@@ -238,7 +255,8 @@ func TestPortOnXPUOfAnotherNode(t *testing.T) {
 	intruder := c.podPort(vf(0), "red")
 	intruder.Name, intruder.Spec.NodeName = "elsewhere-0000-3b-02-0", "elsewhere"
 	c.create(intruder)
-	c.portReason(intruder, v1alpha1.ReasonNoXPU, "XPU card is that of node "+c.node+", not of node elsewhere")
+	c.portReason(intruder, v1alpha1.ReasonNoXPU, "XPU card is that of node "+c.node+
+		", not of node elsewhere")
 	c.delete(intruder)
 	c.gone(intruder)
 	if agent.Calls("CreateBridgePort") != created || agent.Calls("DeleteBridgePort") != deleted {
@@ -250,8 +268,11 @@ func TestPortOnXPUOfAnotherNode(t *testing.T) {
 func TestComesBefore(t *testing.T) {
 	at := func(name, bridgePort string, second int64) *v1alpha1.XPUPort {
 		return &v1alpha1.XPUPort{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.NewTime(time.Unix(second, 0))},
-			Status:     v1alpha1.XPUPortStatus{BridgePort: bridgePort},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: name,
+				CreationTimestamp: metav1.NewTime(time.Unix(second, 0)),
+			},
+			Status: v1alpha1.XPUPortStatus{BridgePort: bridgePort},
 		}
 	}
 	ordered := []*v1alpha1.XPUPort{at("z", "vf", 9), at("y", "", 1), at("a", "", 2), at("b", "", 2)}
@@ -269,12 +290,14 @@ func TestPortIsForOneUser(t *testing.T) {
 	port := c.podPort(vf(0), "blue")
 	port.Spec.Claim = v1alpha1.ClaimRef{Name: "a", UID: "uid", Request: "nic"}
 	err := c.Create(context.Background(), port)
-	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "a port is for a claim or for a pod") {
+	if !apierrors.IsInvalid(err) ||
+		!strings.Contains(err.Error(), "a port is for a claim or for a pod") {
 		t.Errorf("error %v, want it to be invalid", err)
 	}
 }
 
-// TestAddressesOfPods: claims and pods of the device plugin have one book of addresses and MAC addresses.
+// TestAddressesOfPods: claims and pods of the device plugin have one book of addresses and MAC
+// addresses.
 func TestAddressesOfPods(t *testing.T) {
 	c, _ := withCard(t)
 	c.network("blue", 100, "10.1.0.0/29") // .2 to .6
@@ -297,7 +320,8 @@ func TestAddressesOfPods(t *testing.T) {
 		t.Errorf("the claim has addresses %q, want 10.1.0.3/29", got)
 	}
 	is(assigned(2, "10.1.0.6/29"), "10.1.0.6/29")
-	c.portReason(assigned(3, "10.1.0.3/29"), v1alpha1.ReasonConflict, "is in use by XPUPort "+c.namespace)
+	c.portReason(assigned(3, "10.1.0.3/29"), v1alpha1.ReasonConflict, "is in use by XPUPort "+
+		c.namespace)
 	c.portReason(assigned(4, "10.1.0.1/29"), v1alpha1.ReasonInvalidConfig, "is a gateway's")
 	same := c.podPort(vf(5), "blue")
 	same.Spec.MAC = first.Spec.MAC

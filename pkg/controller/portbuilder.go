@@ -20,13 +20,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// annotationAllocation tells the allocations of one claim apart. It is the allocation's time stamp, RFC 3339, empty if it
-// has none.
+// annotationAllocation tells the allocations of one claim apart. It is the allocation's time stamp,
+// RFC 3339, empty if it has none.
 const annotationAllocation = v1alpha1.GroupName + "/allocation"
 
-// create makes the Port of a device. It returns false if the device needs none. A *problem says why the Port cannot be
-// made now.
-func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device) (needed bool, err error) {
+// create makes the Port of a device. It returns false if the device needs none. A *problem says why
+// the Port cannot be made now.
+func (r *claims) create(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
+) (needed bool, err error) {
 	port, network, err := r.buildPort(ctx, c, d)
 	if p, ok := errors.AsType[*problem](err); ok {
 		return true, problemf(p.reason, "request %s: %s", d.Request, p.message)
@@ -45,15 +47,19 @@ func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *cl
 	}
 	switch {
 	case err == nil:
-		ctrl.LoggerFrom(ctx).Info("created XPUPort", "port", client.ObjectKeyFromObject(port), "device", d.Name,
+		ctrl.LoggerFrom(ctx).Info("created XPUPort", "port", client.ObjectKeyFromObject(port),
+			"device", d.Name,
 			"network", network.Name, "xpu", port.Spec.XPU, "addresses", port.Spec.Addresses)
 	case apierrors.IsAlreadyExists(err): // the cache is behind: its event is on the way
-	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause): // the claim goes with its namespace
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		// the claim goes with its namespace
 	case apierrors.IsInvalid(err):
-		return true, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request, oneLine(err))
+		return true, problemf(v1alpha1.ReasonInvalidConfig, "request %s: %s", d.Request,
+			oneLine(err))
 	case apierrors.IsForbidden(err): // by a quota, or by an admission policy of the cluster
-		p := problemf(v1alpha1.ReasonForbidden, "request %s: the API server refuses the XPUPort; raise the namespace's quota, "+
-			"or ask who refuses it: %s", d.Request, oneLine(err))
+		p := problemf(v1alpha1.ReasonForbidden,
+			"request %s: the API server refuses the XPUPort; raise the namespace's quota, "+
+				"or ask who refuses it: %s", d.Request, oneLine(err))
 		p.retry = lastRetry
 		return true, p
 	default:
@@ -62,28 +68,32 @@ func (r *claims) create(ctx context.Context, c *resourceapi.ResourceClaim, d *cl
 	return true, nil
 }
 
-// assume has the allocator reserve what the Port needs. Where nobody asked for the MAC address and another Port has it, the Port gets
-// one of the claim's own.
+// assume has the allocator reserve what the Port needs. Where nobody asked for the MAC address and
+// another Port has it, the Port gets one of the claim's own.
 func (r *claims) assume(
-	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort, network *v1alpha1.XPUNetwork,
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, port *v1alpha1.XPUPort,
+	network *v1alpha1.XPUNetwork,
 ) error {
 	err := r.allocator.assume(ctx, port, network, d.Interface.Addresses)
 	own := string(claim.DerivedMAC(c.UID, d.ID.Node, d.Function))
 	p, isProblem := errors.AsType[*problem](err)
-	if !isProblem || p.reason != v1alpha1.ReasonConflict || d.Interface.MAC != "" || port.Spec.MAC == own {
+	if !isProblem || p.reason != v1alpha1.ReasonConflict || d.Interface.MAC != "" ||
+		port.Spec.MAC == own {
 		return err
 	}
 	port.Spec.MAC = own
 	return r.allocator.assume(ctx, port, network, d.Interface.Addresses)
 }
 
-// buildPort returns the Port that the device needs, without addresses, and its network; nil if it needs none.
+// buildPort returns the Port that the device needs, without addresses, and its network; nil if it
+// needs none.
 func (r *claims) buildPort(
 	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
 ) (*v1alpha1.XPUPort, *v1alpha1.XPUNetwork, error) {
 	if !allocatedOn(c.Status.Allocation, d.ID.Node) {
-		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig, "pool %s is named after node %s, but the allocation is for another node; "+
-			"see who wrote the ResourceSlice", d.Pool, d.ID.Node)
+		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig,
+			"pool %s is named after node %s, but the allocation is for another node; "+
+				"see who wrote the ResourceSlice", d.Pool, d.ID.Node)
 	}
 	if d.ConfigErr != nil {
 		return nil, nil, problemf(v1alpha1.ReasonInvalidConfig, "%s", oneLine(d.ConfigErr))
@@ -104,7 +114,8 @@ func (r *claims) buildPort(
 		return nil, nil, problemf(v1alpha1.ReasonNoXPU, "%s", claim.NoXPU(d.ID.Node, d.ID.PF))
 	}
 	if !xpu.DeletionTimestamp.IsZero() {
-		return nil, nil, problemf(v1alpha1.ReasonNoXPU, "XPU %s is being deleted; create another one for PF %s", xpu.Name, d.ID.PF)
+		return nil, nil, problemf(v1alpha1.ReasonNoXPU,
+			"XPU %s is being deleted; create another one for PF %s", xpu.Name, d.ID.PF)
 	}
 	mac, err := r.macOf(ctx, c, d, network)
 	if err != nil {
@@ -118,7 +129,9 @@ func (r *claims) buildPort(
 		Network:  network.Name,
 		MAC:      mac,
 		MTU:      smaller(int32(d.Interface.MTU), ptr.Deref(network.Spec.MTU, 0)),
-		Claim:    v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c)},
+		Claim: v1alpha1.ClaimRef{
+			Name: c.Name, UID: c.UID, Request: d.Request, Pod: consumerOf(c),
+		},
 	})
 	port.Annotations = map[string]string{annotationAllocation: allocationStamp(c)}
 	port.OwnerReferences = []metav1.OwnerReference{*owner}
@@ -135,9 +148,13 @@ func consumerOf(c *resourceapi.ResourceClaim) string {
 	return ""
 }
 
-// macOf is the MAC address of the device's Port: what the claim asks for, that of the Function where its Port is made ahead in the
-// network, or one of the claim's own. It is the same each time that the Port is made.
-func (r *claims) macOf(ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device, network *v1alpha1.XPUNetwork) (string, error) {
+// macOf is the MAC address of the device's Port: what the claim asks for, that of the Function
+// where its Port is made ahead in the network, or one of the claim's own. It is the same each time
+// that the Port is made.
+func (r *claims) macOf(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
+	network *v1alpha1.XPUNetwork,
+) (string, error) {
 	if d.Interface.MAC != "" {
 		return string(d.Interface.MAC), nil
 	}
@@ -159,25 +176,33 @@ func (r *base) makesAhead(ctx context.Context, name, network string) (bool, erro
 	if client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("DevicePool %s: %w", name, err)
 	}
-	return err == nil && pool.Spec.Provision == v1alpha1.ProvisionAhead && pool.Spec.Network == network, nil
+	return err == nil && pool.Spec.Provision == v1alpha1.ProvisionAhead &&
+		pool.Spec.Network == network, nil
 }
 
-// allocatedOn says whether a pod that uses the allocation can be on the node. The node's name is taken from the pool's, which an
-// agent chooses; the scheduler takes the node from the ResourceSlice, which the API server checks.
+// allocatedOn says whether a pod that uses the allocation can be on the node. The node's name is
+// taken from the pool's, which an agent chooses; the scheduler takes the node from the
+// ResourceSlice, which the API server checks.
 func allocatedOn(a *resourceapi.AllocationResult, node string) bool {
 	if a.NodeSelector == nil {
 		return true
 	}
-	return slices.ContainsFunc(a.NodeSelector.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
-		return !slices.ContainsFunc(term.MatchFields, func(r corev1.NodeSelectorRequirement) bool {
-			return r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn && !slices.Contains(r.Values, node)
+	return slices.ContainsFunc(a.NodeSelector.NodeSelectorTerms,
+		func(term corev1.NodeSelectorTerm) bool {
+			return !slices.ContainsFunc(term.MatchFields,
+				func(r corev1.NodeSelectorRequirement) bool {
+					return r.Key == metav1.ObjectNameField &&
+						r.Operator == corev1.NodeSelectorOpIn &&
+						!slices.Contains(r.Values, node)
+				})
 		})
-	})
 }
 
-// networkOf returns the network that the device joins, nil if it joins none. A *problem also says which fields the claim may
-// not set.
-func (r *claims) networkOf(ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device) (*v1alpha1.XPUNetwork, error) {
+// networkOf returns the network that the device joins, nil if it joins none. A *problem also says
+// which fields the claim may not set.
+func (r *claims) networkOf(
+	ctx context.Context, c *resourceapi.ResourceClaim, d *claim.Device,
+) (*v1alpha1.XPUNetwork, error) {
 	var pool v1alpha1.DevicePool // stays empty if there is none
 	err := r.client.Get(ctx, client.ObjectKey{Name: d.ID.DevicePool}, &pool)
 	if client.IgnoreNotFound(err) != nil {
@@ -185,8 +210,9 @@ func (r *claims) networkOf(ctx context.Context, c *resourceapi.ResourceClaim, d 
 	}
 	name := cmp.Or(d.Config.Network, pool.Spec.Network)
 	if err != nil && name == "" {
-		return nil, problemf(v1alpha1.ReasonNetworkNotFound, "DevicePool %s, which would name the network, does not exist; "+
-			"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
+		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
+			"DevicePool %s, which would name the network, does not exist; "+
+				"create it, or set network in the InterfaceConfig", d.ID.DevicePool)
 	}
 	// A pod that has its Function keeps it when the pool allows less.
 	attached := deviceCondition(c, d, v1alpha1.ConditionReady).Reason != ""
@@ -199,7 +225,8 @@ func (r *claims) networkOf(ctx context.Context, c *resourceapi.ResourceClaim, d 
 	network, err := r.usableNetwork(ctx, name)
 	if err == nil && !network.DeletionTimestamp.IsZero() {
 		return nil, problemf(v1alpha1.ReasonNetworkNotFound,
-			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the DevicePool", name)
+			"XPUNetwork %s is being deleted; name another one in the InterfaceConfig or the "+
+				"DevicePool", name)
 	}
 	return network, err
 }

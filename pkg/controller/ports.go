@@ -28,12 +28,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// ports has the XPUs serve XPUPorts. An XPUPort keeps its finalizer until the agent says that the Port is gone.
+// ports has the XPUs serve XPUPorts. An XPUPort keeps its finalizer until the agent says that the
+// Port is gone.
 type ports struct {
 	base
-	admission *admission                       // nil where the Ports were admitted in another cluster
-	turns     *queue.Turns[reconcile.Request]  // by XPU
-	functions keylock.Locks[string]            // by functionKey; held by who makes or deletes the port of an XPUPort
+	// nil where the Ports were admitted in another cluster
+	admission *admission
+	turns     *queue.Turns[reconcile.Request] // by XPU
+	// by functionKey; held by who makes or deletes the port of an XPUPort
+	functions keylock.Locks[string]
 	wakeups   queue.Wakeups[reconcile.Request] // by what compares them with what their agents have
 	seen      durations[types.UID]             // since when Ports are known that are not up yet
 }
@@ -41,10 +44,12 @@ type ports struct {
 func (r *ports) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: network.GetName()})
+		return r.requests(ctx, &v1alpha1.XPUPortList{},
+			client.MatchingFields{portsByNetwork: network.GetName()})
 	}
 	onXPU := func(ctx context.Context, xpu client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByXPU: xpu.GetName()})
+		return r.requests(ctx, &v1alpha1.XPUPortList{},
+			client.MatchingFields{portsByXPU: xpu.GetName()})
 	}
 	c := newController(mgr, "xpuport", r.Concurrency)
 	if r.admission != nil {
@@ -63,12 +68,15 @@ func (r *ports) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(r))
 }
 
-// madeAhead are the Ports that were made ahead for a DevicePool. The cache has the labels of no others.
+// madeAhead are the Ports that were made ahead for a DevicePool. The cache has the labels of no
+// others.
 func (r *base) madeAhead(ctx context.Context, pool client.Object) []reconcile.Request {
-	return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingLabels{v1alpha1.LabelPool: pool.GetName()})
+	return r.requests(ctx, &v1alpha1.XPUPortList{},
+		client.MatchingLabels{v1alpha1.LabelPool: pool.GetName()})
 }
 
-// waiting are the Ports of an XPU that wait for its agent. Those that are up are compared with what the agent has.
+// waiting are the Ports of an XPU that wait for its agent. Those that are up are compared with what
+// the agent has.
 func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 	all, err := listPorts(ctx, r.client, client.MatchingFields{portsByXPU: xpu})
 	if err != nil {
@@ -83,8 +91,8 @@ func (r *ports) waiting(ctx context.Context, xpu string) []reconcile.Request {
 	return requests
 }
 
-// waitingForLost are those of an XPU whose agent is lost. Being abandoned, it lets them go, which is some time after its connection
-// went down.
+// waitingForLost are those of an XPU whose agent is lost. Being abandoned, it lets them go, which
+// is some time after its connection went down.
 func (r *ports) waitingForLost(ctx context.Context, xpu string) []reconcile.Request {
 	if !r.sessions.connection(xpu).lost() {
 		return nil
@@ -117,7 +125,8 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		if port.Status.BridgePort == "" {
 			r.seen.elapsed(port.UID)
 		}
-		if err := r.changeFinalizer(ctx, &port, controllerutil.AddFinalizer, v1alpha1.FinalizerPort); err != nil {
+		if err := r.changeFinalizer(ctx, &port, controllerutil.AddFinalizer,
+			v1alpha1.FinalizerPort); err != nil {
 			return ctrl.Result{}, err
 		}
 		before := port.DeepCopy()
@@ -139,8 +148,11 @@ func (r *ports) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 }
 
 // conclude says in the status and the log what came of an attempt to serve or to remove the Port.
-func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, err error) (ctrl.Result, error) {
-	result, err := r.base.conclude(ctx, port, before, &port.Status.Conditions, "the xPU serves the Port", err)
+func (r *ports) conclude(
+	ctx context.Context, port, before *v1alpha1.XPUPort, err error,
+) (ctrl.Result, error) {
+	result, err := r.base.conclude(ctx, port, before, &port.Status.Conditions,
+		"the xPU serves the Port", err)
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	if err != nil || ready.Reason == v1alpha1.ReadyOf(before.Status.Conditions).Reason {
 		return result, err
@@ -154,20 +166,23 @@ func (r *ports) conclude(ctx context.Context, port, before *v1alpha1.XPUPort, er
 	if before.Status.BridgePort == "" && !port.Spec.Ahead && port.Status.Predecessor == "" {
 		took := r.sinceMade(port)
 		r.metrics.provisioning.Observe(took.Seconds())
-		r.Tracer.Whole(ctx, traced(port), "claim to Ready", time.Now().Add(-took), attributesOf(port)...)
+		r.Tracer.Whole(ctx, traced(port), "claim to Ready", time.Now().Add(-took),
+			attributesOf(port)...)
 	}
 	r.seen.reset(port.UID)
 	return result, nil
 }
 
-// sinceMade is the age of a Port, or up to a second less. Its creation time is cut to the second, so the time since it was seen first is
-// better, unless that was much later: by a controller that started after the Port was made.
+// sinceMade is the age of a Port, or up to a second less. Its creation time is cut to the second,
+// so the time since it was seen first is better, unless that was much later: by a controller that
+// started after the Port was made.
 func (r *ports) sinceMade(port *v1alpha1.XPUPort) time.Duration {
 	return max(r.seen.elapsed(port.UID), time.Since(port.CreationTimestamp.Time)-time.Second)
 }
 
-// inTime adapts the error of ensure to the Port's status. A Port that was up stays up while its agent is away, as the XPU's
-// status tells of the agent. A Port that never was up is refused after ProvisionTimeout.
+// inTime adapts the error of ensure to the Port's status. A Port that was up stays up while its
+// agent is away, as the XPU's status tells of the agent. A Port that never was up is refused after
+// ProvisionTimeout.
 func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 	p, isProblem := errors.AsType[*problem](err)
 	everUp := port.Status.BridgePort != ""
@@ -180,7 +195,8 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		return p
 	case port.Spec.Ahead, port.Status.Predecessor != "": // nobody waits for it
 		return p
-	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig, p.reason == v1alpha1.ReasonNoFreeAddress:
+	case p.reason == v1alpha1.ReasonForbidden, p.reason == v1alpha1.ReasonInvalidConfig,
+		p.reason == v1alpha1.ReasonNoFreeAddress:
 		return p // no xPU has refused anything
 	}
 	if left := r.left(port); left > 0 {
@@ -188,11 +204,13 @@ func (r *ports) inTime(port *v1alpha1.XPUPort, err error) error {
 		return p
 	}
 	why := cmp.Or(p.message, "XPU "+port.Spec.XPU+" is not connected")
-	p.reason, p.message = v1alpha1.ReasonFailed, fmt.Sprintf("not up %s after its creation: %s", r.ProvisionTimeout, why)
+	p.reason, p.message = v1alpha1.ReasonFailed, fmt.Sprintf("not up %s after its creation: %s",
+		r.ProvisionTimeout, why)
 	return p
 }
 
-// left is the time until a Port that never was up is refused; 0 or less if it is past, if the Port was up, or if nobody waits.
+// left is the time until a Port that never was up is refused; 0 or less if it is past, if the Port
+// was up, or if nobody waits.
 func (r *ports) left(port *v1alpha1.XPUPort) time.Duration {
 	if port.Status.BridgePort != "" || port.Spec.Ahead || port.Status.Predecessor != "" {
 		return 0
@@ -200,8 +218,9 @@ func (r *ports) left(port *v1alpha1.XPUPort) time.Duration {
 	return time.Until(port.CreationTimestamp.Add(r.ProvisionTimeout))
 }
 
-// ensure has the agent serve the Port, and then sets the Port's status. A *problem says why the agent does not; one
-// without a reason means that nothing is known yet. Other errors are those of the API server.
+// ensure has the agent serve the Port, and then sets the Port's status. A *problem says why the
+// agent does not; one without a reason means that nothing is known yet. Other errors are those of
+// the API server.
 func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 	before, err := r.first(ctx, port)
 	if err != nil {
@@ -255,7 +274,8 @@ func (r *ports) ensure(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return err
 	}
 	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, carried), addresses
-	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
+	port.Status.Pod = cmp.Or(port.Status.Pod, port.Spec.Claim.Pod,
+		ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).Name)
 	return nil
 }
 
@@ -271,8 +291,11 @@ func checkFunction(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
 	for _, pf := range xpu.Status.PFs {
 		pfs = append(pfs, fmt.Sprintf("%s with at most %d VFs", pf.Address, pf.TotalVFs))
 	}
-	return problemf(v1alpha1.ReasonNoXPU, "XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
-		"node %s tells of the Function's PF in the XPUNode", xpu.Name, f, strings.Join(pfs, ", "), port.Spec.NodeName)
+	return problemf(v1alpha1.ReasonNoXPU,
+		"XPU %s does not have Function %s: its PFs are %s; see whether the xpu-agent of "+
+			"node %s tells of the Function's PF in the XPUNode", xpu.Name,
+		f, strings.Join(pfs, ", "),
+		port.Spec.NodeName)
 }
 
 // An XPU may have freePorts Ports whatever its node tells, which leaves room for SFs that were made
@@ -305,16 +328,19 @@ func (r *ports) checkNumber(ctx context.Context, port *v1alpha1.XPUPort) error {
 	if up < most {
 		return nil
 	}
-	p := problemf(v1alpha1.ReasonForbidden, "XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the "+
-		"agent of the node made, and delete those that no pod uses", port.Spec.XPU, up, port.Spec.NodeName, node.Status.Functions)
+	p := problemf(v1alpha1.ReasonForbidden,
+		"XPU %s has %d Ports, and node %s tells of %d Functions; see which XPUPorts the "+
+			"agent of the node made, and delete those that no pod uses", port.Spec.XPU,
+		up, port.Spec.NodeName, node.Status.Functions)
 	p.retry = lastRetry
 	return p
 }
 
-// serve has the agent of the XPU serve a Port that may be served, with these addresses. mtu is the largest that the agent carries, 0 if it
-// does not tell.
+// serve has the agent of the XPU serve a Port that may be served, with these addresses. mtu is the
+// largest that the agent carries, 0 if it does not tell.
 func (r *ports) serve(
-	ctx context.Context, port *v1alpha1.XPUPort, addresses []string, network *v1alpha1.XPUNetwork, xpu *v1alpha1.XPU,
+	ctx context.Context, port *v1alpha1.XPUPort, addresses []string, network *v1alpha1.XPUNetwork,
+	xpu *v1alpha1.XPU,
 ) (mtu int32, err error) {
 	agent, p := r.agent(port.Spec.XPU)
 	if p != nil {
@@ -340,7 +366,8 @@ func (r *ports) serve(
 	err = agent.EnsurePort(bounded, want, r.opiNetwork(network))
 	end(err)
 	if err != nil {
-		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU, "error", err.Error())
+		ctrl.LoggerFrom(ctx).V(1).Info("the xPU does not serve the Port yet", "xpu", port.Spec.XPU,
+			"error", err.Error())
 		return 0, r.failure(port, err)
 	}
 	r.retries.Forget(requestFor(port))
@@ -348,15 +375,18 @@ func (r *ports) serve(
 	return int32(agent.MTU(want.Networks[0])), nil
 }
 
-// traced is the object to whose trace the stages of a Port belong: the claim, or the pod that has no claim.
+// traced is the object to whose trace the stages of a Port belong: the claim, or the pod that has
+// no claim.
 func traced(port *v1alpha1.XPUPort) types.UID {
 	return cmp.Or(port.Spec.Claim.UID, ptr.Deref(port.Spec.Pod, v1alpha1.PodRef{}).UID)
 }
 
 func attributesOf(port *v1alpha1.XPUPort) []attribute.KeyValue {
 	return []attribute.KeyValue{
-		attribute.String("k8s.namespace.name", port.Namespace), attribute.String("k8s.node.name", port.Spec.NodeName),
-		attribute.String("xpu.port", port.Name), attribute.String("xpu.name", port.Spec.XPU), attribute.String("xpu.network", port.Spec.Network),
+		attribute.String("k8s.namespace.name", port.Namespace),
+		attribute.String("k8s.node.name", port.Spec.NodeName),
+		attribute.String("xpu.port", port.Name), attribute.String("xpu.name", port.Spec.XPU),
+		attribute.String("xpu.network", port.Spec.Network),
 	}
 }
 
@@ -375,7 +405,9 @@ func hostAddresses(prefixes []string) (addresses []netip.Addr, err error) {
 // opiNetwork is what the xPUs' agents have of an XPUNetwork.
 func (r *base) opiNetwork(network *v1alpha1.XPUNetwork) opi.Network {
 	n := r.Installation.Network(network.Name, network.Spec.VLAN, network.Spec.VNI)
-	n.MTU, n.SourceFilter = int(ptr.Deref(network.Spec.MTU, 0)), opi.SourceFilter(network.Spec.SourceFilter)
+	n.MTU, n.SourceFilter = int(ptr.Deref(network.Spec.MTU, 0)), opi.SourceFilter(
+		network.Spec.SourceFilter,
+	)
 	return n
 }
 
@@ -407,7 +439,8 @@ func (r *ports) failure(port *v1alpha1.XPUPort, err error) *problem {
 		p.reason, p.retry = v1alpha1.ReasonConflict, lastRetry
 	case errors.Is(err, opi.ErrUnknown):
 		p.reason, p.retry = v1alpha1.ReasonUnknown, lastRetry
-		p.message += "; look at what the OPI agent has there, and delete the port of this id if it is not somebody else's"
+		p.message += "; look at what the OPI agent has there, and delete the port of this id if " +
+			"it is not somebody else's"
 	case errors.Is(err, opi.ErrInvalid), errors.Is(err, opi.ErrUnsupported):
 		p.retry = lastRetry
 	}
@@ -471,19 +504,25 @@ func (r *ports) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 
 // notReleased says why a Port that is being deleted stays.
 func (r *ports) notReleased(port *v1alpha1.XPUPort, err error) *problem {
-	p := problemf(v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s", port.Spec.XPU, oneLine(err))
+	p := problemf(v1alpha1.ReasonReleasing, "XPU %s still has the Port: %s", port.Spec.XPU,
+		oneLine(err))
 	if errors.Is(err, opi.ErrUnknown) {
-		p = problemf(v1alpha1.ReasonUnknown, "XPU %s may still have the Port, so the Function is kept from other pods: %s; look at what "+
+		p = problemf(v1alpha1.ReasonUnknown, "XPU %s may still have the Port, so the Function is "+
+			"kept from other pods: %s; look at what "+
 			"the OPI agent has there, and delete the port of this id", port.Spec.XPU, oneLine(err))
 	}
-	p.message += fmt.Sprintf("; if it never can, give the Function up: add %s to spec.abandonedFunctions of the XPU",
+	p.message += fmt.Sprintf("; if it never can, give the Function up: add %s to "+
+		"spec.abandonedFunctions of the XPU",
 		claim.FunctionOf(port.Spec.Function))
 	p.retry = r.retries.When(requestFor(port))
 	return p
 }
 
-// deletePort has the agent delete the Port. If the card is in another node by now, the port of this id may be that of a Function there.
-func (r *ports) deletePort(ctx context.Context, agent *opi.Session, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU, id string) error {
+// deletePort has the agent delete the Port. If the card is in another node by now, the port of this
+// id may be that of a Function there.
+func (r *ports) deletePort(
+	ctx context.Context, agent *opi.Session, port *v1alpha1.XPUPort, xpu *v1alpha1.XPU, id string,
+) error {
 	if xpu != nil && foreign(port, xpu) {
 		has, invalid := r.portOf(port, xpu)
 		got, err := agent.GetPort(ctx, id)
@@ -497,9 +536,11 @@ func (r *ports) deletePort(ctx context.Context, agent *opi.Session, port *v1alph
 	return agent.DeletePort(ctx, id)
 }
 
-// leaveTo leaves what the agent has to another Port of the Function, but not a port that only this one asked for: the Function would
-// stay in a network that the other one does not join.
-func (r *ports) leaveTo(ctx context.Context, port, other *v1alpha1.XPUPort, xpu *v1alpha1.XPU) error {
+// leaveTo leaves what the agent has to another Port of the Function, but not a port that only this
+// one asked for: the Function would stay in a network that the other one does not join.
+func (r *ports) leaveTo(
+	ctx context.Context, port, other *v1alpha1.XPUPort, xpu *v1alpha1.XPU,
+) error {
 	has, err := r.portOf(port, xpu)
 	wants, invalid := r.portOf(other, xpu)
 	if err != nil || invalid == nil && has.Equal(wants) {
@@ -516,13 +557,14 @@ func (r *ports) leaveTo(ctx context.Context, port, other *v1alpha1.XPUPort, xpu 
 		err = agent.DeletePort(bounded, has.ID)
 	}
 	if err != nil {
-		ctrl.LoggerFrom(ctx).Info("cannot delete the port before another takes its place", "error", err.Error())
+		ctrl.LoggerFrom(ctx).Info("cannot delete the port before another takes its place", "error",
+			err.Error())
 	}
 	return nil
 }
 
-// agent is the session with the agent of the XPU, or the problem why it cannot be asked. A problem without a reason
-// means that this is not known yet.
+// agent is the session with the agent of the XPU, or the problem why it cannot be asked. A problem
+// without a reason means that this is not known yet.
 func (r *ports) agent(xpu string) (*opi.Session, *problem) {
 	switch way := r.sessions.connection(xpu); {
 	case way.agent != nil:
@@ -530,13 +572,15 @@ func (r *ports) agent(xpu string) (*opi.Session, *problem) {
 	case !way.health.Known:
 		return nil, &problem{}
 	case way.refusal != "":
-		return nil, problemf(v1alpha1.ReasonXPUUnavailable, "the OPI agent of XPU %s cannot be reached: %s", xpu, way.refusal)
+		return nil, problemf(v1alpha1.ReasonXPUUnavailable,
+			"the OPI agent of XPU %s cannot be reached: %s", xpu, way.refusal)
 	}
-	return nil, problemf(v1alpha1.ReasonXPUUnavailable, "the OPI agent of XPU %s cannot be reached", xpu)
+	return nil, problemf(v1alpha1.ReasonXPUUnavailable, "the OPI agent of XPU %s cannot be reached",
+		xpu)
 }
 
-// foreign says whether the XPU is another node's. Ports of two nodes can have the same id, so a Port with another node's XPU
-// could take over a port of that node.
+// foreign says whether the XPU is another node's. Ports of two nodes can have the same id, so a
+// Port with another node's XPU could take over a port of that node.
 func foreign(port *v1alpha1.XPUPort, xpu *v1alpha1.XPU) bool {
 	return port.Spec.NodeName != xpu.Node()
 }

@@ -71,8 +71,8 @@ func TestAgentForgets(t *testing.T) {
 	}
 }
 
-// TestOptionsAreTold: an agent that can be told so knows the addresses of Ports, and the MTU and the filter of networks. It says itself which
-// MTU a network without one can have.
+// TestOptionsAreTold: an agent that can be told so knows the addresses of Ports, and the MTU and
+// the filter of networks. It says itself which MTU a network without one can have.
 func TestOptionsAreTold(t *testing.T) {
 	c := newCluster(t, nil)
 	agent := opitest.Start(t)
@@ -83,7 +83,8 @@ func TestOptionsAreTold(t *testing.T) {
 	if port.Status.MTU != 1450 {
 		t.Errorf("status.mtu %d, want what the agent says", port.Status.MTU)
 	}
-	if got := agent.Addresses(port.Status.BridgePort); !slices.Equal(got, []string{"10.1.0.2", "fd00:1::2"}) {
+	if got := agent.Addresses(port.Status.BridgePort); !slices.Equal(got,
+		[]string{"10.1.0.2", "fd00:1::2"}) {
 		t.Errorf("the agent was told %q, want the addresses of %+v", got, port.Spec)
 	}
 	if err := c.get(network); err != nil {
@@ -95,7 +96,8 @@ func TestOptionsAreTold(t *testing.T) {
 	}
 	c.eventually("the agent is told of the change", func() error {
 		got := agent.NetworkOptions(agent.Networks()[0])
-		if got.GetMtu() != 1400 || got.GetSourceFilter() != opibridge.SourceFilter_SOURCE_FILTER_NONE {
+		if got.GetMtu() != 1400 ||
+			got.GetSourceFilter() != opibridge.SourceFilter_SOURCE_FILTER_NONE {
 			return fmt.Errorf("it was told %v", got)
 		}
 		return nil
@@ -169,12 +171,16 @@ func TestAgentFlaps(t *testing.T) {
 
 // An agent that needs longer than one attempt gets there, and holds up nobody.
 func TestAgentSlow(t *testing.T) {
-	c := newCluster(t, func(o *Options) { o.AgentTimeout, o.Concurrency, o.ConcurrencyPerXPU = 300*time.Millisecond, 8, 4 })
+	c := newCluster(t, func(o *Options) {
+		o.AgentTimeout, o.Concurrency, o.ConcurrencyPerXPU = 300*time.Millisecond, 8, 4
+	})
 	slow, quick := opitest.Start(t), opitest.Start(t)
 	c.xpu("slow", slow)
 	c.create(&v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: "quick"},
-		Spec:       v1alpha1.XPUSpec{NodeName: c.node + "-2", Endpoint: quick.Config().Endpoint, Insecure: true},
+		Spec: v1alpha1.XPUSpec{
+			NodeName: c.node + "-2", Endpoint: quick.Config().Endpoint, Insecure: true,
+		},
 	})
 	c.network("blue", 100)
 	c.up(c.blue("first", 20), vf(20)) // and so the network is on the slow XPU
@@ -184,10 +190,12 @@ func TestAgentSlow(t *testing.T) {
 		late = append(late, c.blue(fmt.Sprintf("late%d", i), i))
 	}
 	c.portReason(c.port(late[0], vf(0)), v1alpha1.ReasonProvisioning, "pending")
-	c.claim(want{name: "b", node: c.node + "-2", pool: "fast", function: vf(1), config: `{"network":"blue"}`})
+	c.claim(want{name: "b", node: c.node + "-2", pool: "fast", function: vf(1),
+		config: `{"network":"blue"}`})
 	c.has(quick, "vf-0000-3b-02-1")
 	for i, o := range late {
-		if port := c.port(o, vf(i)); meta.IsStatusConditionTrue(port.Status.Conditions, v1alpha1.ConditionReady) {
+		if port := c.port(o, vf(i)); meta.IsStatusConditionTrue(port.Status.Conditions,
+			v1alpha1.ConditionReady) {
 			t.Errorf("Port %s is up although its agent is not done", port.Name)
 		}
 	}
@@ -209,11 +217,19 @@ func TestAgentErrors(t *testing.T) {
 		name  string
 		upset func(*opitest.Agent)
 	}{
-		{"unavailable", func(a *opitest.Agent) { a.FailNext("GetBridgePort", 3, codes.Unavailable, "try later") }},
-		{"internal", func(a *opitest.Agent) { a.FailNext("CreateBridgePort", 2, codes.Internal, "oops") }},
-		{"unknown", func(a *opitest.Agent) { a.FailNext("CreateBridgePort", 2, codes.Unknown, "oops") }},
+		{"unavailable", func(a *opitest.Agent) {
+			a.FailNext("GetBridgePort", 3, codes.Unavailable, "try later")
+		}},
+		{"internal", func(a *opitest.Agent) {
+			a.FailNext("CreateBridgePort", 2, codes.Internal, "oops")
+		}},
+		{"unknown", func(a *opitest.Agent) {
+			a.FailNext("CreateBridgePort", 2, codes.Unknown, "oops")
+		}},
 		{"answer lost", func(a *opitest.Agent) { a.DropNext("CreateBridgePort", 2) }},
-		{"network not there", func(a *opitest.Agent) { a.FailNext("CreateLogicalBridge", 2, codes.Unknown, "oops") }},
+		{"network not there", func(a *opitest.Agent) {
+			a.FailNext("CreateLogicalBridge", 2, codes.Unknown, "oops")
+		}},
 		{"not realised at first", func(a *opitest.Agent) {
 			failures := 2
 			a.Set(func(b *opitest.Behaviour) {
@@ -278,14 +294,16 @@ func TestNetworkDeletion(t *testing.T) {
 	c, agent, port := withPort(t, func(o *Options) { o.BridgeGrace = time.Hour })
 	network := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
 	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
-	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("blue")}) {
+	if got := agent.Networks(); !slices.Equal(got,
+		[]string{opitest.Installation.NetworkID("blue")}) {
 		t.Errorf("networks %q", got)
 	}
 	c.delete(network)
 	c.networkReason(network, v1alpha1.ReasonInUse, port.Namespace+"/"+port.Name)
 	c.told("XPUNetwork", "blue", v1alpha1.ReasonInUse)
 	late := c.blue("late", 1)
-	c.claimReason(late, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound, "is being deleted")
+	c.claimReason(late, v1alpha1.ConditionProvisioned, v1alpha1.ReasonNetworkNotFound,
+		"is being deleted")
 	c.delete(c.named("a"))
 	c.gone(network)
 	if got := agent.Networks(); len(got) > 0 {
@@ -298,28 +316,44 @@ func TestNetworkConflict(t *testing.T) {
 	agent := opitest.Start(t)
 	c.xpu("card", agent)
 	vni := int32(5000)
-	first := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "a-first"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, VNI: &vni}}
+	first := &v1alpha1.XPUNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "a-first"}, Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromAll,
+			}, VNI: &vni,
+		},
+	}
 	c.create(first)
 	c.networkReason(first, v1alpha1.ReasonUp, "no XPUPort")
 	o := c.claim(want{name: "a", pool: "fast", function: vf(0), config: `{"network":"a-first"}`})
 	c.up(o, vf(0))
-	second := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "b-second"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 101, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, VNI: &vni}}
+	second := &v1alpha1.XPUNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "b-second"}, Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: 101, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromAll,
+			}, VNI: &vni,
+		},
+	}
 	c.create(second)
 	c.networkReason(second, v1alpha1.ReasonConflict, "VNI 5000 is that of XPUNetwork a-first")
 	c.told("XPUNetwork", "b-second", v1alpha1.ReasonConflict)
-	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("a-first")}) {
+	if got := agent.Networks(); !slices.Equal(got,
+		[]string{opitest.Installation.NetworkID("a-first")}) {
 		t.Errorf("networks %q", got)
 	}
 	c.delete(o)
 	c.delete(first)
 	c.networkReason(second, v1alpha1.ReasonUp, "")
-	c.up(c.claim(want{name: "b", pool: "fast", function: vf(1), config: `{"network":"b-second"}`}), vf(1))
-	if got := agent.Networks(); !slices.Equal(got, []string{opitest.Installation.NetworkID("b-second")}) {
+	c.up(c.claim(want{name: "b", pool: "fast", function: vf(1), config: `{"network":"b-second"}`}),
+		vf(1))
+	if got := agent.Networks(); !slices.Equal(got,
+		[]string{opitest.Installation.NetworkID("b-second")}) {
 		t.Errorf("networks %q", got)
 	}
 }
 
-// TestNetworkOnXPUs: an xPU serves a network from the first to the last Port there, and what another xPU does costs it nothing.
+// TestNetworkOnXPUs: an xPU serves a network from the first to the last Port there, and what
+// another xPU does costs it nothing.
 func TestNetworkOnXPUs(t *testing.T) {
 	c := newCluster(t, func(o *Options) { o.BridgeGrace = 50 * time.Millisecond })
 	network := c.network("blue", 100)
@@ -335,7 +369,9 @@ func TestNetworkOnXPUs(t *testing.T) {
 	c.up(c.blue("a", 0), vf(0))
 	c.networkReason(network, v1alpha1.ReasonUp, "1 of 1")
 	two.FailNext("CreateLogicalBridge", 3, codes.Unknown, "out of bridges")
-	b := c.claim(want{name: "b", node: other, pool: "fast", function: vf(0), config: `{"network":"blue"}`})
+	b := c.claim(want{
+		name: "b", node: other, pool: "fast", function: vf(0), config: `{"network":"blue"}`,
+	})
 	c.networkReason(network, v1alpha1.ReasonUp, "2 of 2")
 	asked := one.Calls("GetLogicalBridge") + one.Calls("GetBridgePort")
 	two.Stop()
@@ -348,7 +384,8 @@ func TestNetworkOnXPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.networkReason(network, v1alpha1.ReasonUp, "2 of 2")
-	if more := one.Calls("GetLogicalBridge") + one.Calls("GetBridgePort") - asked; more > 1 { // whether it answers
+	// whether it answers
+	if more := one.Calls("GetLogicalBridge") + one.Calls("GetBridgePort") - asked; more > 1 {
 		t.Errorf("an xPU that flapped cost another one %d calls", more)
 	}
 	c.delete(b)
@@ -372,12 +409,18 @@ func TestXPUTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	if err := agent.RunTLS(&tls.Config{Certificates: []tls.Certificate{pair}, ClientCAs: authority.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}); err != nil {
+	if err := agent.RunTLS(&tls.Config{
+		Certificates: []tls.Certificate{pair}, ClientCAs: authority.Pool(),
+		ClientAuth: tls.RequireAndVerifyClientCert,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	xpu := &v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: "card"},
-		Spec:       v1alpha1.XPUSpec{NodeName: c.node, Endpoint: agent.Config().Endpoint, TLS: &v1alpha1.XPUTLS{SecretName: "opi"}},
+		Spec: v1alpha1.XPUSpec{
+			NodeName: c.node, Endpoint: agent.Config().Endpoint,
+			TLS: &v1alpha1.XPUTLS{SecretName: "opi"},
+		},
 	}
 	c.create(xpu)
 	c.xpuReason(xpu, v1alpha1.ReasonInvalidTLSSecret, c.namespace+"/opi does not exist")
@@ -386,7 +429,11 @@ func TestXPUTLS(t *testing.T) {
 	c.portReason(c.port(o, vf(0)), v1alpha1.ReasonXPUUnavailable, "does not exist")
 	c.networkReason(network, v1alpha1.ReasonXPUUnavailable, "")
 
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "opi"}, Data: map[string][]byte{"tls.crt": []byte("x"), "tls.key": []byte("y"), "ca.crt": []byte("z")}}
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: "opi"}, Data: map[string][]byte{
+			"tls.crt": []byte("x"), "tls.key": []byte("y"), "ca.crt": []byte("z"),
+		},
+	}
 	c.create(secret)
 	c.xpuReason(xpu, v1alpha1.ReasonInvalidTLSSecret, "PEM")
 
@@ -413,7 +460,9 @@ func TestProvisioningIsMeasuredFinely(t *testing.T) {
 	c := newCluster(t, nil)
 	c.xpu("card", opitest.Start(t))
 	c.network("blue", 100)
-	must.Eventually(t, "a second is almost over", func() bool { return time.Now().Nanosecond() > 800e6 })
+	must.Eventually(t, "a second is almost over", func() bool {
+		return time.Now().Nanosecond() > 800e6
+	})
 	begin := time.Now()
 	port := c.podPort(vf(0), "blue")
 	c.create(port)
@@ -451,7 +500,8 @@ func TestMetrics(t *testing.T) {
 	c, agent, _ := withPort(t, nil)
 	agent.FailNext("CreateBridgePort", 1, codes.ResourceExhausted, "full")
 	c.up(c.blue("b", 1), vf(1))
-	if got, err := testutil.GatherAndCount(c.registry, "xpu_port_provisioning_seconds"); err != nil || got != 1 {
+	if got, err := testutil.GatherAndCount(c.registry,
+		"xpu_port_provisioning_seconds"); err != nil || got != 1 {
 		t.Errorf("%d histograms: %v", got, err)
 	}
 	const want = `
@@ -462,9 +512,11 @@ xpu_opi_errors_total{code="ResourceExhausted",operation="EnsurePort",xpu="card"}
 # TYPE xpu_ports gauge
 xpu_ports{state="up",xpu="card"} 2
 `
-	// The gauges come from the controller's cache, which hears of the last status a moment after it was written.
+	// The gauges come from the controller's cache, which hears of the last status a moment after it
+	// was written.
 	c.eventually("metrics", func() error {
-		return testutil.GatherAndCompare(c.registry, strings.NewReader(want), "xpu_opi_errors_total", "xpu_ports")
+		return testutil.GatherAndCompare(c.registry, strings.NewReader(want),
+			"xpu_opi_errors_total", "xpu_ports")
 	})
 }
 
@@ -488,7 +540,8 @@ func (c *cluster) networkReason(network *v1alpha1.XPUNetwork, reason, text strin
 	})
 }
 
-// What it takes from the allocation of a claim until the xPU serves the Port and the node's agent can see that.
+// What it takes from the allocation of a claim until the xPU serves the Port and the node's agent
+// can see that.
 func BenchmarkProvision(b *testing.B) {
 	c := newCluster(b, nil)
 	c.xpu("card", opitest.Start(b))

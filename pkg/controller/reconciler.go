@@ -35,8 +35,8 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// retryLimiter spaces attempts for one object. The default of controller-runtime also has a limit over all objects, with
-// which those of a healthy xPU would wait for those of an unhealthy one.
+// retryLimiter spaces attempts for one object. The default of controller-runtime also has a limit
+// over all objects, with which those of a healthy xPU would wait for those of an unhealthy one.
 func retryLimiter[R comparable]() workqueue.TypedRateLimiter[R] {
 	return workqueue.NewTypedItemExponentialFailureRateLimiter[R](firstRetry, lastRetry)
 }
@@ -64,23 +64,29 @@ var (
 	})
 	whenServing = builder.WithPredicates(servingChanged)
 	// A watch that begins anew leaves out that an object went and another of its name came.
-	anotherOfTheName = func(e event.UpdateEvent) bool { return e.ObjectOld.GetUID() != e.ObjectNew.GetUID() }
-	whenMadeOrGone   = builder.WithPredicates(predicate.Funcs{UpdateFunc: anotherOfTheName})
-	whenGone         = builder.WithPredicates(predicate.Funcs{
+	anotherOfTheName = func(e event.UpdateEvent) bool {
+		return e.ObjectOld.GetUID() != e.ObjectNew.GetUID()
+	}
+	whenMadeOrGone = builder.WithPredicates(predicate.Funcs{UpdateFunc: anotherOfTheName})
+	whenGone       = builder.WithPredicates(predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false }, UpdateFunc: anotherOfTheName,
 	})
 )
 
 // newController begins to build a controller.
 func newController(mgr ctrl.Manager, name string, concurrency int) *ctrl.Builder {
-	options := controller.Options{MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request]()}
+	options := controller.Options{
+		MaxConcurrentReconciles: concurrency, RateLimiter: retryLimiter[reconcile.Request](),
+	}
 	return ctrl.NewControllerManagedBy(mgr).Named(name).WithOptions(options)
 }
 
 // guarded has a reconciler do nothing once another leader was elected, and try again soon after a
 // write conflict, which only means that its cache was old.
 func (r *base) guarded(inner reconcile.Reconciler) reconcile.Reconciler {
-	return reconcile.Func(func(ctx context.Context, request reconcile.Request) (reconcile.Result, error) {
+	return reconcile.Func(func(
+		ctx context.Context, request reconcile.Request,
+	) (reconcile.Result, error) {
 		if err := r.Fence.Check(ctx); err != nil {
 			return reconcile.Result{}, err
 		}
@@ -92,9 +98,13 @@ func (r *base) guarded(inner reconcile.Reconciler) reconcile.Reconciler {
 	})
 }
 
-// requests returns a request for each object that is listed. An error can only be that the cache is not running.
-func (r *base) requests(ctx context.Context, objects client.ObjectList, options ...client.ListOption) []reconcile.Request {
-	if err := r.client.List(ctx, objects, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
+// requests returns a request for each object that is listed. An error can only be that the cache is
+// not running.
+func (r *base) requests(
+	ctx context.Context, objects client.ObjectList, options ...client.ListOption,
+) []reconcile.Request {
+	if err := r.client.List(ctx, objects,
+		append(options, client.UnsafeDisableDeepCopy)...); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "listing objects to reconcile")
 		return nil
 	}
@@ -111,7 +121,9 @@ func requestFor(o client.Object) reconcile.Request {
 }
 
 // listPorts lists Ports of the cache without copying them: they must not be changed.
-func listPorts(ctx context.Context, r client.Reader, options ...client.ListOption) ([]v1alpha1.XPUPort, error) {
+func listPorts(
+	ctx context.Context, r client.Reader, options ...client.ListOption,
+) ([]v1alpha1.XPUPort, error) {
 	var ports v1alpha1.XPUPortList
 	if err := r.List(ctx, &ports, append(options, client.UnsafeDisableDeepCopy)...); err != nil {
 		return nil, fmt.Errorf("list XPUPorts: %w", err)
@@ -119,7 +131,8 @@ func listPorts(ctx context.Context, r client.Reader, options ...client.ListOptio
 	return ports.Items, nil
 }
 
-// since is a patch of what differs from before. The API server refuses it if the object has changed meanwhile.
+// since is a patch of what differs from before. The API server refuses it if the object has changed
+// meanwhile.
 func since(before client.Object) client.Patch {
 	return client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 }
@@ -129,15 +142,18 @@ func (r *base) writeStatus(ctx context.Context, object, before client.Object) er
 	if equality.Semantic.DeepEqual(object, before) {
 		return nil
 	}
-	if err := r.client.Status().Patch(ctx, object, since(before)); client.IgnoreNotFound(err) != nil {
+	if err := r.client.Status().Patch(ctx,
+		object, since(before)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("status of %T %s: %w", object, client.ObjectKeyFromObject(object), err)
 	}
 	return nil
 }
 
-// changeFinalizer writes what [controllerutil.AddFinalizer] or [controllerutil.RemoveFinalizer] changes.
+// changeFinalizer writes what [controllerutil.AddFinalizer] or [controllerutil.RemoveFinalizer]
+// changes.
 func (r *base) changeFinalizer(
-	ctx context.Context, object client.Object, change func(client.Object, string) bool, finalizer string,
+	ctx context.Context, object client.Object, change func(client.Object, string) bool,
+	finalizer string,
 ) error {
 	before := object.DeepCopyObject().(client.Object)
 	if !change(object, finalizer) {
@@ -170,13 +186,15 @@ func (r *base) letGo(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return fmt.Errorf("finalizers of XPUPort %s: %w", client.ObjectKeyFromObject(port), err)
 	}
 	if len(strangers) > 0 {
-		ctrl.LoggerFrom(ctx).Info("removed finalizers of others, which kept the Function of an XPUPort from being used",
+		ctrl.LoggerFrom(ctx).Info("removed finalizers of others, which kept the Function of an "+
+			"XPUPort from being used",
 			"finalizers", strangers)
 	}
 	return nil
 }
 
-// older says whether a was made before b. Of two that were made in the same second, the one whose name sorts first is older.
+// older says whether a was made before b. Of two that were made in the same second, the one whose
+// name sorts first is older.
 func older(a, b client.Object) bool {
 	made, other := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	if !made.Equal(&other) {
@@ -195,7 +213,8 @@ func smaller[T ~int32 | ~int64](a, b T) T {
 
 // problem is why something cannot go on, as it is told to people in conditions and events.
 type problem struct {
-	reason  string        // one of the Reason constants of the API; empty if nothing is known yet, which is not told
+	// one of the Reason constants of the API; empty if nothing is known yet, which is not told
+	reason  string
 	message string        // one sentence: which object or field, and what would be right
 	retry   time.Duration // pause before the next attempt; 0 means that an event will come
 }
@@ -213,18 +232,22 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ";
 func newCondition(conditionType string, generation int64, reason, message string) metav1.Condition {
 	status := metav1.ConditionFalse
 	switch reason {
-	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected, v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade,
+	case v1alpha1.ReasonUp, v1alpha1.ReasonNoPortNeeded, v1alpha1.ReasonConnected,
+		v1alpha1.ReasonPublished, v1alpha1.ReasonAllMade,
 		v1alpha1.ReasonFound, v1alpha1.ReasonSupported:
 		status = metav1.ConditionTrue
 	}
-	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message, ObservedGeneration: generation}
+	return metav1.Condition{Type: conditionType, Status: status, Reason: reason, Message: message,
+		ObservedGeneration: generation}
 }
 
-// conclude sets the Ready condition of an object, and writes its status if that differs from before. The condition is True
-// with the message success if err is nil, and otherwise has the reason and message of err, which is a *problem. A problem
-// with a new reason is also an event; one without a reason changes nothing. Other errors are returned.
+// conclude sets the Ready condition of an object, and writes its status if that differs from
+// before. The condition is True with the message success if err is nil, and otherwise has the
+// reason and message of err, which is a *problem. A problem with a new reason is also an event; one
+// without a reason changes nothing. Other errors are returned.
 func (r *base) conclude(
-	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition, success string, err error,
+	ctx context.Context, object, before client.Object, conditions *[]metav1.Condition,
+	success string, err error,
 ) (ctrl.Result, error) {
 	p, isProblem := errors.AsType[*problem](err)
 	if err == nil {
@@ -237,7 +260,8 @@ func (r *base) conclude(
 		return result, nil
 	}
 	was := v1alpha1.ReadyOf(*conditions)
-	meta.SetStatusCondition(conditions, newCondition(v1alpha1.ConditionReady, object.GetGeneration(), p.reason, p.message))
+	meta.SetStatusCondition(conditions,
+		newCondition(v1alpha1.ConditionReady, object.GetGeneration(), p.reason, p.message))
 	if err := r.writeStatus(ctx, object, before); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -251,7 +275,8 @@ func (r *base) conclude(
 	return result, nil
 }
 
-// durations measures how long something has been the case. Its zero value is ready for use. Safe for concurrent use.
+// durations measures how long something has been the case. Its zero value is ready for use. Safe
+// for concurrent use.
 type durations[K comparable] struct{ since sync.Map } // time.Time by K
 
 // elapsed is the time since the first call for the key.

@@ -23,22 +23,27 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// registrations makes an XPU for each node that runs an OPI agent as a pod, where the nodes are the xPUs themselves. The agents are the
-// endpoints of Services with the label LabelAgents, and an XPU has the name of its node. It is never deleted, as a node that is away
-// comes back; whoever takes a card away deletes its XPU.
+// registrations makes an XPU for each node that runs an OPI agent as a pod, where the nodes are the
+// xPUs themselves. The agents are the endpoints of Services with the label LabelAgents, and an XPU
+// has the name of its node. It is never deleted, as a node that is away comes back; whoever takes a
+// card away deletes its XPU.
 type registrations struct{ base }
 
 func (r *registrations) setup(mgr ctrl.Manager) error {
 	ofSlice := func(_ context.Context, slice client.Object) []reconcile.Request {
 		name := slice.GetLabels()[discoveryv1.LabelServiceName]
-		return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: slice.GetNamespace(), Name: name}}}
+		return []reconcile.Request{
+			{NamespacedName: types.NamespacedName{Namespace: slice.GetNamespace(), Name: name}},
+		}
 	}
 	ofXPU := func(_ context.Context, xpu client.Object) []reconcile.Request {
 		name := xpu.GetLabels()[v1alpha1.LabelAgents]
 		if name == "" {
 			return nil
 		}
-		return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: name}}}
+		return []reconcile.Request{
+			{NamespacedName: types.NamespacedName{Namespace: r.Namespace, Name: name}},
+		}
 	}
 	return newController(mgr, "registration", 1).
 		For(&corev1.Service{}).
@@ -53,7 +58,8 @@ func (r *registrations) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	var slicesOf discoveryv1.EndpointSliceList
-	if err := r.client.List(ctx, &slicesOf, client.InNamespace(req.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: req.Name}); err != nil {
+	if err := r.client.List(ctx, &slicesOf, client.InNamespace(req.Namespace),
+		client.MatchingLabels{discoveryv1.LabelServiceName: req.Name}); err != nil {
 		return ctrl.Result{}, fmt.Errorf("list EndpointSlices of Service %s: %w", req, err)
 	}
 	endpoints := endpointsByNode(slicesOf.Items)
@@ -65,8 +71,8 @@ func (r *registrations) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	return ctrl.Result{}, nil
 }
 
-// endpointsByNode are the addresses of the agents that are ready. Of two on a node, which are there while one takes the other's place,
-// it is the one whose address sorts first.
+// endpointsByNode are the addresses of the agents that are ready. Of two on a node, which are there
+// while one takes the other's place, it is the one whose address sorts first.
 func endpointsByNode(all []discoveryv1.EndpointSlice) map[string]string {
 	found := map[string]string{}
 	for _, slice := range all {
@@ -76,7 +82,8 @@ func endpointsByNode(all []discoveryv1.EndpointSlice) map[string]string {
 		port := strconv.Itoa(int(*slice.Ports[0].Port))
 		for _, endpoint := range slice.Endpoints {
 			node := ptr.Deref(endpoint.NodeName, "")
-			if node == "" || len(endpoint.Addresses) == 0 || !ptr.Deref(endpoint.Conditions.Ready, true) {
+			if node == "" || len(endpoint.Addresses) == 0 ||
+				!ptr.Deref(endpoint.Conditions.Ready, true) {
 				continue
 			}
 			address := net.JoinHostPort(endpoint.Addresses[0], port)
@@ -89,7 +96,9 @@ func endpointsByNode(all []discoveryv1.EndpointSlice) map[string]string {
 }
 
 // register has an XPU for a node. One that somebody else made stays as it is.
-func (r *registrations) register(ctx context.Context, service *corev1.Service, node, endpoint string) error {
+func (r *registrations) register(
+	ctx context.Context, service *corev1.Service, node, endpoint string,
+) error {
 	var xpu v1alpha1.XPU
 	err := r.client.Get(ctx, client.ObjectKey{Name: node}, &xpu)
 	if client.IgnoreNotFound(err) != nil {
@@ -106,15 +115,19 @@ func (r *registrations) register(ctx context.Context, service *corev1.Service, n
 	}
 	switch {
 	case apierrors.IsNotFound(err):
-		xpu.ObjectMeta = metav1.ObjectMeta{Name: node, Labels: map[string]string{v1alpha1.LabelAgents: service.Name}}
-		if err := r.client.Create(ctx, &xpu); err != nil && !apierrors.IsAlreadyExists(err) { // the cache is behind: its event comes
+		xpu.ObjectMeta = metav1.ObjectMeta{
+			Name: node, Labels: map[string]string{v1alpha1.LabelAgents: service.Name},
+		}
+		// the cache is behind: its event comes
+		if err := r.client.Create(ctx, &xpu); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create XPU %s for Service %s: %w", node, service.Name, err)
 		}
 		ctrl.LoggerFrom(ctx).Info("created XPU", "xpu", node, "endpoint", endpoint)
 		return nil
 	case before.Labels[v1alpha1.LabelAgents] != service.Name:
 		return nil
-	case before.Spec.Endpoint == spec.Endpoint && before.Spec.Insecure == spec.Insecure && ptr.Equal(before.Spec.TLS, spec.TLS):
+	case before.Spec.Endpoint == spec.Endpoint && before.Spec.Insecure == spec.Insecure &&
+		ptr.Equal(before.Spec.TLS, spec.TLS):
 		return nil
 	}
 	if err := r.client.Patch(ctx, &xpu, since(before)); client.IgnoreNotFound(err) != nil {

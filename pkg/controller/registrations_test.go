@@ -18,9 +18,12 @@ func (c *cluster) agents(name string, annotations map[string]string) {
 	c.Helper()
 	c.create(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: c.namespace, Name: name, Labels: map[string]string{v1alpha1.LabelAgents: ""}, Annotations: annotations,
+			Namespace: c.namespace, Name: name, Labels: map[string]string{v1alpha1.LabelAgents: ""},
+			Annotations: annotations,
 		},
-		Spec: corev1.ServiceSpec{ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 50151}}},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: corev1.ClusterIPNone, Ports: []corev1.ServicePort{{Port: 50151}},
+		},
 	})
 }
 
@@ -30,12 +33,15 @@ func (c *cluster) endpoint(service, node, address string, ready bool) *discovery
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: c.namespace, GenerateName: service + "-",
-			Labels: map[string]string{discoveryv1.LabelServiceName: service, v1alpha1.LabelAgents: ""},
+			Labels: map[string]string{
+				discoveryv1.LabelServiceName: service, v1alpha1.LabelAgents: "",
+			},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](50151)}},
 		Endpoints: []discoveryv1.Endpoint{{
-			Addresses: []string{address}, NodeName: &node, Conditions: discoveryv1.EndpointConditions{Ready: &ready},
+			Addresses: []string{address}, NodeName: &node,
+			Conditions: discoveryv1.EndpointConditions{Ready: &ready},
 		}},
 	}
 	c.create(slice)
@@ -58,8 +64,8 @@ func (c *cluster) registeredAt(name, endpoint string) *v1alpha1.XPU {
 	return xpu
 }
 
-// TestRegistration: nobody types the XPUs of agents that are pods. The API server takes no loopback addresses for endpoints, so that
-// none of these answers.
+// TestRegistration: nobody types the XPUs of agents that are pods. The API server takes no loopback
+// addresses for endpoints, so that none of these answers.
 func TestRegistration(t *testing.T) {
 	c := newCluster(t, nil)
 	c.agents("dpus", map[string]string{v1alpha1.AnnotationInsecure: "true"})
@@ -91,10 +97,14 @@ func TestRegistration(t *testing.T) {
 		c.registeredAt("dpu-2", "10.0.0.2:50151")
 	})
 	t.Run("with TLS", func(t *testing.T) {
-		c.agents("careful", map[string]string{v1alpha1.AnnotationTLSSecret: "keys", v1alpha1.AnnotationServerName: "opi-bridge"})
+		c.agents("careful", map[string]string{
+			v1alpha1.AnnotationTLSSecret: "keys", v1alpha1.AnnotationServerName: "opi-bridge",
+		})
 		c.endpoint("careful", "dpu-4", "192.0.2.5", true)
 		xpu := c.registeredAt("dpu-4", "192.0.2.5:50151")
-		if want := (v1alpha1.XPUTLS{SecretName: "keys", ServerName: "opi-bridge"}); xpu.Spec.TLS == nil || *xpu.Spec.TLS != want {
+		if want := (v1alpha1.XPUTLS{
+			SecretName: "keys", ServerName: "opi-bridge",
+		}); xpu.Spec.TLS == nil || *xpu.Spec.TLS != want {
 			t.Errorf("spec %+v", xpu.Spec)
 		}
 	})

@@ -20,11 +20,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi"
 )
 
-// resyncs compares all that an agent has with what is wanted: each time that the agent begins to answer, as it may have
-// forgotten something, and then every ResyncPeriod. Ports and networks that differ are reconciled. What is the installation's and
-// is not wanted is deleted when it was seen for OrphanGrace, such as after an XPUPort was removed by force, a cluster was restored
-// from an older state, or a network was deleted while the agent was away. What is not the installation's is told in the XPU's
-// status.
+// resyncs compares all that an agent has with what is wanted: each time that the agent begins to
+// answer, as it may have forgotten something, and then every ResyncPeriod. Ports and networks that
+// differ are reconciled. What is the installation's and is not wanted is deleted when it was seen
+// for OrphanGrace, such as after an XPUPort was removed by force, a cluster was restored from an
+// older state, or a network was deleted while the agent was away. What is not the installation's is
+// told in the XPU's status.
 type resyncs struct {
 	base
 	bridges *bridges
@@ -41,7 +42,8 @@ func (r *resyncs) setup(mgr ctrl.Manager) error {
 		Complete(r.guarded(reconcile.AsReconciler(r.client, r)))
 }
 
-// Reconcile is for an XPU whose agent began or ceased to answer a moment ago, or at which another look is due.
+// Reconcile is for an XPU whose agent began or ceased to answer a moment ago, or at which another
+// look is due.
 func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result, error) {
 	agent := r.sessions.connection(xpu.Name).agent
 	if agent == nil {
@@ -79,10 +81,11 @@ func (r *resyncs) Reconcile(ctx context.Context, xpu *v1alpha1.XPU) (ctrl.Result
 	return ctrl.Result{RequeueAfter: smaller(after, period)}, nil
 }
 
-// later tries again. The session finds out whether the agent answers at all. Of one that has no lists, or none that end, each port
-// and network is verified by itself.
+// later tries again. The session finds out whether the agent answers at all. Of one that has no
+// lists, or none that end, each port and network is verified by itself.
 func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl.Result, error) {
-	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error", err.Error())
+	ctrl.LoggerFrom(ctx).Info("cannot compare what the OPI agent has with what is wanted", "error",
+		err.Error())
 	if errors.Is(err, opi.ErrUnsupported) {
 		onXPU := client.MatchingFields{portsByXPU: xpu.Name}
 		r.ports.wakeups.Add(0, r.requests(ctx, &v1alpha1.XPUPortList{}, onXPU)...)
@@ -91,8 +94,8 @@ func (r *resyncs) later(ctx context.Context, xpu *v1alpha1.XPU, err error) (ctrl
 	return ctrl.Result{RequeueAfter: r.retries.When(requestFor(xpu))}, nil
 }
 
-// comparePorts wakes the XPUPorts that are up and that the agent does not serve as wanted. up are the ids of the networks that are
-// in service.
+// comparePorts wakes the XPUPorts that are up and that the agent does not serve as wanted. up are
+// the ids of the networks that are in service.
 func (r *resyncs) comparePorts(
 	ctx context.Context, xpu *v1alpha1.XPU, listed []opi.PortStatus, up sets.Set[string],
 	orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
@@ -111,7 +114,8 @@ func (r *resyncs) comparePorts(
 		want, err := r.portOf(port, xpu)
 		backed.Insert(want.ID)
 		got := has[want.ID]
-		served := err == nil && got.State == opi.StateUp && got.Equal(want) && up.HasAll(want.Networks...)
+		served := err == nil && got.State == opi.StateUp && got.Equal(want) &&
+			up.HasAll(want.Networks...)
 		if isReady(port) && !served { // others are being worked at
 			r.ports.wakeups.Add(0, requestFor(port))
 		}
@@ -132,9 +136,11 @@ func (r *resyncs) comparePorts(
 	return nil
 }
 
-// compareNetworks wakes the bridges that the agent does not serve as wanted. It returns the ids of the networks in service.
+// compareNetworks wakes the bridges that the agent does not serve as wanted. It returns the ids of
+// the networks in service.
 func (r *resyncs) compareNetworks(
-	xpu *v1alpha1.XPU, listed []opi.NetworkStatus, orphans sets.Set[orphan], foreign *v1alpha1.XPUForeign,
+	xpu *v1alpha1.XPU, listed []opi.NetworkStatus, orphans sets.Set[orphan],
+	foreign *v1alpha1.XPUForeign,
 ) (up sets.Set[string]) {
 	up = sets.New[string]()
 	for _, network := range listed {
@@ -154,7 +160,8 @@ func (r *resyncs) compareNetworks(
 		switch { // the id alone says whose a network is
 		case !r.Installation.Owns(network.ID):
 			foreign.Networks++
-			foreign.Examples = example(foreign.Examples, fmt.Sprintf("network %s (VLAN %d)", network.ID, network.VLAN))
+			foreign.Examples = example(foreign.Examples,
+				fmt.Sprintf("network %s (VLAN %d)", network.ID, network.VLAN))
 		case !known.Has(network.ID) && network.State != opi.StateDeleting:
 			orphans.Insert(orphan{xpu.Name, "network", network.ID})
 		}
@@ -170,7 +177,8 @@ func example(list []string, text string) []string {
 	return append(list, text)
 }
 
-// collect deletes the orphans that were there for OrphanGrace, and returns when to look again; 0 is not because of orphans.
+// collect deletes the orphans that were there for OrphanGrace, and returns when to look again; 0 is
+// not because of orphans.
 func (r *resyncs) collect(
 	ctx, bounded context.Context, agent *opi.Session, xpu *v1alpha1.XPU, orphans sets.Set[orphan],
 ) (after time.Duration) {
@@ -178,7 +186,9 @@ func (r *resyncs) collect(
 	r.seen.retain(func(o orphan) bool { return o.xpu != xpu.Name || orphans.Has(o) })
 	// Ports before networks, which cannot go before their ports.
 	sorted := orphans.UnsortedList()
-	slices.SortFunc(sorted, func(a, b orphan) int { return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id)) })
+	slices.SortFunc(sorted, func(a, b orphan) int {
+		return cmp.Or(-cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id))
+	})
 	deleted := false
 	for _, o := range sorted {
 		if waited := r.seen.elapsed(o); waited < r.OrphanGrace {
@@ -198,31 +208,37 @@ func (r *resyncs) collect(
 		r.metrics.orphans.WithLabelValues(xpu.Name, o.kind).Inc()
 		log.Info("deleted an orphan: no object of the cluster wants it", o.kind, o.id)
 		r.events.Eventf(xpu, nil, corev1.EventTypeNormal, "OrphanDeleted", "Delete",
-			"deleted %s %s of this cluster, which no object had wanted for %s", o.kind, o.id, r.OrphanGrace)
+			"deleted %s %s of this cluster, which no object had wanted for %s", o.kind, o.id,
+			r.OrphanGrace)
 		deleted = true
 	}
 	if deleted {
 		r.ports.wakeups.Add(0, r.ports.waiting(ctx, xpu.Name)...) // it may have been in their way
-		after = smaller(after, firstRetry)                        // had an object come for it in this very moment, it may have been the object's
+		// had an object come for it in this very moment, it may have been the object's
+		after = smaller(after, firstRetry)
 	}
 	return after
 }
 
-// claimedElsewhere says which XPUPort of another XPU a port of the installation is for, "" for none. Two XPUs can be for one agent
-// although their endpoints differ, and their nodes have Functions of the same addresses.
+// claimedElsewhere says which XPUPort of another XPU a port of the installation is for, "" for
+// none. Two XPUs can be for one agent although their endpoints differ, and their nodes have
+// Functions of the same addresses.
 func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortStatus) string {
 	same, err := listPorts(ctx, r.client, client.MatchingFields{portsByMAC: port.MAC.String()})
 	if err != nil { // the cache is not running
 		return "an XPUPort that cannot be read: " + err.Error()
 	}
 	var own v1alpha1.XPU
-	if err := r.client.Get(ctx, client.ObjectKey{Name: xpu}, &own); client.IgnoreNotFound(err) != nil {
+	if err := r.client.Get(ctx, client.ObjectKey{Name: xpu},
+		&own); client.IgnoreNotFound(err) != nil {
 		return "an XPU that cannot be read: " + err.Error()
 	}
 	elsewhere := ""
 	for i := range same {
 		other := &same[i]
-		if standsBy(other) { // nothing of it is served, and the one whose place it takes may have the same id on its own xPU
+		// nothing of it is served, and the one whose place it takes may have the same id on its own
+		// xPU
+		if standsBy(other) {
 			continue
 		}
 		var its v1alpha1.XPU
@@ -236,7 +252,10 @@ func (r *base) claimedElsewhere(ctx context.Context, xpu string, port opi.PortSt
 			return ""
 		case differ(own.Status.Serial, its.Status.Serial): // two cards, and so two agents
 		default:
-			elsewhere = fmt.Sprintf("XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace, other.Name, other.Spec.XPU)
+			elsewhere = fmt.Sprintf(
+				"XPUPort %s/%s of XPU %s, which seems to have the same OPI agent", other.Namespace,
+				other.Name, other.Spec.XPU,
+			)
 		}
 	}
 	return elsewhere

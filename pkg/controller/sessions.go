@@ -20,11 +20,14 @@ type connection struct {
 	agent   *opi.Session // nil unless connected
 	health  opi.Health   // if it is not Known, an event will come
 	refusal string       // why the XPU's configuration allows no session; empty if it does
-	clean   bool         // the agent has been compared since it began to answer, and had nothing of the installation to delete
+	// the agent has been compared since it began to answer, and had nothing of the installation to
+	// delete
+	clean bool
 }
 
-// lost says that the agent has not answered for as long as the debounce says, or cannot be asked with this configuration. While
-// nothing is known of it, such as when the controller has just started, it is not lost.
+// lost says that the agent has not answered for as long as the debounce says, or cannot be asked
+// with this configuration. While nothing is known of it, such as when the controller has just
+// started, it is not lost.
 func (c connection) lost() bool { return c.agent == nil && (c.health.Away || c.refusal != "") }
 
 // change is what may be different about the OPI agent of an XPU.
@@ -35,8 +38,8 @@ const (
 	healthChanged                   // see [opi.Health]
 )
 
-// sessions has a session with the OPI agent of each XPU, by the XPU's name, and tells reconcilers of changes. Safe for
-// concurrent use.
+// sessions has a session with the OPI agent of each XPU, by the XPU's name, and tells reconcilers
+// of changes. Safe for concurrent use.
 type sessions struct {
 	Options
 	metrics *metrics
@@ -106,8 +109,8 @@ func (s *sessions) peers(xpu string) []string {
 	return found
 }
 
-// open has a session with the XPU's agent with this configuration. The fingerprint stands for everything in it: while
-// it stays the same the session stays.
+// open has a session with the XPU's agent with this configuration. The fingerprint stands for
+// everything in it: while it stays the same the session stays.
 func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +122,8 @@ func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 	}
 	log := s.log.WithValues("xpu", xpu)
 	opened, err := opi.NewSession(config, opi.SessionOptions{
-		Debounce: s.Debounce, CheckInterval: s.CheckInterval, CheckTimeout: s.AgentTimeout, Log: log,
+		Debounce: s.Debounce, CheckInterval: s.CheckInterval,
+		CheckTimeout: s.AgentTimeout, Log: log,
 		Connection: func(bool) {
 			s.setClean(xpu, nil, false)
 			s.tell(xpu, connectionChanged)
@@ -141,7 +145,8 @@ func (s *sessions) open(xpu string, fingerprint [sha256.Size]byte, config opi.Co
 	return nil
 }
 
-// refuse ends the session with the XPU's agent, if there is one, and tells the reconcilers that there is none.
+// refuse ends the session with the XPU's agent, if there is one, and tells the reconcilers that
+// there is none.
 func (s *sessions) refuse(xpu, why string) {
 	s.mu.Lock()
 	was := s.byXPU[xpu]
@@ -179,8 +184,12 @@ func (s *sessions) tell(xpu string, c change) {
 }
 
 // sourceOf enqueues the requests that toRequests has for an XPU after a change of this kind.
-func sourceOf[R comparable](s *sessions, kind change, toRequests func(ctx context.Context, xpu string) []R) source.TypedSource[R] {
-	return source.TypedFunc[R](func(ctx context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
+func sourceOf[R comparable](
+	s *sessions, kind change, toRequests func(ctx context.Context, xpu string) []R,
+) source.TypedSource[R] {
+	return source.TypedFunc[R](func(
+		ctx context.Context, queue workqueue.TypedRateLimitingInterface[R],
+	) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.listeners = append(s.listeners, func(xpu string, c change) {

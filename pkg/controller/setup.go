@@ -36,8 +36,8 @@ type Role string
 const (
 	// RoleAll is all of it: nodes and xPUs are of one cluster.
 	RoleAll Role = "all"
-	// RoleTenant has ResourceClaims, addresses and XPUPorts, and leaves what xPUs do to the broker of an infra cluster. It needs no
-	// credentials for OPI agents.
+	// RoleTenant has ResourceClaims, addresses and XPUPorts, and leaves what xPUs do to the broker
+	// of an infra cluster. It needs no credentials for OPI agents.
 	RoleTenant Role = "tenant"
 	// RoleInfra has OPI agents serve XPUPorts, which the broker makes.
 	RoleInfra Role = "infra"
@@ -58,35 +58,42 @@ type Options struct {
 	// Tracer takes the stages of XPUPorts; nil for none.
 	Tracer *tracing.Tracer
 
-	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused. Default 60 s.
+	// ProvisionTimeout is how long after its creation an XPUPort that never was up is refused.
+	// Default 60 s.
 	ProvisionTimeout time.Duration
 	// AgentTimeout bounds what an OPI agent is asked to do for one object. Default 15 s.
 	AgentTimeout time.Duration
-	// CollectGrace is how long the garbage collector has for the XPUPorts of a deleted claim. Default 2 s.
+	// CollectGrace is how long the garbage collector has for the XPUPorts of a deleted claim.
+	// Default 2 s.
 	CollectGrace time.Duration
 	// BusyGrace is how long a claim waits for a Function before it is told so. Default 2 s.
 	BusyGrace time.Duration
-	// TaintGrace is how long a claim is not told that its device failed while the device has no taint. Default 30 s.
+	// TaintGrace is how long a claim is not told that its device failed while the device has no
+	// taint. Default 30 s.
 	TaintGrace time.Duration
 	// Debounce is how long an OPI agent may be away before its XPU is not ready. Default 500 ms.
 	Debounce time.Duration
-	// OrphanGrace is how long an OPI agent keeps a port or network of the installation that no object wants. Default 30 s.
+	// OrphanGrace is how long an OPI agent keeps a port or network of the installation that no
+	// object wants. Default 30 s.
 	OrphanGrace time.Duration
-	// BridgeGrace is how long an OPI agent keeps a network after the last XPUPort there, unless the network is deleted. Default 10 s.
+	// BridgeGrace is how long an OPI agent keeps a network after the last XPUPort there, unless the
+	// network is deleted. Default 10 s.
 	BridgeGrace time.Duration
-	// ResyncPeriod is how often all that an OPI agent has is compared with what is wanted; up to a quarter longer, so that not
-	// all agents are asked at once. Default 3 min.
+	// ResyncPeriod is how often all that an OPI agent has is compared with what is wanted; up to a
+	// quarter longer, so that not all agents are asked at once. Default 3 min.
 	ResyncPeriod time.Duration
 	// PoolPause is the least time between two writes of a DevicePool's status. Default 1 s.
 	PoolPause time.Duration
-	// BrokerGrace is how long the broker may not renew its Lease before a tenant cluster says that it is away. Default 40 s.
+	// BrokerGrace is how long the broker may not renew its Lease before a tenant cluster says that
+	// it is away. Default 40 s.
 	BrokerGrace time.Duration
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
 	// CheckInterval is that of [opi.SessionOptions].
 	CheckInterval time.Duration
 
-	// Concurrency is how many objects of each kind are reconciled at once. Most wait for an OPI agent. Default 256.
+	// Concurrency is how many objects of each kind are reconciled at once. Most wait for an OPI
+	// agent. Default 256.
 	Concurrency int
 	// ConcurrencyPerXPU is how many XPUPorts of one XPU are reconciled at once. Default 32.
 	ConcurrencyPerXPU int
@@ -119,7 +126,8 @@ func Scheme() (*runtime.Scheme, error) {
 func Installation(ctx context.Context, r client.Reader) (opi.Installation, error) {
 	var system corev1.Namespace
 	if err := r.Get(ctx, client.ObjectKey{Name: metav1.NamespaceSystem}, &system); err != nil {
-		return "", fmt.Errorf("namespace %s, whose UID is the installation's identity: %w", metav1.NamespaceSystem, err)
+		return "", fmt.Errorf("namespace %s, whose UID is the installation's identity: %w",
+			metav1.NamespaceSystem, err)
 	}
 	return opi.NewInstallation(string(system.UID)), nil
 }
@@ -131,11 +139,16 @@ func CacheOptions(namespace string) cache.Options {
 	return cache.Options{
 		DefaultTransform: kubecache.Trim,
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Secret{}:             {Namespaces: map[string]cache.Config{namespace: {}}},
-			&corev1.Service{}:            {Namespaces: map[string]cache.Config{namespace: {LabelSelector: agents}}},
-			&discoveryv1.EndpointSlice{}: {Namespaces: map[string]cache.Config{namespace: {LabelSelector: agents}}},
+			&corev1.Secret{}: {Namespaces: map[string]cache.Config{namespace: {}}},
+			&corev1.Service{}: {
+				Namespaces: map[string]cache.Config{namespace: {LabelSelector: agents}},
+			},
+			&discoveryv1.EndpointSlice{}: {
+				Namespaces: map[string]cache.Config{namespace: {LabelSelector: agents}},
+			},
 			&coordinationv1.Lease{}: {
-				Namespaces: map[string]cache.Config{namespace: {}}, Field: fields.OneTermEqualSelector("metadata.name", v1alpha1.BrokerLease),
+				Namespaces: map[string]cache.Config{namespace: {}},
+				Field:      fields.OneTermEqualSelector("metadata.name", v1alpha1.BrokerLease),
 			},
 			&v1alpha1.XPUPort{}:          {Transform: trimPort},
 			&resourceapi.ResourceClaim{}: {Transform: kubecache.TrimClaim},
@@ -152,7 +165,8 @@ func hasLabel(label string) labels.Requirement {
 	return *requirement
 }
 
-// trimPort leaves out what only people and the garbage collector read. XPUPorts are written by patches, which leave it as it is.
+// trimPort leaves out what only people and the garbage collector read. XPUPorts are written by
+// patches, which leave it as it is.
 func trimPort(o any) (any, error) {
 	if port, ok := o.(*v1alpha1.XPUPort); ok {
 		port.OwnerReferences = nil
@@ -173,8 +187,10 @@ func Setup(ctx context.Context, mgr ctrl.Manager, o Options) error {
 	s := &setup{
 		manager: mgr, allocator: newAllocator(mgr.GetClient()),
 		base: base{
-			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("xpu-controller"), metrics: m,
-			sessions: &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"), byXPU: map[string]*session{}},
+			Options: o, client: mgr.GetClient(), live: mgr.GetAPIReader(),
+			events: mgr.GetEventRecorder("xpu-controller"), metrics: m,
+			sessions: &sessions{Options: o, metrics: m, log: mgr.GetLogger().WithName("agents"),
+				byXPU: map[string]*session{}},
 		},
 	}
 	parts := map[Role][]func() error{
@@ -220,7 +236,9 @@ func (s *setup) xPUs() error {
 	if err := s.manager.Add(s.sessions); err != nil {
 		return fmt.Errorf("sessions with OPI agents: %w", err)
 	}
-	ports := &ports{base: s.newBase(), turns: queue.NewTurns[reconcile.Request](s.ConcurrencyPerXPU)}
+	ports := &ports{
+		base: s.newBase(), turns: queue.NewTurns[reconcile.Request](s.ConcurrencyPerXPU),
+	}
 	if s.Role == RoleAll {
 		ports.admission = &admission{base: s.newBase(), allocator: s.allocator}
 	}

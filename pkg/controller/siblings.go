@@ -15,8 +15,11 @@ import (
 // of a claim takes the place of one that was made ahead, if a claim and a node's agent made theirs
 // at the same time, or if a person made one.
 func (r *base) siblings(ctx context.Context, o client.Object) []reconcile.Request {
-	all := r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))})
-	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
+	all := r.requests(ctx, &v1alpha1.XPUPortList{},
+		client.MatchingFields{portsByFunction: functionOf(o.(*v1alpha1.XPUPort))})
+	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
+		return request == requestFor(o)
+	})
 }
 
 // first returns the Port of the same Function that comes before this one, nil if there is none.
@@ -27,7 +30,8 @@ func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU
 	}
 	var first *v1alpha1.XPUPort
 	for i := range all {
-		if all[i].UID != port.UID && r.counts(&all[i]) && comesBefore(&all[i], cmp.Or(first, port)) {
+		if all[i].UID != port.UID && r.counts(&all[i]) &&
+			comesBefore(&all[i], cmp.Or(first, port)) {
 			first = &all[i]
 		}
 	}
@@ -40,7 +44,8 @@ func (r *base) first(ctx context.Context, port *v1alpha1.XPUPort) (*v1alpha1.XPU
 // that may join. What is up stays, and the Ports of an infra cluster were admitted in another
 // cluster.
 func (r *base) counts(port *v1alpha1.XPUPort) bool {
-	return port.Spec.Claim.Name != "" || port.Namespace == r.Namespace || port.Status.BridgePort != "" ||
+	return port.Spec.Claim.Name != "" || port.Namespace == r.Namespace ||
+		port.Status.BridgePort != "" ||
 		r.Role == RoleInfra
 }
 

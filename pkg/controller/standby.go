@@ -16,12 +16,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// virtualMachine is the kind of the objects that control the pods of KubeVirt (kubevirt.io/api/core/v1). During a live migration a
-// VirtualMachineInstance has two pods.
+// virtualMachine is the kind of the objects that control the pods of KubeVirt
+// (kubevirt.io/api/core/v1). During a live migration a VirtualMachineInstance has two pods.
 var virtualMachine = schema.GroupKind{Group: "kubevirt.io", Kind: "VirtualMachineInstance"}
 
-// standBy returns a *problem if another Port of the network has the Port's MAC address. Its reason is Standby if both are of pods of one
-// virtual machine, which is being migrated: the Port is promised what the other one has in the address book, and its status shows it.
+// standBy returns a *problem if another Port of the network has the Port's MAC address. Its reason
+// is Standby if both are of pods of one virtual machine, which is being migrated: the Port is
+// promised what the other one has in the address book, and its status shows it.
 func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	holder := r.allocator.holder(port)
 	if holder == (types.NamespacedName{}) {
@@ -36,8 +37,10 @@ func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	known := port.Status.Predecessor == holder.String()
 	switch {
-	case err == nil && (predecessor.Spec.MAC != port.Spec.MAC || predecessor.Spec.Network != port.Spec.Network):
-		return &problem{retry: firstRetry} // the next Port of its Function, and the allocator is about to hear of that
+	case err == nil &&
+		(predecessor.Spec.MAC != port.Spec.MAC || predecessor.Spec.Network != port.Spec.Network):
+		// the next Port of its Function, and the allocator is about to hear of that
+		return &problem{retry: firstRetry}
 	case err != nil && known:
 		return &problem{retry: firstRetry} // the allocator is about to hear that it has gone
 	case err != nil: // or to hear that it was made
@@ -53,15 +56,20 @@ func (r *admission) standBy(ctx context.Context, port *v1alpha1.XPUPort) error {
 	}
 	port.Status.Predecessor = holder.String()
 	port.Status.MTU, port.Status.Addresses = predecessor.Status.MTU, predecessor.Status.Addresses
-	p := problemf(v1alpha1.ReasonStandby, "pod %s of the same virtual machine has MAC address %s and XPUPort %s; this Port takes its place, "+
-		"with the same addresses, once that pod has ended", predecessor.Spec.Pod.Name, port.Spec.MAC, holder)
+	p := problemf(v1alpha1.ReasonStandby, "pod %s of the same virtual machine has MAC address %s "+
+		"and XPUPort %s; this Port takes its place, "+
+		"with the same addresses, once that pod has ended", predecessor.Spec.Pod.Name,
+		port.Spec.MAC, holder)
 	p.retry = lastRetry
 	return p
 }
 
-// mayStandBy returns conflict if the Port is none that may take the other's place, and another *problem if its xPU cannot serve it: the
-// virtual machine would move to where it cannot be reached.
-func (r *admission) mayStandBy(ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict *problem) error {
+// mayStandBy returns conflict if the Port is none that may take the other's place, and another
+// *problem if its xPU cannot serve it: the virtual machine would move to where it cannot be
+// reached.
+func (r *admission) mayStandBy(
+	ctx context.Context, port, predecessor *v1alpha1.XPUPort, conflict *problem,
+) error {
 	if !sameAddresses(port, predecessor) {
 		return conflict
 	}
@@ -73,30 +81,37 @@ func (r *admission) mayStandBy(ctx context.Context, port, predecessor *v1alpha1.
 		return conflict
 	}
 	var xpu v1alpha1.XPU
-	if err := r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU}, &xpu); client.IgnoreNotFound(err) != nil {
+	if err := r.client.Get(ctx, client.ObjectKey{Name: port.Spec.XPU},
+		&xpu); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("XPU %s: %w", port.Spec.XPU, err)
 	}
 	if ready := v1alpha1.ReadyOf(xpu.Status.Conditions); ready.Status != metav1.ConditionTrue {
-		p := problemf(v1alpha1.ReasonXPUUnavailable, "XPU %s cannot serve the virtual machine: %s: %s", port.Spec.XPU,
-			cmp.Or(ready.Reason, v1alpha1.ReasonNoXPU), cmp.Or(ready.Message, "nothing is known of it"))
+		p := problemf(v1alpha1.ReasonXPUUnavailable,
+			"XPU %s cannot serve the virtual machine: %s: %s", port.Spec.XPU,
+			cmp.Or(ready.Reason, v1alpha1.ReasonNoXPU),
+			cmp.Or(ready.Message, "nothing is known of it"))
 		p.retry = addressRetry
 		return p
 	}
 	return nil
 }
 
-// sameAddresses says whether a Port that takes the place of another one gets with its addresses what it asks for.
+// sameAddresses says whether a Port that takes the place of another one gets with its addresses
+// what it asks for.
 func sameAddresses(port, predecessor *v1alpha1.XPUPort) bool {
 	if port.Spec.AssignAddresses != predecessor.Spec.AssignAddresses {
 		return false
 	}
-	return port.Spec.AssignAddresses && len(port.Spec.Addresses) == 0 || slices.Equal(port.Spec.Addresses, predecessor.Status.Addresses)
+	return port.Spec.AssignAddresses && len(port.Spec.Addresses) == 0 ||
+		slices.Equal(port.Spec.Addresses, predecessor.Status.Addresses)
 }
 
-// sameVirtualMachine says whether KubeVirt made the pods of both Ports for one virtual machine. Pods of two namespaces never are: who
-// may make pods in one must not get the addresses of the other.
+// sameVirtualMachine says whether KubeVirt made the pods of both Ports for one virtual machine.
+// Pods of two namespaces never are: who may make pods in one must not get the addresses of the
+// other.
 func (r *admission) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPort) (bool, error) {
-	if a.Spec.Pod == nil || b.Spec.Pod == nil || a.Spec.Pod.Namespace != b.Spec.Pod.Namespace || a.Spec.Pod.Name == b.Spec.Pod.Name {
+	if a.Spec.Pod == nil || b.Spec.Pod == nil || a.Spec.Pod.Namespace != b.Spec.Pod.Namespace ||
+		a.Spec.Pod.Name == b.Spec.Pod.Name {
 		return false, nil
 	}
 	of, err := r.virtualMachineOf(ctx, a)
@@ -107,20 +122,25 @@ func (r *admission) sameVirtualMachine(ctx context.Context, a, b *v1alpha1.XPUPo
 	return of == other, err
 }
 
-// virtualMachineOf is the UID of the VirtualMachineInstance that controls the Port's pod; "" for other pods, and for one that is not on
-// the Port's node. A node names the pods of its Ports, and may make mirror pods with any label, but with no owner other than its Node.
-func (r *admission) virtualMachineOf(ctx context.Context, port *v1alpha1.XPUPort) (types.UID, error) {
+// virtualMachineOf is the UID of the VirtualMachineInstance that controls the Port's pod; "" for
+// other pods, and for one that is not on the Port's node. A node names the pods of its Ports, and
+// may make mirror pods with any label, but with no owner other than its Node.
+func (r *admission) virtualMachineOf(
+	ctx context.Context, port *v1alpha1.XPUPort,
+) (types.UID, error) {
 	ref := port.Spec.Pod
 	var pod corev1.Pod
 	err := r.live.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, &pod)
 	if client.IgnoreNotFound(err) != nil {
 		return "", fmt.Errorf("pod %s/%s: %w", ref.Namespace, ref.Name, err)
 	}
-	if err != nil || pod.UID != cmp.Or(ref.UID, pod.UID) || pod.Spec.NodeName != port.Spec.NodeName {
+	if err != nil || pod.UID != cmp.Or(ref.UID, pod.UID) ||
+		pod.Spec.NodeName != port.Spec.NodeName {
 		return "", nil
 	}
 	owner := metav1.GetControllerOf(&pod)
-	if owner == nil || schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind() != virtualMachine {
+	if owner == nil ||
+		schema.FromAPIVersionAndKind(owner.APIVersion, owner.Kind).GroupKind() != virtualMachine {
 		return "", nil
 	}
 	return owner.UID, nil
@@ -130,5 +150,7 @@ func (r *admission) virtualMachineOf(ctx context.Context, port *v1alpha1.XPUPort
 func (r *base) rivals(ctx context.Context, o client.Object) []reconcile.Request {
 	mac := portKeys[portsByMAC](o.(*v1alpha1.XPUPort))
 	all := r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByMAC: mac})
-	return slices.DeleteFunc(all, func(request reconcile.Request) bool { return request == requestFor(o) })
+	return slices.DeleteFunc(all, func(request reconcile.Request) bool {
+		return request == requestFor(o)
+	})
 }

@@ -18,7 +18,8 @@ import (
 
 const migratedMAC = "02:00:00:00:00:51"
 
-// launcher is a pod of the cluster's node that KubeVirt made for a virtual machine, "" for another pod.
+// launcher is a pod of the cluster's node that KubeVirt made for a virtual machine, "" for another
+// pod.
 func (c *cluster) launcher(namespace, name, machine string) *v1alpha1.PodRef {
 	c.Helper()
 	return c.launcherOn(c.node, namespace, name, machine)
@@ -28,18 +29,22 @@ func (c *cluster) launcherOn(node, namespace, name, machine string) *v1alpha1.Po
 	c.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: name + "-"},
-		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}}},
+		Spec: corev1.PodSpec{
+			NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}},
+		},
 	}
 	if machine != "" {
 		pod.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: types.UID(machine), Controller: new(true),
+			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm",
+			UID: types.UID(machine), Controller: new(true),
 		}}
 	}
 	c.create(pod)
 	return &v1alpha1.PodRef{Namespace: namespace, Name: pod.Name, UID: pod.UID}
 }
 
-// neverRefused sees that nobody was told of the Port that it is refused, and that its pod does not start.
+// neverRefused sees that nobody was told of the Port that it is refused, and that its pod does not
+// start.
 func (c *cluster) neverRefused(port *v1alpha1.XPUPort) {
 	c.Helper()
 	var list eventsv1.EventList
@@ -89,25 +94,30 @@ func migrating(t *testing.T) (c *cluster, agent *opitest.Agent, source, target *
 
 func (c *cluster) standsBy(target, source *v1alpha1.XPUPort) {
 	c.Helper()
-	c.portReason(target, v1alpha1.ReasonStandby, "pod "+source.Spec.Pod.Name+" of the same virtual machine has MAC address "+migratedMAC)
-	if want := c.namespace + "/" + source.Name; target.Status.Predecessor != want || !slices.Equal(target.Status.Addresses, source.Status.Addresses) {
-		c.Errorf("predecessor %s and addresses %q, want %s and %q", target.Status.Predecessor, target.Status.Addresses, want, source.Status.Addresses)
+	c.portReason(target, v1alpha1.ReasonStandby, "pod "+source.Spec.Pod.Name+
+		" of the same virtual machine has MAC address "+migratedMAC)
+	if want := c.namespace + "/" + source.Name; target.Status.Predecessor != want ||
+		!slices.Equal(target.Status.Addresses, source.Status.Addresses) {
+		c.Errorf("predecessor %s and addresses %q, want %s and %q", target.Status.Predecessor,
+			target.Status.Addresses, want, source.Status.Addresses)
 	}
 }
 
-// The second pod of a virtual machine gets MAC address, addresses and place in the network when the first has ended, and nobody else
-// does in between.
+// The second pod of a virtual machine gets MAC address, addresses and place in the network when the
+// first has ended, and nobody else does in between.
 func TestMigration(t *testing.T) {
 	c, agent, source, target := migrating(t)
 	stranger := c.assignedPort(2, migratedMAC, c.launcher("default", "virt-launcher-vm2", "vm-2"))
-	c.portReason(stranger, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" is that of XPUPort")
+	c.portReason(stranger, v1alpha1.ReasonConflict,
+		"MAC address "+migratedMAC+" is that of XPUPort")
 	c.writes.reset()
 	c.delete(source)
 	next := c.assignedPort(3, "", c.launcher("default", "web", ""))
 	c.hasAddress(target, "10.1.0.2/29")
 	c.hasAddress(next, "10.1.0.3/29")
 	c.has(agent, "vf-0000-3b-02-1", "vf-0000-3b-02-3")
-	c.portReason(stranger, v1alpha1.ReasonConflict, "is that of XPUPort "+c.namespace+"/"+target.Name)
+	c.portReason(stranger, v1alpha1.ReasonConflict, "is that of XPUPort "+c.namespace+"/"+
+		target.Name)
 
 	// It goes back to where it came from.
 	back := c.assignedPort(0, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
@@ -128,7 +138,8 @@ func TestMigrationBetweenEqualNodes(t *testing.T) {
 		if err := c.get(xpu); err != nil {
 			return err
 		}
-		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionReady, v1alpha1.ReasonConnected, "")
+		return hasReason(xpu.Status.Conditions, v1alpha1.ConditionReady,
+			v1alpha1.ReasonConnected, "")
 	})
 	c.network("blue", 100, "10.1.0.0/29")
 	source := c.assignedPort(0, migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1"))
@@ -162,14 +173,17 @@ func TestNoStandbyAtAnXPUThatIsAway(t *testing.T) {
 	away.Stop()
 	c.network("blue", 100)
 	source := c.podPort(vf(0), "blue")
-	source.Spec.MAC, source.Spec.Pod = migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1")
+	source.Spec.MAC, source.Spec.Pod = migratedMAC, c.launcher("default",
+		"virt-launcher-vm1", "vm-1")
 	c.create(source)
 	c.portReason(source, v1alpha1.ReasonUp, "")
 	target := c.podPort(vf(1), "blue")
 	target.Name, target.Spec.NodeName, target.Spec.XPU = "elsewhere-0000-3b-02-1", "elsewhere", "other-card"
-	target.Spec.MAC, target.Spec.Pod = migratedMAC, c.launcherOn("elsewhere", "default", "virt-launcher-vm1", "vm-1")
+	target.Spec.MAC, target.Spec.Pod = migratedMAC, c.launcherOn("elsewhere", "default",
+		"virt-launcher-vm1", "vm-1")
 	c.create(target)
-	c.portReason(target, v1alpha1.ReasonXPUUnavailable, "XPU other-card cannot serve the virtual machine")
+	c.portReason(target, v1alpha1.ReasonXPUUnavailable,
+		"XPU other-card cannot serve the virtual machine")
 	if target.Status.Predecessor != "" {
 		t.Errorf("it stands by for %s", target.Status.Predecessor)
 	}
@@ -212,19 +226,22 @@ func TestStrangersDoNotStandBy(t *testing.T) {
 	other := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "other-"}}
 	c.create(other)
 	source := c.podPort(vf(0), "blue")
-	source.Spec.MAC, source.Spec.Pod = migratedMAC, c.launcher("default", "virt-launcher-vm1", "vm-1")
+	source.Spec.MAC, source.Spec.Pod = migratedMAC, c.launcher("default",
+		"virt-launcher-vm1", "vm-1")
 	c.create(source)
 	c.portReason(source, v1alpha1.ReasonUp, "")
 	earlier := *c.launcher("default", "virt-launcher-vm1", "vm-1")
 	earlier.UID = "of an earlier pod"
 	gone := v1alpha1.PodRef{Namespace: "default", Name: "virt-launcher-vm1-gone"}
 	for i, pod := range []*v1alpha1.PodRef{
-		c.launcher(other.Name, "virt-launcher-vm1", "vm-1"), c.launcher("default", "web", ""), &earlier, &gone, nil, source.Spec.Pod,
+		c.launcher(other.Name, "virt-launcher-vm1", "vm-1"), c.launcher("default", "web", ""),
+		&earlier, &gone, nil, source.Spec.Pod,
 	} {
 		port := c.podPort(vf(i+1), "blue")
 		port.Spec.MAC, port.Spec.Pod = migratedMAC, pod
 		c.create(port)
-		c.portReason(port, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" is that of XPUPort")
+		c.portReason(port, v1alpha1.ReasonConflict,
+			"MAC address "+migratedMAC+" is that of XPUPort")
 		if port.Status.Predecessor != "" {
 			t.Errorf("XPUPort of pod %v stands by for %s", pod, port.Status.Predecessor)
 		}
@@ -240,7 +257,8 @@ func TestStrangersDoNotStandBy(t *testing.T) {
 	c.portReason(port, v1alpha1.ReasonConflict, "MAC address "+migratedMAC+" is that of XPUPort")
 }
 
-// A controller that starts in the middle of a migration goes on with it, also if the first pod has ended meanwhile.
+// A controller that starts in the middle of a migration goes on with it, also if the first pod has
+// ended meanwhile.
 func TestMigrationOverRestart(t *testing.T) {
 	for _, ends := range []bool{false, true} {
 		t.Run(fmt.Sprintf("first pod ends meanwhile %t", ends), func(t *testing.T) {
@@ -249,7 +267,8 @@ func TestMigrationOverRestart(t *testing.T) {
 			if ends { // as by a controller that died right after
 				agent.Lose("vf-0000-3b-02-0")
 				source.Finalizers = nil
-				if err := errors.Join(c.Update(t.Context(), source), c.Delete(t.Context(), source)); err != nil {
+				if err := errors.Join(c.Update(t.Context(), source),
+					c.Delete(t.Context(), source)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -267,10 +286,13 @@ func TestMigrationOverRestart(t *testing.T) {
 	}
 }
 
-// What was given to a Port is not given to the one that has its name next, whichever the book hears of first.
+// What was given to a Port is not given to the one that has its name next, whichever the book hears
+// of first.
 func TestNamesAreUsedAgain(t *testing.T) {
 	book := newAddressBook()
-	rules, err := rulesOf(&v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{Subnets: []string{"10.1.0.0/29"}}})
+	rules, err := rulesOf(&v1alpha1.XPUNetwork{
+		Spec: v1alpha1.XPUNetworkSpec{Subnets: []string{"10.1.0.0/29"}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,18 +303,21 @@ func TestNamesAreUsedAgain(t *testing.T) {
 		}
 	}
 	key := types.NamespacedName{Namespace: "ns", Name: "port"}
-	if got, err := book.assign(key, named("first"), rules); err != nil || !slices.Equal(got, []string{"10.1.0.2/29"}) {
+	if got, err := book.assign(key, named("first"), rules); err != nil ||
+		!slices.Equal(got, []string{"10.1.0.2/29"}) {
 		t.Fatalf("the first has %q, %v", got, err)
 	}
 	if got, err := book.assign(key, named("second"), rules); err == nil {
 		t.Fatalf("the second has %q before the first has gone", got)
 	}
 	book.remove(named("first"))
-	if got, err := book.assign(key, named("second"), rules); err != nil || !slices.Equal(got, []string{"10.1.0.2/29"}) {
+	if got, err := book.assign(key, named("second"), rules); err != nil ||
+		!slices.Equal(got, []string{"10.1.0.2/29"}) {
 		t.Errorf("the second has %q, %v", got, err)
 	}
 	book.remove(named("first")) // heard late
-	if got, err := book.assign(key, named("second"), rules); err != nil || !slices.Equal(got, []string{"10.1.0.2/29"}) {
+	if got, err := book.assign(key, named("second"), rules); err != nil ||
+		!slices.Equal(got, []string{"10.1.0.2/29"}) {
 		t.Errorf("then the second has %q, %v", got, err)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/queue"
 )
 
-// tenantPorts admits XPUPorts in a tenant cluster. Those of claims were admitted when they were made. From then on the broker says how
-// they are; while it is away, those that wait for it say so.
+// tenantPorts admits XPUPorts in a tenant cluster. Those of claims were admitted when they were
+// made. From then on the broker says how they are; while it is away, those that wait for it say so.
 type tenantPorts struct {
 	admission
 	brokerAway func() bool
@@ -31,12 +31,15 @@ type tenantPorts struct {
 func (r *tenantPorts) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onNetwork := func(ctx context.Context, network client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUPortList{}, client.MatchingFields{portsByNetwork: network.GetName()})
+		return r.requests(ctx, &v1alpha1.XPUPortList{},
+			client.MatchingFields{portsByNetwork: network.GetName()})
 	}
 	return newController(mgr, "xpuport", r.Concurrency).
-		For(&v1alpha1.XPUPort{}, builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{}, predicate.Funcs{
-			UpdateFunc: func(e event.UpdateEvent) bool { return isReleased(e.ObjectNew) },
-		}))).
+		For(&v1alpha1.XPUPort{},
+			builder.WithPredicates(predicate.Or(predicate.GenerationChangedPredicate{},
+				predicate.Funcs{
+					UpdateFunc: func(e event.UpdateEvent) bool { return isReleased(e.ObjectNew) },
+				}))).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.siblings), whenMadeOrGone).
 		Watches(&v1alpha1.XPUPort{}, enqueue(r.rivals), whenGone).
 		Watches(&v1alpha1.XPUNetwork{}, enqueue(onNetwork), whenSpecChanged).
@@ -69,7 +72,8 @@ func (r *tenantPorts) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Res
 
 // isReleased says whether a Port is being deleted that no xPU serves any more.
 func isReleased(port client.Object) bool {
-	return !port.GetDeletionTimestamp().IsZero() && !controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort)
+	return !port.GetDeletionTimestamp().IsZero() &&
+		!controllerutil.ContainsFinalizer(port, v1alpha1.FinalizerPort)
 }
 
 // admitNew sets the condition Admitted of a Port without a claim. Who was admitted stays so.
@@ -102,8 +106,9 @@ func (r *tenantPorts) admitNew(ctx context.Context, port *v1alpha1.XPUPort) erro
 	}
 	port.Status.MTU, port.Status.Addresses = ptr.Deref(network.Spec.MTU, 0), addresses
 	meta.SetStatusCondition(&port.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionAdmitted, Status: metav1.ConditionTrue, ObservedGeneration: port.Generation,
-		Reason: v1alpha1.ReasonAdmitted, Message: "the network lets it join",
+		Type: v1alpha1.ConditionAdmitted, Status: metav1.ConditionTrue,
+		ObservedGeneration: port.Generation,
+		Reason:             v1alpha1.ReasonAdmitted, Message: "the network lets it join",
 	})
 	return nil
 }

@@ -18,7 +18,8 @@ import (
 // TestTrace: the claim's trace has what was done for it, up to the call of the OPI agent.
 func TestTrace(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
-	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-controller", logr.Discard())
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-controller",
+		logr.Discard())
 	must.Succeed(t, err)
 	c := newCluster(t, func(o *Options) { o.Tracer = tracer })
 	agent := opitest.Start(t)
@@ -43,7 +44,8 @@ func TestTrace(t *testing.T) {
 		return parents
 	}
 	const create = "opi_api.network.evpn_gw.v1alpha1.BridgePortService/CreateBridgePort"
-	want := map[string]string{"claim to Ready": "", "create XPUPort": "claim to Ready", "serve Port": "claim to Ready", create: "serve Port"}
+	want := map[string]string{"claim to Ready": "", "create XPUPort": "claim to Ready",
+		"serve Port": "claim to Ready", create: "serve Port"}
 	c.eventually("the trace is complete", func() error {
 		got := parents()
 		for name, parent := range want {
@@ -55,7 +57,8 @@ func TestTrace(t *testing.T) {
 	})
 	for _, s := range exporter.GetSpans() {
 		if !strings.HasPrefix(trace, s.SpanContext.TraceID().String()) {
-			t.Errorf("span %s is of trace %s, want none but %s", s.Name, s.SpanContext.TraceID(), trace)
+			t.Errorf("span %s is of trace %s, want none but %s", s.Name,
+				s.SpanContext.TraceID(), trace)
 		}
 	}
 }

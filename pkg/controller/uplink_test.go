@@ -49,8 +49,12 @@ func TestUplinkOfXPU(t *testing.T) {
 		change func() error
 		says   string
 	}{
-		{func() error { return beyond.Handle().LinkSetDown(far) }, "netdev p0, the uplink, has no carrier"},
-		{func() error { return xpu.Handle().LinkSetDown(uplink) }, "netdev p0, the uplink, is administratively down"},
+		{func() error {
+			return beyond.Handle().LinkSetDown(far)
+		}, "netdev p0, the uplink, has no carrier"},
+		{func() error {
+			return xpu.Handle().LinkSetDown(uplink)
+		}, "netdev p0, the uplink, is administratively down"},
 	} {
 		must.Succeed(t, step.change())
 		c.networkReason(network, v1alpha1.ReasonFailed, step.says)

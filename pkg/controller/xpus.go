@@ -21,8 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// xpus keeps a session with the OPI agent of every XPU, says in the XPU's status whether the agent answers, and keeps an XPU that
-// is being deleted until it has no XPUPorts.
+// xpus keeps a session with the OPI agent of every XPU, says in the XPU's status whether the agent
+// answers, and keeps an XPU that is being deleted until it has no XPUPorts.
 type xpus struct {
 	base
 	bridges *bridges
@@ -31,7 +31,8 @@ type xpus struct {
 func (r *xpus) setup(mgr ctrl.Manager) error {
 	enqueue := handler.EnqueueRequestsFromMapFunc
 	onSecret := func(ctx context.Context, secret client.Object) []reconcile.Request {
-		return r.requests(ctx, &v1alpha1.XPUList{}, client.MatchingFields{xpusBySecret: secret.GetName()})
+		return r.requests(ctx, &v1alpha1.XPUList{},
+			client.MatchingFields{xpusBySecret: secret.GetName()})
 	}
 	ofPort := func(ctx context.Context, port client.Object) []reconcile.Request {
 		return theXPU(ctx, port.(*v1alpha1.XPUPort).Spec.XPU)
@@ -47,7 +48,8 @@ func (r *xpus) setup(mgr ctrl.Manager) error {
 
 // refused are the XPUs that were refused because of another one.
 func (r *xpus) refused(ctx context.Context, _ client.Object) []reconcile.Request {
-	return r.requests(ctx, &v1alpha1.XPUList{}, client.MatchingFields{xpusByReason: v1alpha1.ReasonConflict})
+	return r.requests(ctx, &v1alpha1.XPUList{},
+		client.MatchingFields{xpusByReason: v1alpha1.ReasonConflict})
 }
 
 func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -63,7 +65,8 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 		return ctrl.Result{}, fmt.Errorf("XPU %s: %w", req.Name, err)
 	}
 	if xpu.DeletionTimestamp.IsZero() {
-		if err := r.changeFinalizer(ctx, &xpu, controllerutil.AddFinalizer, v1alpha1.FinalizerXPU); err != nil {
+		if err := r.changeFinalizer(ctx, &xpu, controllerutil.AddFinalizer,
+			v1alpha1.FinalizerXPU); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -78,7 +81,8 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 			return ctrl.Result{}, err
 		}
 		if uses == "" {
-			return ctrl.Result{}, r.changeFinalizer(ctx, &xpu, controllerutil.RemoveFinalizer, v1alpha1.FinalizerXPU)
+			return ctrl.Result{}, r.changeFinalizer(ctx, &xpu, controllerutil.RemoveFinalizer,
+				v1alpha1.FinalizerXPU)
 		}
 		reason, message = v1alpha1.ReasonInUse, uses
 	}
@@ -86,7 +90,8 @@ func (r *xpus) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	if reason == "" { // not known yet: another event comes
 		return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 	}
-	meta.SetStatusCondition(&xpu.Status.Conditions, newCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
+	meta.SetStatusCondition(&xpu.Status.Conditions,
+		newCondition(v1alpha1.ConditionReady, xpu.Generation, reason, message))
 	return ctrl.Result{}, r.writeStatus(ctx, &xpu, before)
 }
 
@@ -116,17 +121,22 @@ func (r *xpus) state(ctx context.Context, xpu *v1alpha1.XPU) (reason, message st
 	}
 	switch {
 	case way.health.Connected && xpu.Spec.Abandon && !way.clean:
-		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of abandoned XPUPorts are being deleted",
+		return v1alpha1.ReasonAbandoned, fmt.Sprintf("the OPI agent at %s is back; its ports of "+
+			"abandoned XPUPorts are being deleted",
 			xpu.Spec.Endpoint), nil
 	case way.health.Connected:
-		return v1alpha1.ReasonConnected, fmt.Sprintf("the OPI agent at %s answers", xpu.Spec.Endpoint), nil
+		return v1alpha1.ReasonConnected, fmt.Sprintf("the OPI agent at %s answers",
+			xpu.Spec.Endpoint), nil
 	case way.health.Err == nil:
 		return "", "", nil
 	case xpu.Spec.Abandon:
-		return v1alpha1.ReasonAbandoned, fmt.Sprintf("spec.abandon is set, and the OPI agent at %s does not answer, so the xPU may still "+
-			"serve its ports; delete the XPU if the card is gone: %s", xpu.Spec.Endpoint, oneLine(way.health.Err)), nil
+		return v1alpha1.ReasonAbandoned, fmt.Sprintf("spec.abandon is set, and the OPI agent at "+
+			"%s does not answer, so the xPU may still "+
+			"serve its ports; delete the XPU if the card is gone: %s", xpu.Spec.Endpoint,
+			oneLine(way.health.Err)), nil
 	}
-	return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("the OPI agent at %s does not answer: %s", xpu.Spec.Endpoint, oneLine(way.health.Err)), nil
+	return v1alpha1.ReasonXPUUnavailable, fmt.Sprintf("the OPI agent at %s does not answer: %s",
+		xpu.Spec.Endpoint, oneLine(way.health.Err)), nil
 }
 
 // uses says what keeps an XPU that is being deleted; "" if nothing does.
@@ -136,7 +146,8 @@ func (r *xpus) uses(ctx context.Context, xpu *v1alpha1.XPU) (string, error) {
 		return "", err
 	}
 	if len(ports) > 0 {
-		return fmt.Sprintf("%d XPUPorts are served by it, such as %s/%s; it is deleted once they are gone. If the card never answers "+
+		return fmt.Sprintf("%d XPUPorts are served by it, such as %s/%s; it is deleted once they "+
+			"are gone. If the card never answers "+
 			"again, set spec.abandon", len(ports), ports[0].Namespace, ports[0].Name), nil
 	}
 	left := r.bridges.ofXPU(xpu.Name)
@@ -154,7 +165,9 @@ func (r *xpus) checkSameEndpoint(ctx context.Context, xpu *v1alpha1.XPU) error {
 		return nil
 	}
 	var same v1alpha1.XPUList
-	err := r.client.List(ctx, &same, client.MatchingFields{xpusByEndpoint: opi.NormalEndpoint(xpu.Spec.Endpoint)}, client.UnsafeDisableDeepCopy)
+	err := r.client.List(ctx, &same,
+		client.MatchingFields{xpusByEndpoint: opi.NormalEndpoint(xpu.Spec.Endpoint)},
+		client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return fmt.Errorf("list XPUs with its endpoint: %w", err)
 	}
@@ -193,14 +206,16 @@ func checkAgentOf(xpu, other *v1alpha1.XPU) error {
 	case has(xpu) == has(other) && !older(other, xpu):
 		return nil
 	}
-	return problemf(v1alpha1.ReasonConflict, "XPU %s has the OPI agent at %s already; delete one of them, "+
-		"or correct spec.endpoint", other.Name, other.Spec.Endpoint)
+	return problemf(v1alpha1.ReasonConflict,
+		"XPU %s has the OPI agent at %s already; delete one of them, "+
+			"or correct spec.endpoint", other.Name, other.Spec.Endpoint)
 }
 
 // connect has a session with the XPU's configuration.
 func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	if xpu.Spec.Endpoint == "" {
-		return problemf(v1alpha1.ReasonInvalidConfig, "spec.endpoint is not set, and this is no tenant cluster: set the address of the OPI agent")
+		return problemf(v1alpha1.ReasonInvalidConfig, "spec.endpoint is not set, and this is no "+
+			"tenant cluster: set the address of the OPI agent")
 	}
 	dialect, err := dialects.Named(string(xpu.Spec.Dialect))
 	if err != nil {
@@ -208,19 +223,24 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 	}
 	name := xpu.Name
 	config := opi.Config{
-		Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation, FailedGrace: r.FailedGrace,
-		Stats:   r.Tracer.ClientHandler(),
-		Claimed: func(port opi.PortStatus) string { return r.claimedElsewhere(context.Background(), name, port) },
+		Endpoint: xpu.Spec.Endpoint, Dialect: dialect, Installation: r.Installation,
+		FailedGrace: r.FailedGrace,
+		Stats:       r.Tracer.ClientHandler(),
+		Claimed: func(port opi.PortStatus) string {
+			return r.claimedElsewhere(context.Background(), name, port)
+		},
 	}
 	// The fingerprint changes with everything that a connection depends on.
-	fingerprint := fmt.Appendf(nil, "%q %q %t", xpu.Spec.Endpoint, xpu.Spec.Dialect, xpu.Spec.Insecure)
+	fingerprint := fmt.Appendf(nil, "%q %q %t", xpu.Spec.Endpoint, xpu.Spec.Dialect,
+		xpu.Spec.Insecure)
 	if xpu.Spec.TLS != nil {
 		var secret corev1.Secret
 		key := client.ObjectKey{Namespace: r.Namespace, Name: xpu.Spec.TLS.SecretName}
 		err := r.client.Get(ctx, key, &secret)
 		if apierrors.IsNotFound(err) {
 			return problemf(v1alpha1.ReasonInvalidTLSSecret,
-				"spec.tls.secretName: Secret %s does not exist; create it with tls.crt, tls.key and ca.crt", key)
+				"spec.tls.secretName: Secret %s does not exist; create it with tls.crt, tls.key "+
+					"and ca.crt", key)
 		}
 		if err != nil {
 			return fmt.Errorf("Secret %s: %w", key, err)
@@ -229,7 +249,8 @@ func (r *xpus) connect(ctx context.Context, xpu *v1alpha1.XPU) error {
 		authorities, server := secret.Data[corev1.ServiceAccountRootCAKey], xpu.Spec.TLS.ServerName
 		config.TLS, err = opi.TLSConfig(cert, private, authorities, server)
 		if err != nil {
-			return problemf(v1alpha1.ReasonInvalidTLSSecret, "Secret %s needs PEM in tls.crt, tls.key and ca.crt: %s", key, err)
+			return problemf(v1alpha1.ReasonInvalidTLSSecret,
+				"Secret %s needs PEM in tls.crt, tls.key and ca.crt: %s", key, err)
 		}
 		fingerprint = fmt.Appendf(fingerprint, " %q %q %q %q", cert, private, authorities, server)
 	}

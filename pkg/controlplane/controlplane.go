@@ -1,6 +1,7 @@
-// Package controlplane runs a Kubernetes control plane without nodes, as processes of the calling user on the loopback
-// interface: etcd, kube-apiserver, kube-scheduler, and of kube-controller-manager the controller that makes ResourceClaims
-// from templates and the one that acts on tainted devices. It is for trying, and keeps nothing.
+// Package controlplane runs a Kubernetes control plane without nodes, as processes of the calling
+// user on the loopback interface: etcd, kube-apiserver, kube-scheduler, and of
+// kube-controller-manager the controller that makes ResourceClaims from templates and the one that
+// acts on tainted devices. It is for trying, and keeps nothing.
 package controlplane
 
 import (
@@ -38,7 +39,8 @@ type ControlPlane struct {
 	group      *errgroup.Group
 }
 
-// Find returns the first of the directories that has all programs. An error says what is missing where.
+// Find returns the first of the directories that has all programs. An error says what is missing
+// where.
 func Find(directories ...string) (string, error) {
 	var missing []string
 	for _, directory := range directories {
@@ -56,8 +58,9 @@ func Find(directories ...string) (string, error) {
 	return "", errors.New(strings.Join(missing, "; "))
 }
 
-// Start runs the programs of the directory until ctx ends, and returns once pods are scheduled. They keep their files in
-// dir, which should be removed after [ControlPlane.Wait]. Their logs are there too, NAME.log.
+// Start runs the programs of the directory until ctx ends, and returns once pods are scheduled.
+// They keep their files in dir, which should be removed after [ControlPlane.Wait]. Their logs are
+// there too, NAME.log.
 func Start(ctx context.Context, assets, dir string) (*ControlPlane, error) {
 	c := &ControlPlane{}
 	ctx, cancel := context.WithCancel(ctx)
@@ -77,8 +80,8 @@ func Start(ctx context.Context, assets, dir string) (*ControlPlane, error) {
 	return c, nil
 }
 
-// Wait waits until all programs have ended: after ctx ended, with nil; or because one ended by itself, with an error that
-// says which.
+// Wait waits until all programs have ended: after ctx ended, with nil; or because one ended by
+// itself, with an error that says which.
 func (c *ControlPlane) Wait() error { return c.group.Wait() }
 
 func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
@@ -92,7 +95,8 @@ func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
 	}
 	run := func(program string, args ...string) {
 		c.group.Go(func() error {
-			return process(ctx, filepath.Join(assets, program), filepath.Join(dir, program+".log"), args)
+			return process(ctx, filepath.Join(assets, program),
+				filepath.Join(dir, program+".log"), args)
 		})
 	}
 	run("etcd", etcdArgs(dir, ports)...)
@@ -101,7 +105,8 @@ func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
 	defer cancel()
 	host := fmt.Sprintf("https://127.0.0.1:%d", ports.apiServer)
 	insecure := &rest.Config{Host: host, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
-	if err := ready(starting, insecure, "/readyz"); err != nil { // before its certificate is there, nothing can be checked
+	// before its certificate is there, nothing can be checked
+	if err := ready(starting, insecure, "/readyz"); err != nil {
 		return fmt.Errorf("kube-apiserver: %w", err)
 	}
 	if err := c.identify(dir, host, token); err != nil {
@@ -112,9 +117,15 @@ func (c *ControlPlane) start(ctx context.Context, assets, dir string) error {
 		return err
 	}
 	run("kube-scheduler", schedulerArgs(kubeconfig, dir, ports.scheduler)...)
-	run("kube-controller-manager", controllerManagerArgs(kubeconfig, dir, ports.controllerManager)...)
-	for program, port := range map[string]int{"kube-scheduler": ports.scheduler, "kube-controller-manager": ports.controllerManager} {
-		at := &rest.Config{Host: fmt.Sprintf("https://127.0.0.1:%d", port), TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	run("kube-controller-manager",
+		controllerManagerArgs(kubeconfig, dir, ports.controllerManager)...)
+	for program, port := range map[string]int{
+		"kube-scheduler": ports.scheduler, "kube-controller-manager": ports.controllerManager,
+	} {
+		at := &rest.Config{
+			Host:            fmt.Sprintf("https://127.0.0.1:%d", port),
+			TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+		}
 		if err := ready(starting, at, "/healthz"); err != nil {
 			return fmt.Errorf("%s: %w", program, err)
 		}
@@ -139,11 +150,13 @@ func freePorts(n int) (ports, error) {
 }
 
 func etcdArgs(dir string, p ports) []string {
-	client, peer := fmt.Sprintf("http://127.0.0.1:%d", p.etcd), fmt.Sprintf("http://127.0.0.1:%d", p.etcdPeer)
+	client, peer := fmt.Sprintf("http://127.0.0.1:%d", p.etcd), fmt.Sprintf("http://127.0.0.1:%d",
+		p.etcdPeer)
 	return []string{
 		"--data-dir=" + filepath.Join(dir, "etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls=" + client, "--advertise-client-urls=" + client,
-		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer,
+		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" +
+			peer, "--initial-cluster=default=" + peer,
 	}
 }
 
@@ -151,29 +164,37 @@ func apiServerArgs(dir string, p ports) []string {
 	return []string{
 		fmt.Sprintf("--etcd-servers=http://127.0.0.1:%d", p.etcd),
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", p.apiServer),
-		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", // nobody looks for it in Service kubernetes
-		"--cert-dir=" + filepath.Join(dir, "certificates"), "--token-auth-file=" + filepath.Join(dir, "tokens"),
-		"--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24", "--allow-privileged=true",
+		// nobody looks for it in Service kubernetes
+		"--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
+		"--cert-dir=" + filepath.Join(dir, "certificates"), "--token-auth-file=" +
+			filepath.Join(dir, "tokens"),
+		"--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24",
+		"--allow-privileged=true",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + filepath.Join(dir, "service-account.key"),
 		"--service-account-signing-key-file=" + filepath.Join(dir, "service-account.key"),
-		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition", // pods would wait for controllers that do not run
+		// pods would wait for controllers that do not run
+		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
 		"--profiling=false",
 	}
 }
 
 func schedulerArgs(kubeconfig, dir string, port int) []string {
 	return []string{
-		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
-		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir=" + filepath.Join(dir, "scheduler"),
+		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig,
+		"--authorization-kubeconfig=" + kubeconfig,
+		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir=" +
+			filepath.Join(dir, "scheduler"),
 		"--leader-elect=false", "--profiling=false", "--kube-api-qps=1000", "--kube-api-burst=2000",
 	}
 }
 
 func controllerManagerArgs(kubeconfig, dir string, port int) []string {
 	return []string{
-		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig, "--authorization-kubeconfig=" + kubeconfig,
-		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir=" + filepath.Join(dir, "controller-manager"),
+		"--kubeconfig=" + kubeconfig, "--authentication-kubeconfig=" + kubeconfig,
+		"--authorization-kubeconfig=" + kubeconfig,
+		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", port), "--cert-dir=" +
+			filepath.Join(dir, "controller-manager"),
 		"--controllers=resourceclaim-controller,device-taint-eviction-controller",
 		"--leader-elect=false", "--profiling=false", "--kube-api-qps=1000", "--kube-api-burst=2000",
 	}
@@ -209,7 +230,9 @@ func (c *ControlPlane) identify(dir, host, token string) error {
 	}
 	const name = "xpuctl"
 	config := clientcmdapi.NewConfig()
-	config.Clusters[name] = &clientcmdapi.Cluster{Server: host, CertificateAuthorityData: certificate}
+	config.Clusters[name] = &clientcmdapi.Cluster{
+		Server: host, CertificateAuthorityData: certificate,
+	}
 	config.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token}
 	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
 	config.CurrentContext = name
@@ -230,10 +253,11 @@ func ready(ctx context.Context, config *rest.Config, path string) error {
 		return err
 	}
 	var last error
-	err = wait.PollUntilContextCancel(ctx, pollPeriod, true, func(ctx context.Context) (bool, error) {
-		last = get(ctx, client, config.Host+path)
-		return last == nil, nil
-	})
+	err = wait.PollUntilContextCancel(ctx, pollPeriod,
+		true, func(ctx context.Context) (bool, error) {
+			last = get(ctx, client, config.Host+path)
+			return last == nil, nil
+		})
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, last)
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
 
-// Load creates the objects of a snapshot, with the status of Nodes and ResourceClaims, which nobody else would write. A
-// Node without status.allocatable gets some, as the scheduler places no pods without. Namespaces that exist get the labels;
-// other objects that exist are an error.
+// Load creates the objects of a snapshot, with the status of Nodes and ResourceClaims, which nobody
+// else would write. A Node without status.allocatable gets some, as the scheduler places no pods
+// without. Namespaces that exist get the labels; other objects that exist are an error.
 func Load(ctx context.Context, c client.Client, from *snapshot.Snapshot) error {
 	for _, object := range from.Objects() {
 		made := object.DeepCopyObject().(client.Object)
@@ -45,7 +45,9 @@ func Load(ctx context.Context, c client.Client, from *snapshot.Snapshot) error {
 // label gives a namespace that exists the labels of one that was to be created.
 func label(ctx context.Context, c client.Client, namespace *corev1.Namespace) error {
 	there := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace.Name}}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": namespace.Labels}})
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"labels": namespace.Labels},
+	})
 	if err != nil {
 		return err
 	}
@@ -59,8 +61,9 @@ func withStatus(made client.Object, from runtime.Object) bool {
 		made.Status = from.(*corev1.Node).Status
 		if len(made.Status.Allocatable) == 0 {
 			made.Status.Allocatable = corev1.ResourceList{
-				corev1.ResourceCPU: resource.MustParse("1000"), corev1.ResourceMemory: resource.MustParse("1000Gi"),
-				corev1.ResourcePods: resource.MustParse("1000"),
+				corev1.ResourceCPU:    resource.MustParse("1000"),
+				corev1.ResourceMemory: resource.MustParse("1000Gi"),
+				corev1.ResourcePods:   resource.MustParse("1000"),
 			}
 		}
 		return true

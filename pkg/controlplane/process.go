@@ -15,8 +15,8 @@ import (
 // stopTimeout is how long a program may take to end after SIGTERM.
 const stopTimeout = 5 * time.Second
 
-// process runs a program until ctx ends, and writes what it prints to a file. A program that ends before is an error. It
-// does not outlive this process, not even one that is killed.
+// process runs a program until ctx ends, and writes what it prints to a file. A program that ends
+// before is an error. It does not outlive this process, not even one that is killed.
 func process(ctx context.Context, program, log string, args []string) error {
 	file, err := os.Create(log)
 	if err != nil {

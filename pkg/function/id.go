@@ -8,10 +8,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// ID identifies a Function of a node, whatever its netdev is called and wherever it is. It is comparable.
+// ID identifies a Function of a node, whatever its netdev is called and wherever it is. It is
+// comparable.
 type ID struct {
-	Address     pci.Address // PCI address of the Function; an SF has its PF's
-	Subfunction string      // "" for a PF or VF, and "sf" with the sfnum in decimal for an SF: "sf88"
+	Address pci.Address // PCI address of the Function; an SF has its PF's
+	// "" for a PF or VF, and "sf" with the sfnum in decimal for an SF: "sf88"
+	Subfunction string
 }
 
 // SubfunctionID is the ID of the SF with the sfnum at the PF with the address.
@@ -56,7 +58,9 @@ func ParseDeviceName(s string) (ID, error) {
 	return newID(s, s, "", false, pci.ParseDeviceName)
 }
 
-func newID(s, address, subfunction string, isSF bool, parse func(string) (pci.Address, error)) (ID, error) {
+func newID(
+	s, address, subfunction string, isSF bool, parse func(string) (pci.Address, error),
+) (ID, error) {
 	a, err := parse(address)
 	if err != nil {
 		return ID{}, err
@@ -66,7 +70,8 @@ func newID(s, address, subfunction string, isSF bool, parse func(string) (pci.Ad
 		return id, nil
 	}
 	if n, ok := id.SFNum(); !ok || SubfunctionID(a, n) != id {
-		return ID{}, fmt.Errorf("Function %q: %q must be sf and a number, such as sf88", s, subfunction)
+		return ID{}, fmt.Errorf("Function %q: %q must be sf and a number, such as sf88", s,
+			subfunction)
 	}
 	return id, nil
 }

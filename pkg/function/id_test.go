@@ -15,7 +15,8 @@ func TestID(t *testing.T) {
 		{function.ID{Address: "0000:3b:02.1"}, "0000:3b:02.1", "0000-3b-02-1"},
 		{function.SubfunctionID("0000:3b:00.0", 88), "0000:3b:00.0/sf88", "0000-3b-00-0-sf88"},
 		{function.SubfunctionID("10000:e1:00.0", 0), "10000:e1:00.0/sf0", "10000-e1-00-0-sf0"},
-		{function.SubfunctionID("0000:3b:00.0", 1<<32-1), "0000:3b:00.0/sf4294967295", "0000-3b-00-0-sf4294967295"},
+		{function.SubfunctionID("0000:3b:00.0", 1<<32-1), "0000:3b:00.0/sf4294967295",
+			"0000-3b-00-0-sf4294967295"},
 	} {
 		if got := tt.id.String(); got != tt.text {
 			t.Errorf("String() = %q, want %q", got, tt.text)
@@ -33,13 +34,18 @@ func TestID(t *testing.T) {
 }
 
 func TestParseIDRefuses(t *testing.T) {
-	for _, s := range []string{"", "/", "3b:02.1", "0000:3b:02.1/", "0000:3b:02.1/88", "0000:3b:02.1/sf", "0000:3b:02.1/sf-1",
-		"0000:3b:02.1/sf+1", "0000:3b:02.1/sf01", "0000:3b:02.1/sf4294967296", "0000:3b:02.1/sf1/sf2", "0000-3b-02-1"} {
+	for _, s := range []string{"", "/", "3b:02.1", "0000:3b:02.1/", "0000:3b:02.1/88",
+		"0000:3b:02.1/sf", "0000:3b:02.1/sf-1",
+		"0000:3b:02.1/sf+1", "0000:3b:02.1/sf01", "0000:3b:02.1/sf4294967296",
+		"0000:3b:02.1/sf1/sf2", "0000-3b-02-1"} {
 		if got, err := function.ParseID(s); err == nil || got != (function.ID{}) {
 			t.Errorf("ParseID(%q) = %v, %v, want an error alone", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "-sf1", "0000-3b-02-1-sf", "0000-3b-02-1-sf01", "0000-3b-02-1-sfx", "0000:3b:02.1", "0000-3b-02-1-sf1-sf2"} {
+	for _, s := range []string{
+		"", "-sf1", "0000-3b-02-1-sf", "0000-3b-02-1-sf01", "0000-3b-02-1-sfx", "0000:3b:02.1",
+		"0000-3b-02-1-sf1-sf2",
+	} {
 		if got, err := function.ParseDeviceName(s); err == nil || got != (function.ID{}) {
 			t.Errorf("ParseDeviceName(%q) = %v, %v, want an error alone", s, got, err)
 		}
@@ -60,7 +66,9 @@ func TestIDInJSON(t *testing.T) {
 }
 
 func FuzzParseID(f *testing.F) {
-	for _, s := range []string{"0000:3b:02.1", "0000:3b:00.0/sf88", "0000-3b-00-0-sf88", "0000:3B:00.0/sf007"} {
+	for _, s := range []string{
+		"0000:3b:02.1", "0000:3b:00.0/sf88", "0000-3b-00-0-sf88", "0000:3B:00.0/sf007",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -34,44 +34,62 @@ const (
 	LinkDisable = "disable"
 )
 
-// Interface is what a pod wants its netdev to be. The zero value of a field keeps what the netdev has on the host.
+// Interface is what a pod wants its netdev to be. The zero value of a field keeps what the netdev
+// has on the host.
 type Interface struct {
-	Name         string         `json:"name"`                // in the pod, see [ValidateInterfaceName]
-	MTU          int            `json:"mtu,omitempty"`       // in bytes, 68 or more; the driver has the last word
-	MAC          MAC            `json:"mac,omitempty"`       // a unicast Ethernet address; for a VF the PF is told as well
-	Addresses    []netip.Prefix `json:"addresses,omitempty"` // IPv6 is used at once, without duplicate address detection
-	Routes       []Route        `json:"routes,omitempty"`
-	AllMulticast bool           `json:"allMulticast,omitempty"` // the netdev receives every multicast frame
-	// VF is only for a VF whose PF has a netdev on the host; its rates also for an SF or VF that the eswitch limits.
+	// in the pod, see [ValidateInterfaceName]
+	Name string `json:"name"`
+	// in bytes, 68 or more; the driver has the last word
+	MTU int `json:"mtu,omitempty"`
+	// a unicast Ethernet address; for a VF the PF is told as well
+	MAC MAC `json:"mac,omitempty"`
+	// IPv6 is used at once, without duplicate address detection
+	Addresses []netip.Prefix `json:"addresses,omitempty"`
+	Routes    []Route        `json:"routes,omitempty"`
+	// the netdev receives every multicast frame
+	AllMulticast bool `json:"allMulticast,omitempty"`
+	// VF is only for a VF whose PF has a netdev on the host; its rates also for an SF or VF that
+	// the eswitch limits.
 	VF *VFConfig `json:"vf,omitempty"`
-	// Userspace says that there is no netdev to move: a driver such as vfio-pci hands the Function to a program of the pod,
-	// which configures Addresses itself. MAC and VF are set through the PF. MTU, Routes and AllMulticast must be empty.
+	// Userspace says that there is no netdev to move: a driver such as vfio-pci hands the Function
+	// to a program of the pod, which configures Addresses itself. MAC and VF are set through the
+	// PF. MTU, Routes and AllMulticast must be empty.
 	Userspace bool `json:"userspace,omitempty"`
 }
 
 // Route leads out through the interface.
 type Route struct {
-	To     netip.Prefix `json:"to"`               // without host bits: "10.2.0.0/16", "0.0.0.0/0" for the default route
-	Via    netip.Addr   `json:"via,omitzero"`     // gateway of the same family; the zero value is none
-	Metric int          `json:"metric,omitempty"` // lower is preferred; 0 is the kernel's default: 0 for IPv4, 1024 for IPv6
-	Table  int          `json:"table,omitempty"`  // routing table, 0 for the main one
-	Scope  *int         `json:"scope,omitempty"`  // RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it
+	// without host bits: "10.2.0.0/16", "0.0.0.0/0" for the default route
+	To netip.Prefix `json:"to"`
+	// gateway of the same family; the zero value is none
+	Via netip.Addr `json:"via,omitzero"`
+	// lower is preferred; 0 is the kernel's default: 0 for IPv4, 1024 for IPv6
+	Metric int `json:"metric,omitempty"`
+	Table  int `json:"table,omitempty"` // routing table, 0 for the main one
+	// RT_SCOPE_* of linux/rtnetlink.h; nil is link without Via, universe with it
+	Scope *int `json:"scope,omitempty"`
 	// MTU and AdvMSS are those of the route in bytes, 0 is the interface's.
-	MTU    int  `json:"mtu,omitempty"`
-	AdvMSS int  `json:"advMSS,omitempty"`
-	Yield  bool `json:"yield,omitempty"` // accepts another route of the pod to the same destination, which otherwise is an error
+	MTU    int `json:"mtu,omitempty"`
+	AdvMSS int `json:"advMSS,omitempty"`
+	// accepts another route of the pod to the same destination, which otherwise is an error
+	Yield bool `json:"yield,omitempty"`
 }
 
-// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). It does not change what is nil or empty.
+// VFConfig is what the PF enforces for a VF (IFLA_VF_* in linux/if_link.h). It does not change what
+// is nil or empty.
 type VFConfig struct {
-	VLAN       *int   `json:"vlan,omitempty"`       // tag that the PF adds and strips, 1-4094; 0 removes it
-	QoS        *int   `json:"qos,omitempty"`        // 802.1p priority of the tag, 0-7; more than 0 needs VLAN
-	Proto      string `json:"proto,omitempty"`      // of the tag, "802.1q" (the default) or "802.1ad"; needs VLAN
-	Trust      *bool  `json:"trust,omitempty"`      // lets the VF change its MAC and be promiscuous
-	SpoofCheck *bool  `json:"spoofCheck,omitempty"` // drops frames that the VF sends with another source MAC
-	MinTxRate  *int   `json:"minTxRate,omitempty"`  // guaranteed rate in Mbit/s; 0 removes it
-	MaxTxRate  *int   `json:"maxTxRate,omitempty"`  // highest rate in Mbit/s; 0 removes it
-	LinkState  string `json:"linkState,omitempty"`  // "auto" (the PF's), "enable" or "disable"
+	// tag that the PF adds and strips, 1-4094; 0 removes it
+	VLAN *int `json:"vlan,omitempty"`
+	// 802.1p priority of the tag, 0-7; more than 0 needs VLAN
+	QoS *int `json:"qos,omitempty"`
+	// of the tag, "802.1q" (the default) or "802.1ad"; needs VLAN
+	Proto string `json:"proto,omitempty"`
+	Trust *bool  `json:"trust,omitempty"` // lets the VF change its MAC and be promiscuous
+	// drops frames that the VF sends with another source MAC
+	SpoofCheck *bool  `json:"spoofCheck,omitempty"`
+	MinTxRate  *int   `json:"minTxRate,omitempty"` // guaranteed rate in Mbit/s; 0 removes it
+	MaxTxRate  *int   `json:"maxTxRate,omitempty"` // highest rate in Mbit/s; 0 removes it
+	LinkState  string `json:"linkState,omitempty"` // "auto" (the PF's), "enable" or "disable"
 }
 
 // Rate limits what a Function sends, in Mbit/s; 0 is no limit.
@@ -109,22 +127,29 @@ func (p EswitchPort) String() string {
 	return fmt.Sprintf("%s %d of PF %s", kind, p.Number, p.PF)
 }
 
-// Validate reports every field that no kernel would accept. What only a driver or a namespace refuses is not reported.
+// Validate reports every field that no kernel would accept. What only a driver or a namespace
+// refuses is not reported.
 func (i Interface) Validate() error {
 	errs := []error{ValidateInterfaceName(i.Name)}
 	if i.MTU != 0 && (i.MTU < minMTU || i.MTU > math.MaxInt32) {
-		errs = append(errs, fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
+		errs = append(errs,
+			fmt.Errorf("mtu %d: must be %d or more, or 0 to keep the netdev's", i.MTU, minMTU))
 	}
 	mac := i.MAC.HardwareAddr()
 	if i.MAC != "" && (len(mac) != 6 || mac[0]&1 != 0 || strings.Trim(string(i.MAC), "0:") == "") {
-		errs = append(errs, fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", i.MAC))
+		errs = append(errs,
+			fmt.Errorf("mac %q: must be a unicast Ethernet address such as 02:00:00:00:00:01",
+				i.MAC))
 	}
 	for n, address := range i.Addresses {
 		switch {
 		case !address.IsValid():
-			errs = append(errs, fmt.Errorf("addresses[%d]: must be an address with prefix length such as 10.1.0.5/24", n))
+			errs = append(errs,
+				fmt.Errorf("addresses[%d]: must be an address with prefix length such as "+
+					"10.1.0.5/24", n))
 		case address.Addr().IsMulticast() || address.Addr().IsUnspecified():
-			errs = append(errs, fmt.Errorf("addresses[%d] %s: must be a unicast address", n, address))
+			errs = append(errs,
+				fmt.Errorf("addresses[%d] %s: must be a unicast address", n, address))
 		case slices.Contains(i.Addresses[:n], address):
 			errs = append(errs, fmt.Errorf("addresses[%d] %s: is given twice", n, address))
 		}
@@ -138,22 +163,26 @@ func (i Interface) Validate() error {
 		errs = append(errs, i.VF.validate())
 	}
 	if i.Userspace && (i.MTU != 0 || len(i.Routes) > 0 || i.AllMulticast) {
-		errs = append(errs, errors.New("mtu, routes, allMulticast: must be empty for a Function without a netdev"))
+		errs = append(errs,
+			errors.New("mtu, routes, allMulticast: must be empty for a Function without a netdev"))
 	}
 	return errors.Join(errs...)
 }
 
-// ValidateInterfaceName follows dev_valid_name in net/core/dev.c, and refuses "%", by which the kernel numbers names.
+// ValidateInterfaceName follows dev_valid_name in net/core/dev.c, and refuses "%", by which the
+// kernel numbers names.
 func ValidateInterfaceName(name string) error {
 	switch {
 	case name == "":
 		return errors.New("interface name: is empty, must be 1-15 bytes")
 	case len(name) > maxName:
-		return fmt.Errorf("interface name %q: is %d bytes long, must be at most %d", name, len(name), maxName)
+		return fmt.Errorf("interface name %q: is %d bytes long, must be at most %d",
+			name, len(name), maxName)
 	case name == "." || name == "..":
 		return fmt.Errorf("interface name %q: must be neither \".\" nor \"..\"", name)
 	case strings.ContainsAny(name, "/:%\x00") || strings.ContainsFunc(name, unicode.IsSpace):
-		return fmt.Errorf("interface name %q: must not contain \"/\", \":\", \"%%\", white space or a zero byte", name)
+		return fmt.Errorf("interface name %q: must not contain \"/\", \":\", \"%%\", white space "+
+			"or a zero byte", name)
 	}
 	return nil
 }
@@ -187,7 +216,9 @@ func (c *VFConfig) validate() error {
 	}
 	oneOf := func(field, value string, allowed ...string) {
 		if value != "" && !slices.Contains(allowed, value) {
-			errs = append(errs, fmt.Errorf("vf.%s %q: must be one of %s", field, value, strings.Join(allowed, ", ")))
+			errs = append(errs,
+				fmt.Errorf("vf.%s %q: must be one of %s", field, value,
+					strings.Join(allowed, ", ")))
 		}
 	}
 	inRange("vlan", c.VLAN, maxVLAN)
@@ -198,10 +229,13 @@ func (c *VFConfig) validate() error {
 	oneOf("linkState", c.LinkState, LinkAuto, LinkEnable, LinkDisable)
 	tagged := c.VLAN != nil && *c.VLAN > 0
 	if !tagged && (c.Proto != "" || c.QoS != nil && *c.QoS > 0) {
-		errs = append(errs, errors.New("vf.vlan: must be 1-4094 where qos or vlanProtocol is given"))
+		errs = append(errs,
+			errors.New("vf.vlan: must be 1-4094 where qos or vlanProtocol is given"))
 	}
 	if c.MinTxRate != nil && c.MaxTxRate != nil && *c.MaxTxRate > 0 && *c.MinTxRate > *c.MaxTxRate {
-		errs = append(errs, fmt.Errorf("vf.minTxRate %d: must be at most vf.maxTxRate %d", *c.MinTxRate, *c.MaxTxRate))
+		errs = append(errs,
+			fmt.Errorf("vf.minTxRate %d: must be at most vf.maxTxRate %d", *c.MinTxRate,
+				*c.MaxTxRate))
 	}
 	return errors.Join(errs...)
 }

@@ -46,44 +46,95 @@ func TestValidate(t *testing.T) {
 		change func(*function.Interface)
 		want   string // "" is valid
 	}{
-		"name only":                {func(*function.Interface) {}, ""},
-		"everything":               {func(i *function.Interface) { *i = everything }, ""},
-		"no name":                  {func(i *function.Interface) { i.Name = "" }, "interface name: is empty"},
-		"MTU":                      {func(i *function.Interface) { i.MTU = 67 }, "mtu 67: must be 68 or more"},
-		"negative MTU":             {func(i *function.Interface) { i.MTU = -1 }, "mtu -1"},
-		"multicast MAC":            {func(i *function.Interface) { i.MAC = "01:00:00:00:00:01" }, `mac "01:00:00:00:00:01": must be a unicast`},
-		"zero MAC":                 {func(i *function.Interface) { i.MAC = "00:00:00:00:00:00" }, "must be a unicast"},
-		"InfiniBand MAC":           {func(i *function.Interface) { i.MAC = "02:00:00:00:00:00:00:01" }, "must be a unicast"},
-		"no address":               {func(i *function.Interface) { i.Addresses = make([]netip.Prefix, 1) }, "addresses[0]: must be an address"},
-		"address twice":            {func(i *function.Interface) { i.Addresses = []netip.Prefix{prefix("10.0.0.1/8"), prefix("10.0.0.1/8")} }, "addresses[1] 10.0.0.1/8: is given twice"},
-		"multicast":                {func(i *function.Interface) { i.Addresses = []netip.Prefix{prefix("224.0.0.1/8")} }, "must be a unicast address"},
-		"table":                    {func(i *function.Interface) { i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Table: -1}} }, "routes[0]: table -1: must be"},
-		"scope":                    {func(i *function.Interface) { i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Scope: new(256)}} }, "routes[0]: scope 256: must be 0-255"},
-		"route's MTU":              {func(i *function.Interface) { i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), MTU: -1}} }, "routes[0]: mtu -1"},
-		"no netdev":                {func(i *function.Interface) { i.Userspace, i.MAC = true, "02:00:00:00:00:01" }, ""},
-		"no netdev, MTU":           {func(i *function.Interface) { i.Userspace, i.MTU = true, 1400 }, "mtu, routes, allMulticast: must be empty"},
-		"no netdev, all multicast": {func(i *function.Interface) { i.Userspace, i.AllMulticast = true, true }, "allMulticast: must be empty"},
-		"no destination":           {func(i *function.Interface) { i.Routes = make([]function.Route, 1) }, "routes[0]: to: must be a prefix"},
-		"host bits":                {func(i *function.Interface) { i.Routes = []function.Route{{To: prefix("10.1.2.3/8")}} }, "must have no host bits, as in 10.0.0.0/8"},
+		"name only":  {func(*function.Interface) {}, ""},
+		"everything": {func(i *function.Interface) { *i = everything }, ""},
+		"no name": {func(i *function.Interface) {
+			i.Name = ""
+		}, "interface name: is empty"},
+		"MTU": {func(i *function.Interface) {
+			i.MTU = 67
+		}, "mtu 67: must be 68 or more"},
+		"negative MTU": {func(i *function.Interface) { i.MTU = -1 }, "mtu -1"},
+		"multicast MAC": {func(i *function.Interface) {
+			i.MAC = "01:00:00:00:00:01"
+		}, `mac "01:00:00:00:00:01": must be a unicast`},
+		"zero MAC": {func(i *function.Interface) {
+			i.MAC = "00:00:00:00:00:00"
+		}, "must be a unicast"},
+		"InfiniBand MAC": {func(i *function.Interface) {
+			i.MAC = "02:00:00:00:00:00:00:01"
+		}, "must be a unicast"},
+		"no address": {func(i *function.Interface) {
+			i.Addresses = make([]netip.Prefix, 1)
+		}, "addresses[0]: must be an address"},
+		"address twice": {func(i *function.Interface) {
+			i.Addresses = []netip.Prefix{prefix("10.0.0.1/8"), prefix("10.0.0.1/8")}
+		}, "addresses[1] 10.0.0.1/8: is given twice"},
+		"multicast": {func(i *function.Interface) {
+			i.Addresses = []netip.Prefix{prefix("224.0.0.1/8")}
+		}, "must be a unicast address"},
+		"table": {func(i *function.Interface) {
+			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Table: -1}}
+		}, "routes[0]: table -1: must be"},
+		"scope": {func(i *function.Interface) {
+			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Scope: new(256)}}
+		}, "routes[0]: scope 256: must be 0-255"},
+		"route's MTU": {func(i *function.Interface) {
+			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), MTU: -1}}
+		}, "routes[0]: mtu -1"},
+		"no netdev": {func(i *function.Interface) {
+			i.Userspace, i.MAC = true, "02:00:00:00:00:01"
+		}, ""},
+		"no netdev, MTU": {func(i *function.Interface) {
+			i.Userspace, i.MTU = true, 1400
+		}, "mtu, routes, allMulticast: must be empty"},
+		"no netdev, all multicast": {func(i *function.Interface) {
+			i.Userspace, i.AllMulticast = true, true
+		}, "allMulticast: must be empty"},
+		"no destination": {func(i *function.Interface) {
+			i.Routes = make([]function.Route, 1)
+		}, "routes[0]: to: must be a prefix"},
+		"host bits": {func(i *function.Interface) {
+			i.Routes = []function.Route{{To: prefix("10.1.2.3/8")}}
+		}, "must have no host bits, as in 10.0.0.0/8"},
 		"mixed families": {func(i *function.Interface) {
 			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Via: address("fd00::1")}}
 		}, "via fd00::1: must be of the same family"},
-		"negative metric":  {func(i *function.Interface) { i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Metric: -1}} }, "metric -1"},
-		"VLAN":             {func(i *function.Interface) { i.VF = &function.VFConfig{VLAN: new(4095)} }, "vf.vlan 4095: must be 0-4094"},
-		"no VLAN":          {func(i *function.Interface) { i.VF = &function.VFConfig{VLAN: new(0), QoS: new(0)} }, ""},
-		"QoS without VLAN": {func(i *function.Interface) { i.VF = &function.VFConfig{QoS: new(1)} }, "vf.vlan: must be 1-4094"},
-		"QoS":              {func(i *function.Interface) { i.VF = &function.VFConfig{VLAN: new(1), QoS: new(8)} }, "vf.qos 8: must be 0-7"},
-		"protocol":         {func(i *function.Interface) { i.VF = &function.VFConfig{VLAN: new(1), Proto: "QinQ"} }, `vf.vlanProtocol "QinQ": must be one of 802.1q, 802.1ad`},
-		"rates":            {func(i *function.Interface) { i.VF = &function.VFConfig{MinTxRate: new(2), MaxTxRate: new(1)} }, "vf.minTxRate 2: must be at most vf.maxTxRate 1"},
-		"no highest rate":  {func(i *function.Interface) { i.VF = &function.VFConfig{MinTxRate: new(2), MaxTxRate: new(0)} }, ""},
-		"link state":       {func(i *function.Interface) { i.VF = &function.VFConfig{LinkState: "up"} }, `vf.linkState "up": must be one of auto, enable, disable`},
+		"negative metric": {func(i *function.Interface) {
+			i.Routes = []function.Route{{To: prefix("10.0.0.0/8"), Metric: -1}}
+		}, "metric -1"},
+		"VLAN": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{VLAN: new(4095)}
+		}, "vf.vlan 4095: must be 0-4094"},
+		"no VLAN": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{VLAN: new(0), QoS: new(0)}
+		}, ""},
+		"QoS without VLAN": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{QoS: new(1)}
+		}, "vf.vlan: must be 1-4094"},
+		"QoS": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{VLAN: new(1), QoS: new(8)}
+		}, "vf.qos 8: must be 0-7"},
+		"protocol": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{VLAN: new(1), Proto: "QinQ"}
+		}, `vf.vlanProtocol "QinQ": must be one of 802.1q, 802.1ad`},
+		"rates": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{MinTxRate: new(2), MaxTxRate: new(1)}
+		}, "vf.minTxRate 2: must be at most vf.maxTxRate 1"},
+		"no highest rate": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{MinTxRate: new(2), MaxTxRate: new(0)}
+		}, ""},
+		"link state": {func(i *function.Interface) {
+			i.VF = &function.VFConfig{LinkState: "up"}
+		}, `vf.linkState "up": must be one of auto, enable, disable`},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			i := function.Interface{Name: "net1"}
 			test.change(&i)
 			err := i.Validate()
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			if (err == nil) != (test.want == "") ||
+				err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
 		})
@@ -92,7 +143,8 @@ func TestValidate(t *testing.T) {
 
 func TestMACText(t *testing.T) {
 	for text, want := range map[string]function.MAC{
-		`"02-00-00-00-00-AB"`: "02:00:00:00:00:ab", `"0200.0000.00ab"`: "02:00:00:00:00:ab", `""`: "",
+		`"02-00-00-00-00-AB"`: "02:00:00:00:00:ab", `"0200.0000.00ab"`: "02:00:00:00:00:ab",
+		`""`: "",
 		`"00:00:00:00:fe:80:00:00:00:00:00:00:02:00:5e:10:00:00:00:01"`: "00:00:00:00:fe:80:00:00:00:00:00:00:02:00:5e:10:00:00:00:01",
 	} {
 		var mac function.MAC
@@ -101,7 +153,8 @@ func TestMACText(t *testing.T) {
 		}
 	}
 	var mac function.MAC
-	if err := json.Unmarshal([]byte(`"02:00"`), &mac); err == nil || !strings.Contains(err.Error(), `MAC "02:00": must be`) {
+	if err := json.Unmarshal([]byte(`"02:00"`), &mac); err == nil ||
+		!strings.Contains(err.Error(), `MAC "02:00": must be`) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -17,6 +17,7 @@ func (f Function) NoLink() string {
 
 // HowToSetUp says how a netdev that is down is set up, and stays so.
 func HowToSetUp(netdev string) string {
-	const how = "set it up by \"ip link set %s up\", and at boot by the host's network configuration"
+	const how = "set it up by \"ip link set %s up\", and at boot by the host's network " +
+		"configuration"
 	return fmt.Sprintf(how, netdev)
 }

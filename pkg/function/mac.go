@@ -5,8 +5,9 @@ import (
 	"net"
 )
 
-// MAC is a link-layer address in canonical form, lower-case hexadecimal bytes joined by colons: "02:00:00:00:00:01".
-// An Ethernet address has 6 bytes, an InfiniBand one 20. The zero value is no address.
+// MAC is a link-layer address in canonical form, lower-case hexadecimal bytes joined by colons:
+// "02:00:00:00:00:01". An Ethernet address has 6 bytes, an InfiniBand one 20. The zero value is no
+// address.
 type MAC string
 
 // ParseMAC reads the forms that [net.ParseMAC] reads.
@@ -18,7 +19,8 @@ func ParseMAC(s string) (MAC, error) {
 	return MAC(address.String()), nil
 }
 
-// HardwareAddr is the address in bytes, nil for the zero value or an address that [ParseMAC] would refuse.
+// HardwareAddr is the address in bytes, nil for the zero value or an address that [ParseMAC] would
+// refuse.
 func (m MAC) HardwareAddr() net.HardwareAddr {
 	address, _ := net.ParseMAC(string(m))
 	return address

@@ -23,7 +23,8 @@ func TestPassthrough(t *testing.T) {
 		{Function{}, ""},
 	} {
 		if got := test.f.HandedBy(); got != test.want {
-			t.Errorf("driver %q (%q): handed by %q, want %q", test.f.Driver, test.f.Passthrough, got, test.want)
+			t.Errorf("driver %q (%q): handed by %q, want %q", test.f.Driver, test.f.Passthrough,
+				got, test.want)
 		}
 		if got := test.f.Userspace(); got != (test.want != "") {
 			t.Errorf("driver %q: userspace %t", test.f.Driver, got)

@@ -13,7 +13,8 @@ import (
 	xpuclaim "github.com/opiproject/xpu-device-plugin/pkg/claim"
 )
 
-// allocate makes claims for a part of the devices, or of the ports of PFs that claims share. They are spread evenly over hosts and PFs.
+// allocate makes claims for a part of the devices, or of the ports of PFs that claims share. They
+// are spread evenly over hosts and PFs.
 func (c *Cluster) allocate(shape Shape, share float64) {
 	seen, taken := 0, 0
 	for _, slice := range c.Slices {
@@ -41,27 +42,42 @@ func ports(device resourceapi.Device) int64 {
 }
 
 // claim is one that has the device, as the scheduler would have left it for a pod that runs.
-func claim(number int, class string, slice *resourceapi.ResourceSlice, device resourceapi.Device) *resourceapi.ResourceClaim {
+func claim(
+	number int, class string, slice *resourceapi.ResourceSlice, device resourceapi.Device,
+) *resourceapi.ResourceClaim {
 	const request = "device"
 	name := fmt.Sprintf("taken-%05d", number)
 	result := resourceapi.DeviceRequestAllocationResult{
-		Request: request, Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name, Device: device.Name,
+		Request: request, Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name,
+		Device: device.Name,
 	}
 	if device.AllowMultipleAllocations != nil && *device.AllowMultipleAllocations {
 		share := types.UID(identity(name + "/share"))
 		result.ShareID, result.ConsumedCapacity = &share, consumed(device)
 	}
 	return &resourceapi.ResourceClaim{
-		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name, Finalizers: []string{resourceapi.Finalizer}},
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
+		},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault, Name: name,
+			Finalizers: []string{resourceapi.Finalizer},
+		},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 			Name: request, Exactly: &resourceapi.ExactDeviceRequest{
-				DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+				DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+				Count: 1,
 			},
 		}}}},
 		Status: resourceapi.ResourceClaimStatus{
-			Allocation:  &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}},
-			ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name, UID: types.UID(identity(name))}},
+			Allocation: &resourceapi.AllocationResult{
+				Devices: resourceapi.DeviceAllocationResult{
+					Results: []resourceapi.DeviceRequestAllocationResult{result},
+				},
+			},
+			ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+				{Resource: "pods", Name: name, UID: types.UID(identity(name))},
+			},
 		},
 	}
 }

@@ -16,8 +16,9 @@ const (
 	memorySlots = 8 // slices of a GPU's memory, of which a partition has some that lie side by side
 )
 
-// partition is a profile of NVIDIA's Multi-Instance GPU for the A100 with 40 GB: what an instance has of the GPU, and the
-// first memory slice where it can begin (NVIDIA Multi-Instance GPU User Guide, "Supported MIG Profiles").
+// partition is a profile of NVIDIA's Multi-Instance GPU for the A100 with 40 GB: what an instance
+// has of the GPU, and the first memory slice where it can begin (NVIDIA Multi-Instance GPU User
+// Guide, "Supported MIG Profiles").
 type partition struct {
 	profile                         string
 	multiprocessors, copies, decode int64
@@ -41,11 +42,14 @@ var partitions = [...]partition{
 
 func dgxA100() Shape {
 	return Shape{
-		Name:        "dgx-a100",
-		Description: "8 GPUs that can be partitioned, each as 26 devices that share its counters, in the way of a DGX A100",
+		Name: "dgx-a100",
+		Description: "8 GPUs that can be partitioned, each as 26 devices that share its " +
+			"counters, in the way of a DGX A100",
 		Classes: []*resourceapi.DeviceClass{
-			class(gpuDriver, `device.driver == "`+gpuDriver+`" && device.attributes["`+gpuDriver+`"].profile == "whole"`),
-			class("mig."+gpuDriver, `device.driver == "`+gpuDriver+`" && device.attributes["`+gpuDriver+`"].profile != "whole"`),
+			class(gpuDriver, `device.driver == "`+gpuDriver+`" && device.attributes["`+gpuDriver+
+				`"].profile == "whole"`),
+			class("mig."+gpuDriver, `device.driver == "`+gpuDriver+`" && device.attributes["`+
+				gpuDriver+`"].profile != "whole"`),
 		},
 		pools: func(node string, _ int, _ Options) []pool {
 			p := pool{driver: gpuDriver, name: node}
@@ -57,7 +61,9 @@ func dgxA100() Shape {
 			p.slices = inSlices(devices)
 			return []pool{p}
 		},
-		allocatable: func(d resourceapi.Device) bool { return *d.Attributes["profile"].StringValue == "whole" },
+		allocatable: func(d resourceapi.Device) bool {
+			return *d.Attributes["profile"].StringValue == "whole"
+		},
 	}
 }
 
@@ -75,7 +81,8 @@ func gpuDevices(gpu int) []resourceapi.Device {
 		for _, begin := range p.begins {
 			name := fmt.Sprintf("gpu-%d", gpu)
 			if p.profile != "whole" {
-				name = fmt.Sprintf("gpu-%d-mig-%s-%d", gpu, strings.ReplaceAll(p.profile, ".", "-"), begin)
+				name = fmt.Sprintf("gpu-%d-mig-%s-%d", gpu, strings.ReplaceAll(p.profile, ".", "-"),
+					begin)
 			}
 			devices = append(devices, resourceapi.Device{
 				Name: name,
@@ -83,23 +90,29 @@ func gpuDevices(gpu int) []resourceapi.Device {
 					"model":   text("A100-40GB"),
 					"profile": text(p.profile),
 					"index":   {IntValue: new(int64(gpu))},
-					deviceattribute.StandardDeviceAttributePCIBusID: text(fmt.Sprintf("0000:%02x:00.0", 0x07+0x40*numa+8*(gpu%2))),
+					deviceattribute.StandardDeviceAttributePCIBusID: text(
+						fmt.Sprintf("0000:%02x:00.0", 0x07+0x40*numa+8*(gpu%2)),
+					),
 					deviceattribute.StandardDeviceAttributePCIeRoot: text(pcieRoot(numa)),
 					deviceattribute.StandardDeviceAttributeNUMANode: {IntValue: new(int64(numa))},
 				},
 				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-					"memory":          {Value: resource.MustParse(p.memory)},
-					"multiprocessors": {Value: *resource.NewQuantity(p.multiprocessors, resource.DecimalSI)},
+					"memory": {Value: resource.MustParse(p.memory)},
+					"multiprocessors": {
+						Value: *resource.NewQuantity(p.multiprocessors, resource.DecimalSI),
+					},
 				},
-				ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: counterSet(gpu), Counters: p.consumes(begin)}},
+				ConsumesCounters: []resourceapi.DeviceCounterConsumption{
+					{CounterSet: counterSet(gpu), Counters: p.consumes(begin)},
+				},
 			})
 		}
 	}
 	return devices
 }
 
-// consumes are the counters of the GPU that an instance takes, whose memory begins at a slice. Each memory slice is a
-// counter of its own, so that two instances cannot have the same.
+// consumes are the counters of the GPU that an instance takes, whose memory begins at a slice. Each
+// memory slice is a counter of its own, so that two instances cannot have the same.
 func (p partition) consumes(begin int) map[string]resourceapi.Counter {
 	counters := map[string]resourceapi.Counter{"memory": {Value: resource.MustParse(p.memory)}}
 	for name, value := range map[string]int64{
@@ -107,11 +120,15 @@ func (p partition) consumes(begin int) map[string]resourceapi.Counter {
 		"jpeg-engines": p.media, "ofa-engines": p.media,
 	} {
 		if value > 0 {
-			counters[name] = resourceapi.Counter{Value: *resource.NewQuantity(value, resource.DecimalSI)}
+			counters[name] = resourceapi.Counter{
+				Value: *resource.NewQuantity(value, resource.DecimalSI),
+			}
 		}
 	}
 	for slot := range p.slots {
-		counters[fmt.Sprintf("memory-slice-%d", begin+slot)] = resourceapi.Counter{Value: resource.MustParse("1")}
+		counters[fmt.Sprintf("memory-slice-%d", begin+slot)] = resourceapi.Counter{
+			Value: resource.MustParse("1"),
+		}
 	}
 	return counters
 }

@@ -7,7 +7,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 )
 
-// The hosts of Kubernetes' first prototypes of DRA had foozers, which are accelerators of a vendor that does not exist.
+// The hosts of Kubernetes' first prototypes of DRA had foozers, which are accelerators of a vendor
+// that does not exist.
 const foozerDriver = "foozer.example.com"
 
 // foozers returns the shapes of hosts with foozers.
@@ -19,11 +20,17 @@ func foozers() []Shape {
 			numa, perNUMA int
 		}{{"tiny", 1, 2}, {"small", 1, 4}, {"medium", 2, 4}, {"large", 4, 4}} {
 			shapes = append(shapes, Shape{
-				Classes:     []*resourceapi.DeviceClass{class(foozerDriver, `device.driver == "`+foozerDriver+`"`)},
-				Name:        model + "-" + size.name,
-				Description: fmt.Sprintf("%d NUMA nodes with %d accelerators of model %s each", size.numa, size.perNUMA, model),
+				Classes: []*resourceapi.DeviceClass{
+					class(foozerDriver, `device.driver == "`+foozerDriver+`"`),
+				},
+				Name: model + "-" + size.name,
+				Description: fmt.Sprintf("%d NUMA nodes with %d accelerators of model %s each",
+					size.numa, size.perNUMA, model),
 				pools: func(node string, _ int, _ Options) []pool {
-					return []pool{{driver: foozerDriver, name: node, slices: inSlices(foozerDevices(model, size.numa, size.perNUMA))}}
+					return []pool{
+						{driver: foozerDriver, name: node,
+							slices: inSlices(foozerDevices(model, size.numa, size.perNUMA))},
+					}
 				},
 			})
 		}
@@ -43,7 +50,9 @@ func foozerDevices(model string, numaNodes, perNUMA int) []resourceapi.Device {
 					"model":           text(model),
 					"firmwareVersion": {VersionValue: new("1.8.2")},
 					"driverVersion":   {VersionValue: new("4.2.1-gen3")},
-					deviceattribute.StandardDeviceAttributePCIBusID: text(fmt.Sprintf("0000:%02x:00.0", bus)),
+					deviceattribute.StandardDeviceAttributePCIBusID: text(
+						fmt.Sprintf("0000:%02x:00.0", bus),
+					),
 					deviceattribute.StandardDeviceAttributePCIeRoot: text(pcieRoot(numa)),
 					deviceattribute.StandardDeviceAttributeNUMANode: {IntValue: new(int64(numa))},
 				},

@@ -1,5 +1,6 @@
-// Package generate makes the objects of clusters that do not exist: Nodes, and ResourceSlices with the devices of hosts of
-// a [Shape]. They are what an API server accepts, and the same for the same [Options].
+// Package generate makes the objects of clusters that do not exist: Nodes, and ResourceSlices with
+// the devices of hosts of a [Shape]. They are what an API server accepts, and the same for the same
+// [Options].
 package generate
 
 import (
@@ -20,7 +21,8 @@ type Options struct {
 	Nodes int // at least 1
 	PFs   int // of each host with SR-IOV; 0 for the shape's own number
 	VFs   int // of each PF; 0 for the shape's own number
-	// Allocated is which share of the devices claims have, from 0 to 1. The claims are of pods that are not there.
+	// Allocated is which share of the devices claims have, from 0 to 1. The claims are of pods that
+	// are not there.
 	Allocated float64
 }
 
@@ -30,8 +32,9 @@ type Shape struct {
 	Description string // half a sentence
 	Classes     []*resourceapi.DeviceClass
 	pools       func(node string, index int, o Options) []pool
-	allocatable func(resourceapi.Device) bool // the devices that Options.Allocated counts; nil for all
-	sized       bool                          // Options.PFs and VFs apply
+	// the devices that Options.Allocated counts; nil for all
+	allocatable func(resourceapi.Device) bool
+	sized       bool // Options.PFs and VFs apply
 }
 
 // pool is a pool of a node.
@@ -57,7 +60,8 @@ func Find(name string) (Shape, error) {
 		}
 		names = append(names, shape.Name)
 	}
-	return Shape{}, fmt.Errorf("there is no shape %q; there are %s", name, strings.Join(names, ", "))
+	return Shape{}, fmt.Errorf("there is no shape %q; there are %s", name,
+		strings.Join(names, ", "))
 }
 
 // Cluster is what was made.
@@ -109,7 +113,10 @@ func check(shape Shape, o Options) error {
 	case o.Nodes < 1 || o.Nodes > 100000:
 		return fmt.Errorf("nodes: is %d, must be 1 to 100000", o.Nodes)
 	case !shape.sized && (o.PFs != 0 || o.VFs != 0):
-		return fmt.Errorf("shape %s: its hosts always have the same devices, pfs and vfs do not apply", shape.Name)
+		return fmt.Errorf(
+			"shape %s: its hosts always have the same devices, pfs and vfs do not apply",
+			shape.Name,
+		)
 	case o.PFs < 0 || o.PFs > 16:
 		return fmt.Errorf("pfs: is %d, must be 1 to 16", o.PFs)
 	case o.VFs < 0 || o.VFs > 256:
@@ -123,9 +130,15 @@ func check(shape Shape, o Options) error {
 // class is a DeviceClass with one selector.
 func class(name, expression string) *resourceapi.DeviceClass {
 	return &resourceapi.DeviceClass{
-		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass"},
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass",
+		},
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}},
+		Spec: resourceapi.DeviceClassSpec{
+			Selectors: []resourceapi.DeviceSelector{
+				{CEL: &resourceapi.CELDeviceSelector{Expression: expression}},
+			},
+		},
 	}
 }
 
@@ -133,14 +146,18 @@ func node(name string) *corev1.Node {
 	return &corev1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-			corev1.LabelHostname: name, corev1.LabelArchStable: "amd64", corev1.LabelOSStable: "linux",
+			corev1.LabelHostname: name, corev1.LabelArchStable: "amd64",
+			corev1.LabelOSStable: "linux",
 		}},
 		Status: corev1.NodeStatus{
 			Allocatable: corev1.ResourceList{
-				corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"),
-				corev1.ResourcePods: resource.MustParse("110"),
+				corev1.ResourceCPU:    resource.MustParse("64"),
+				corev1.ResourceMemory: resource.MustParse("256Gi"),
+				corev1.ResourcePods:   resource.MustParse("110"),
 			},
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Generated"}},
+			Conditions: []corev1.NodeCondition{
+				{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Generated"},
+			},
 		},
 	}
 }
@@ -157,20 +174,29 @@ func (p pool) resourceSlices(node string) []*resourceapi.ResourceSlice {
 	made := make([]*resourceapi.ResourceSlice, len(specs))
 	for i, spec := range specs {
 		spec.Driver, spec.NodeName = p.driver, &node
-		spec.Pool = resourceapi.ResourcePool{Name: p.name, Generation: 1, ResourceSliceCount: int64(len(specs))}
+		spec.Pool = resourceapi.ResourcePool{
+			Name: p.name, Generation: 1, ResourceSliceCount: int64(len(specs)),
+		}
 		made[i] = &resourceapi.ResourceSlice{
-			TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%d", strings.ReplaceAll(p.name, "/", "-"), p.driver, i)},
-			Spec:       spec,
+			TypeMeta: metav1.TypeMeta{
+				APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice",
+			},
+			ObjectMeta: metav1.ObjectMeta{
+				Name: fmt.Sprintf("%s-%s-%d", strings.ReplaceAll(p.name, "/", "-"), p.driver, i),
+			},
+			Spec: spec,
 		}
 	}
 	return made
 }
 
-// inSlices spreads devices over slices that the API accepts. Slices whose devices have counters or taints hold fewer.
+// inSlices spreads devices over slices that the API accepts. Slices whose devices have counters or
+// taints hold fewer.
 func inSlices(devices []resourceapi.Device) [][]resourceapi.Device {
 	most := resourceapi.ResourceSliceMaxDevices
-	if slices.ContainsFunc(devices, func(d resourceapi.Device) bool { return len(d.ConsumesCounters) > 0 || len(d.Taints) > 0 }) {
+	if slices.ContainsFunc(devices, func(d resourceapi.Device) bool {
+		return len(d.ConsumesCounters) > 0 || len(d.Taints) > 0
+	}) {
 		most = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 	}
 	return slices.Collect(slices.Chunk(devices, most))

@@ -27,16 +27,22 @@ const (
 // sriovs returns the shapes of hosts with SR-IOV, as xpu-agent publishes them by each device model.
 func sriovs() []Shape {
 	classes := []*resourceapi.DeviceClass{class(v1alpha1.GroupName,
-		`device.driver == "`+v1alpha1.GroupName+`" && device.attributes["`+v1alpha1.GroupName+`"].pool == "`+sriovPool+`"`)}
+		`device.driver == "`+v1alpha1.GroupName+`" && device.attributes["`+v1alpha1.GroupName+
+			`"].pool == "`+sriovPool+`"`)}
 	shape := func(name, description string, model v1alpha1.DeviceModel) Shape {
-		return Shape{Name: name, Description: description, Classes: classes, sized: true, allocatable: isPartOfPF(model), pools: func(node string, _ int, o Options) []pool {
-			return sriovPools(node, v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: model}, o)
-		}}
+		return Shape{Name: name, Description: description, Classes: classes, sized: true,
+			allocatable: isPartOfPF(model), pools: func(node string, _ int, o Options) []pool {
+				return sriovPools(node,
+					v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Model: model}, o)
+			}}
 	}
 	return []Shape{
-		shape("sriov", "VFs as devices, as xpu-agent publishes a DevicePool", v1alpha1.ModelFunctions),
-		shape("sriov-counters", "VFs and whole PFs as devices with shared counters, as of a DevicePool with model: Counters", v1alpha1.ModelCounters),
-		shape("sriov-ports", "PFs that claims share, with ports and bandwidth, as of a DevicePool with model: Ports", v1alpha1.ModelPorts),
+		shape("sriov", "VFs as devices, as xpu-agent publishes a DevicePool",
+			v1alpha1.ModelFunctions),
+		shape("sriov-counters", "VFs and whole PFs as devices with shared counters, as of a "+
+			"DevicePool with model: Counters", v1alpha1.ModelCounters),
+		shape("sriov-ports", "PFs that claims share, with ports and bandwidth, as of a "+
+			"DevicePool with model: Ports", v1alpha1.ModelPorts),
 	}
 }
 
@@ -73,7 +79,8 @@ func sriovPools(node string, spec v1alpha1.DevicePoolSpec, o Options) []pool {
 	return pools
 }
 
-// vfs are those of a PF. PFs come in cards with two ports, and cards alternate between two NUMA nodes.
+// vfs are those of a PF. PFs come in cards with two ports, and cards alternate between two NUMA
+// nodes.
 func vfs(pf, count int) []function.Function {
 	card, port := pf/2, pf%2
 	numa := card % 2
@@ -84,7 +91,8 @@ func vfs(pf, count int) []function.Function {
 		vfs[i] = function.Function{
 			ID:   function.ID{Address: routed(bus, port+firstVFOffset+port*(count-1)+i*vfStride)},
 			Kind: function.VF, PF: routed(bus, port), PFName: fmt.Sprintf("ens%df%d", slot, port),
-			Index: i, Vendor: "15b3", Device: "101e", PCIeRoot: fmt.Sprintf("pci0000:%02x", root), NUMANode: numa, LinkUp: true,
+			Index: i, Vendor: "15b3", Device: "101e", PCIeRoot: fmt.Sprintf("pci0000:%02x", root),
+			NUMANode: numa, LinkUp: true,
 		}
 	}
 	return vfs
@@ -98,7 +106,9 @@ func pfOf(vfs []function.Function) function.Function {
 	return pf
 }
 
-// routed is the PCI address of a routing ID on a bus: VFs that do not fit on their PF's bus are on the next ones.
+// routed is the PCI address of a routing ID on a bus: VFs that do not fit on their PF's bus are on
+// the next ones.
 func routed(bus, routingID int) pci.Address {
-	return pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32, routingID%8))
+	return pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32,
+		routingID%8))
 }

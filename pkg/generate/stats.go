@@ -14,8 +14,8 @@ type Stats struct {
 	Nodes, Pools, Slices, Devices, Claims int
 	Bytes                                 int // of all ResourceSlices, as JSON
 	LargestSlice                          int // in bytes
-	// WritesPerLink is how many ResourceSlices change at most when the link of one PF does, because its devices get a taint:
-	// all of a pool that have devices.
+	// WritesPerLink is how many ResourceSlices change at most when the link of one PF does, because
+	// its devices get a taint: all of a pool that have devices.
 	WritesPerLink int
 	BytesPerLink  int // of those ResourceSlices
 }
@@ -39,7 +39,8 @@ func (c *Cluster) Stats() (Stats, error) {
 			writes[id]++
 			bytes[id] += len(content)
 		}
-		s.WritesPerLink, s.BytesPerLink = max(s.WritesPerLink, writes[id]), max(s.BytesPerLink, bytes[id])
+		s.WritesPerLink, s.BytesPerLink = max(s.WritesPerLink,
+			writes[id]), max(s.BytesPerLink, bytes[id])
 	}
 	s.Pools = len(pools)
 	return s, nil
@@ -52,9 +53,11 @@ func (s Stats) Text(to io.Writer) error {
 		number int
 		what   string
 	}{
-		{s.Nodes, "Nodes"}, {s.Pools, "pools"}, {s.Slices, "ResourceSlices"}, {s.Devices, "devices"}, {s.Claims, "ResourceClaims with devices"},
+		{s.Nodes, "Nodes"}, {s.Pools, "pools"}, {s.Slices, "ResourceSlices"},
+		{s.Devices, "devices"}, {s.Claims, "ResourceClaims with devices"},
 		{s.Bytes, "bytes of ResourceSlices, as JSON"}, {s.LargestSlice, "bytes of the largest"},
-		{s.WritesPerLink, "ResourceSlices written when a link of a PF changes"}, {s.BytesPerLink, "bytes of those"},
+		{s.WritesPerLink, "ResourceSlices written when a link of a PF changes"},
+		{s.BytesPerLink, "bytes of those"},
 	} {
 		fmt.Fprintf(table, "%d\t %s\n", row.number, row.what)
 	}

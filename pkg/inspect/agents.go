@@ -32,7 +32,8 @@ const (
 // ErrNoAgent is returned for a node on which no agent runs in a pod.
 var ErrNoAgent = errors.New("no pod of xpu-agent runs there")
 
-// Agents are those of a cluster. They are asked by "exec" in their pods, for which a person needs the right to create pods/exec.
+// Agents are those of a cluster. They are asked by "exec" in their pods, for which a person needs
+// the right to create pods/exec.
 type Agents struct {
 	Config    *rest.Config
 	Reader    client.Reader
@@ -63,8 +64,11 @@ func (a Agents) State(ctx context.Context, node string) (*nodestate.State, error
 	return state, nil
 }
 
-// Release has the agent of a node give up a hook or end a quarantine, and returns in one line what came of it.
-func (a Agents) Release(ctx context.Context, node string, r nodestate.Release) (outcome string, err error) {
+// Release has the agent of a node give up a hook or end a quarantine, and returns in one line what
+// came of it.
+func (a Agents) Release(
+	ctx context.Context, node string, r nodestate.Release,
+) (outcome string, err error) {
 	args := []string{"release", r.Function.String()}
 	if r.Hook != "" {
 		args = append(args, "--hook="+r.Hook)
@@ -82,7 +86,8 @@ func (a Agents) Release(ctx context.Context, node string, r nodestate.Release) (
 // pods are those of agents that run.
 func (a Agents) pods(ctx context.Context) ([]corev1.Pod, error) {
 	var pods corev1.PodList
-	err := a.Reader.List(ctx, &pods, client.InNamespace(a.Namespace), client.MatchingLabels{agentLabel: agentName})
+	err := a.Reader.List(ctx, &pods, client.InNamespace(a.Namespace),
+		client.MatchingLabels{agentLabel: agentName})
 	if err != nil {
 		return nil, err
 	}
@@ -111,19 +116,23 @@ func (a Agents) execute(ctx context.Context, node string, args ...string) ([]byt
 func (a Agents) exec(ctx context.Context, pod string, command []string) ([]byte, error) {
 	config := rest.CopyConfig(a.Config)
 	config.GroupVersion, config.APIPath = &corev1.SchemeGroupVersion, "/api"
-	config.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
+	config.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).
+		WithoutConversion()
 	api, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, err
 	}
 	request := api.Post().Resource("pods").Namespace(a.Namespace).Name(pod).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: agentName, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
+		VersionedParams(&corev1.PodExecOptions{
+			Container: agentName, Command: command, Stdout: true, Stderr: true,
+		}, scheme.ParameterCodec)
 	executor, err := newExecutor(config, request)
 	if err != nil {
 		return nil, err
 	}
 	stdout, stderr := limited{left: nodestate.MaxMessage}, limited{left: maxComplaint}
-	if err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
+	if err := executor.StreamWithContext(ctx,
+		remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr}); err != nil {
 		if said := strings.TrimSpace(stderr.all.String()); said != "" {
 			return nil, errors.New(strings.TrimPrefix(said, agentName+": "))
 		}
@@ -150,9 +159,11 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.all.Write(p)
 }
 
-// newExecutor uses WebSockets, and SPDY with API servers and proxies that do not know them, as kubectl does.
+// newExecutor uses WebSockets, and SPDY with API servers and proxies that do not know them, as
+// kubectl does.
 func newExecutor(config *rest.Config, request *rest.Request) (remotecommand.Executor, error) {
-	sockets, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet, request.URL().String())
+	sockets, err := remotecommand.NewWebSocketExecutor(config, http.MethodGet,
+		request.URL().String())
 	if err != nil {
 		return nil, err
 	}

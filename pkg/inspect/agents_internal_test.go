@@ -13,7 +13,8 @@ func TestEndlessAnswer(t *testing.T) {
 	if _, err := out.Write(make([]byte, 100)); err != nil {
 		t.Errorf("100 bytes: %v", err)
 	}
-	if _, err := io.Copy(&out, strings.NewReader("x")); err == nil || !strings.Contains(err.Error(), "too long") {
+	if _, err := io.Copy(&out, strings.NewReader("x")); err == nil ||
+		!strings.Contains(err.Error(), "too long") {
 		t.Errorf("another byte: %v", err)
 	}
 	if out.all.Len() != 100 {

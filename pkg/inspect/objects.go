@@ -58,7 +58,9 @@ func going(o metav1.Object) []string {
 }
 
 // Pools reads the DevicePools, and what each node has of them.
-func Pools(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.DevicePoolList, Table, error) {
+func Pools(
+	ctx context.Context, reader client.Reader, now time.Time,
+) (*v1alpha1.DevicePoolList, Table, error) {
 	var pools v1alpha1.DevicePoolList
 	var nodes v1alpha1.XPUNodeList
 	var claims resourceapi.ResourceClaimList
@@ -74,8 +76,10 @@ func Pools(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.
 		}
 	}
 	table := Table{
-		Header: []string{"NAME", "PUBLISH", "PROVISION", "NETWORK", "NODES", "FUNCTIONS", "HEALTHY", "ALLOCATED", "READY", "AGE", "PRIORITY", "RESOURCE"},
-		Wide:   2, Empty: "There are no DevicePools: no Function is offered to pods. See docs/tutorial/first-pod.md.",
+		Header: []string{"NAME", "PUBLISH", "PROVISION", "NETWORK", "NODES", "FUNCTIONS", "HEALTHY",
+			"ALLOCATED", "READY", "AGE", "PRIORITY", "RESOURCE"},
+		Wide: 2, Empty: "There are no DevicePools: no Function is offered to pods. See " +
+			"docs/tutorial/first-pod.md.",
 	}
 	for i := range pools.Items {
 		p := &pools.Items[i]
@@ -83,15 +87,18 @@ func Pools(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.
 		taken, resource, provision := "", "", string(p.Spec.Provision)
 		if p.Spec.Publish == v1alpha1.PublishDevicePlugin {
 			spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
-			resource = cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
+			resource = cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" +
+				cmp.Or(spec.ResourceName, p.Name)
 			provision = string(cmp.Or(spec.ProvisionAt, v1alpha1.ProvisionAtAdd))
 		} else {
 			taken = strconv.Itoa(allocated[p.Name])
 		}
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
-				p.Name, string(p.Spec.Publish), provision, p.Spec.Network, fmt.Sprint(p.Status.NodeCount),
-				fmt.Sprint(p.Status.Functions), fmt.Sprint(p.Status.Healthy), taken, status, age(p, now), number(p.Spec.Priority), resource,
+				p.Name, string(p.Spec.Publish), provision, p.Spec.Network,
+				fmt.Sprint(p.Status.NodeCount),
+				fmt.Sprint(p.Status.Functions), fmt.Sprint(p.Status.Healthy), taken, status,
+				age(p, now), number(p.Spec.Priority), resource,
 			},
 			Notes: slices.Concat(notes, going(p), onNodes(p, nodes.Items)),
 		})
@@ -99,7 +106,8 @@ func Pools(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.
 	return &pools, table, nil
 }
 
-// allocatedPools are the pools of the devices that a claim has of this driver, each as often as it has one.
+// allocatedPools are the pools of the devices that a claim has of this driver, each as often as it
+// has one.
 func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
 	var ids []claim.PoolID
 	if c.Status.Allocation == nil {
@@ -120,7 +128,9 @@ func allocatedPools(c *resourceapi.ResourceClaim) []claim.PoolID {
 func onNodes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 	var notes []string
 	for _, node := range nodes {
-		i := slices.IndexFunc(node.Status.Pools, func(n v1alpha1.XPUNodePool) bool { return n.Name == p.Name })
+		i := slices.IndexFunc(node.Status.Pools, func(n v1alpha1.XPUNodePool) bool {
+			return n.Name == p.Name
+		})
 		if i < 0 {
 			continue
 		}
@@ -129,7 +139,9 @@ func onNodes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 			notes = append(notes, "node "+node.Name+": "+fmt.Sprintf(format, args...))
 		}
 		if has.ObservedGeneration != 0 && has.ObservedGeneration < p.Generation {
-			note("xpu-agent has not taken the last change of the DevicePool up; is it running there?")
+			note(
+				"xpu-agent has not taken the last change of the DevicePool up; is it running there?",
+			)
 		}
 		if has.Error != "" {
 			note("%s", has.Error)
@@ -148,21 +160,25 @@ func onNodes(p *v1alpha1.DevicePool, nodes []v1alpha1.XPUNode) []string {
 }
 
 // Ports reads the XPUPorts of a namespace, "" for all.
-func Ports(ctx context.Context, reader client.Reader, namespace string, now time.Time) (*v1alpha1.XPUPortList, Table, error) {
+func Ports(
+	ctx context.Context, reader client.Reader, namespace string, now time.Time,
+) (*v1alpha1.XPUPortList, Table, error) {
 	var ports v1alpha1.XPUPortList
 	if err := reader.List(ctx, &ports, client.InNamespace(namespace)); err != nil {
 		return nil, Table{}, err
 	}
 	table := Table{
-		Header: []string{"NAMESPACE", "NAME", "NODE", "FUNCTION", "NETWORK", "FOR", "ADDRESSES", "READY", "AGE", "XPU", "MAC", "BRIDGEPORT"},
-		Wide:   3, Empty: "There are no XPUPorts: no pod has a Function in a network.",
+		Header: []string{"NAMESPACE", "NAME", "NODE", "FUNCTION", "NETWORK", "FOR", "ADDRESSES",
+			"READY", "AGE", "XPU", "MAC", "BRIDGEPORT"},
+		Wide: 3, Empty: "There are no XPUPorts: no pod has a Function in a network.",
 	}
 	for i := range ports.Items {
 		p := &ports.Items[i]
 		status, _, notes := ready(p.Status.Conditions)
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
-				p.Namespace, p.Name, p.Spec.NodeName, claim.FunctionOf(p.Spec.Function).String(), p.Spec.Network, owner(p), strings.Join(p.Status.Addresses, ","), status,
+				p.Namespace, p.Name, p.Spec.NodeName, claim.FunctionOf(p.Spec.Function).String(),
+				p.Spec.Network, owner(p), strings.Join(p.Status.Addresses, ","), status,
 				age(p, now), p.Spec.XPU, p.Spec.MAC, p.Status.BridgePort,
 			},
 			Notes: slices.Concat(notes, going(p)),
@@ -187,7 +203,9 @@ func owner(p *v1alpha1.XPUPort) string {
 }
 
 // Networks reads the XPUNetworks, and how many XPUPorts join each.
-func Networks(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.XPUNetworkList, Table, error) {
+func Networks(
+	ctx context.Context, reader client.Reader, now time.Time,
+) (*v1alpha1.XPUNetworkList, Table, error) {
 	var networks v1alpha1.XPUNetworkList
 	var ports v1alpha1.XPUPortList
 	for _, list := range []client.ObjectList{&networks, &ports} {
@@ -200,8 +218,11 @@ func Networks(ctx context.Context, reader client.Reader, now time.Time) (*v1alph
 		joined[p.Spec.Network]++
 	}
 	table := Table{
-		Header: []string{"NAME", "VLAN", "VNI", "MTU", "SUBNETS", "PORTS", "XPUS", "READY", "AGE", "NAMESPACES"},
-		Wide:   1, Empty: "There are no XPUNetworks: Functions are attached without a Port at their xPU.",
+		Header: []string{
+			"NAME", "VLAN", "VNI", "MTU", "SUBNETS", "PORTS", "XPUS", "READY", "AGE", "NAMESPACES",
+		},
+		Wide: 1, Empty: "There are no XPUNetworks: Functions are attached without a Port at " +
+			"their xPU.",
 	}
 	for i := range networks.Items {
 		n := &networks.Items[i]
@@ -211,8 +232,11 @@ func Networks(ctx context.Context, reader client.Reader, now time.Time) (*v1alph
 		}
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
-				n.Name, number(n.Spec.VLAN), number(ptr.Deref(n.Spec.VNI, 0)), number(ptr.Deref(n.Spec.MTU, 0)), strings.Join(n.Spec.Subnets, ","),
-				strconv.Itoa(joined[n.Name]), fmt.Sprintf("%d/%d", n.Status.ReadyXPUs, n.Status.XPUs), status, age(n, now), allowed(n),
+				n.Name, number(n.Spec.VLAN), number(ptr.Deref(n.Spec.VNI, 0)),
+				number(ptr.Deref(n.Spec.MTU, 0)), strings.Join(n.Spec.Subnets, ","),
+				strconv.Itoa(joined[n.Name]),
+				fmt.Sprintf("%d/%d", n.Status.ReadyXPUs, n.Status.XPUs), status, age(n, now),
+				allowed(n),
 			},
 			Notes: slices.Concat(notes, going(n)),
 		})
@@ -228,7 +252,9 @@ func allowed(n *v1alpha1.XPUNetwork) string {
 }
 
 // XPUs reads the XPUs, and how many XPUPorts each has.
-func XPUs(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.XPUList, Table, error) {
+func XPUs(
+	ctx context.Context, reader client.Reader, now time.Time,
+) (*v1alpha1.XPUList, Table, error) {
 	var xpus v1alpha1.XPUList
 	var ports v1alpha1.XPUPortList
 	for _, list := range []client.ObjectList{&xpus, &ports} {
@@ -244,8 +270,11 @@ func XPUs(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.X
 		}
 	}
 	table := Table{
-		Header: []string{"NAME", "NODE", "ENDPOINT", "SERIAL", "PORTS UP", "READY", "AGE", "DIALECT", "PFS"},
-		Wide:   2, Empty: "There are no XPUs: no OPI agent is known. See docs/tutorial/first-pod.md.",
+		Header: []string{
+			"NAME", "NODE", "ENDPOINT", "SERIAL", "PORTS UP", "READY", "AGE", "DIALECT", "PFS",
+		},
+		Wide: 2, Empty: "There are no XPUs: no OPI agent is known. See " +
+			"docs/tutorial/first-pod.md.",
 	}
 	for i := range xpus.Items {
 		x := &xpus.Items[i]
@@ -253,7 +282,8 @@ func XPUs(ctx context.Context, reader client.Reader, now time.Time) (*v1alpha1.X
 		notes = append(notes, foreignTo(x)...)
 		table.Rows = append(table.Rows, Row{
 			Cells: []string{
-				x.Name, x.Node(), x.Spec.Endpoint, x.Status.Serial, fmt.Sprintf("%d/%d", up[x.Name], count[x.Name]), status, age(x, now),
+				x.Name, x.Node(), x.Spec.Endpoint, x.Status.Serial,
+				fmt.Sprintf("%d/%d", up[x.Name], count[x.Name]), status, age(x, now),
 				string(x.Spec.Dialect), strings.Join(pfsOf(x), ","),
 			},
 			Notes: slices.Concat(notes, going(x)),
@@ -288,9 +318,11 @@ func foreignTo(x *v1alpha1.XPU) []string {
 	if foreign == nil {
 		return nil
 	}
-	note := fmt.Sprintf("its OPI agent also has %d ports and %d networks that are not this cluster's", foreign.Ports, foreign.Networks)
+	note := fmt.Sprintf("its OPI agent also has %d ports and %d networks that are not this "+
+		"cluster's", foreign.Ports, foreign.Networks)
 	if foreign.Unknown > 0 {
-		note += fmt.Sprintf(", and %d ports of which it does not tell whose they are", foreign.Unknown)
+		note += fmt.Sprintf(", and %d ports of which it does not tell whose they are",
+			foreign.Unknown)
 	}
 	return []string{note + ": " + strings.Join(foreign.Examples, ", ")}
 }

@@ -21,17 +21,22 @@ import (
 var now = time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 
 func named(namespace, name string) metav1.ObjectMeta {
-	return metav1.ObjectMeta{Namespace: namespace, Name: name, CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))}
+	return metav1.ObjectMeta{
+		Namespace: namespace, Name: name, CreationTimestamp: metav1.NewTime(now.Add(-time.Hour)),
+	}
 }
 
 func ready(status metav1.ConditionStatus, reason, message string) []metav1.Condition {
-	return []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message}}
+	return []metav1.Condition{
+		{Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message},
+	}
 }
 
 func reader(t *testing.T, objects ...client.Object) client.Reader {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
+	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme,
+		v1alpha1.AddToScheme)
 	if err := builder.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
@@ -58,26 +63,36 @@ func TestPools(t *testing.T) {
 	allocated.Status.Allocation = &resourceapi.AllocationResult{}
 	allocated.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{
 		{Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast", Device: "0000-3b-01-0"},
-		{Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast", Device: "0000-3b-01-1", AdminAccess: new(true)},
+		{Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast", Device: "0000-3b-01-1",
+			AdminAccess: new(true)},
 		{Driver: "gpu.example.com", Pool: "node1/0000-3b-00-0/fast", Device: "gpu-0"},
 	}
 	fast := &v1alpha1.DevicePool{
 		ObjectMeta: named("", "fast"),
-		Spec:       v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Provision: v1alpha1.ProvisionBeforeBind, Network: "blue"},
+		Spec: v1alpha1.DevicePoolSpec{
+			Publish: v1alpha1.PublishDRA, Provision: v1alpha1.ProvisionBeforeBind, Network: "blue",
+		},
 		Status: v1alpha1.DevicePoolStatus{
-			NodeCount: 1, Functions: 16, Healthy: 14, Conditions: ready(metav1.ConditionFalse, "Unhealthy", "2 of 16 Functions have problems"),
+			NodeCount: 1, Functions: 16, Healthy: 14,
+			Conditions: ready(metav1.ConditionFalse, "Unhealthy",
+				"2 of 16 Functions have problems"),
 		},
 	}
 	fast.Generation = 3
 	plain := &v1alpha1.DevicePool{ObjectMeta: named("", "plain"), Spec: v1alpha1.DevicePoolSpec{
-		Publish: v1alpha1.PublishDevicePlugin, DevicePlugin: &v1alpha1.DevicePluginSpec{ResourceName: "nics", ProvisionAt: v1alpha1.ProvisionAtAdd},
+		Publish: v1alpha1.PublishDevicePlugin, DevicePlugin: &v1alpha1.DevicePluginSpec{
+			ResourceName: "nics", ProvisionAt: v1alpha1.ProvisionAtAdd,
+		},
 	}}
-	node := &v1alpha1.XPUNode{ObjectMeta: named("", "node1"), Status: v1alpha1.XPUNodeStatus{Pools: []v1alpha1.XPUNodePool{{
-		Name: "fast", ObservedGeneration: 2, Functions: 16,
-		Problems:    []v1alpha1.FunctionProblem{{Functions: 2, Message: "PF ens3f0 has no link"}},
-		Shortages:   []v1alpha1.Shortage{{PF: "0000:3b:00.1", Reason: "OutOfRange", Message: "has 8 VFs at most"}},
-		Overlapping: []string{"0000:3b:02.0 in plain"},
-	}}}}
+	node := &v1alpha1.XPUNode{ObjectMeta: named("", "node1"),
+		Status: v1alpha1.XPUNodeStatus{Pools: []v1alpha1.XPUNodePool{{
+			Name: "fast", ObservedGeneration: 2, Functions: 16,
+			Problems: []v1alpha1.FunctionProblem{{Functions: 2, Message: "PF ens3f0 has no link"}},
+			Shortages: []v1alpha1.Shortage{
+				{PF: "0000:3b:00.1", Reason: "OutOfRange", Message: "has 8 VFs at most"},
+			},
+			Overlapping: []string{"0000:3b:02.0 in plain"},
+		}}}}
 	_, table, err := inspect.Pools(t.Context(), reader(t, fast, plain, node, allocated), now)
 	want(t, table, err, true, `
 NAME    PUBLISH        PROVISION    NETWORK   NODES   FUNCTIONS   HEALTHY   ALLOCATED   READY     AGE   PRIORITY   RESOURCE
@@ -91,24 +106,37 @@ plain   DevicePlugin   Add          -         0       0           0         -   
   nobody has looked at it yet: is xpu-controller running?
 `)
 	_, table, err = inspect.Pools(t.Context(), reader(t), now)
-	want(t, table, err, false, "There are no DevicePools: no Function is offered to pods. See docs/tutorial/first-pod.md.\n")
+	want(t, table, err, false, "There are no DevicePools: no Function is offered to pods. See "+
+		"docs/tutorial/first-pod.md.\n")
 }
 
 func TestPorts(t *testing.T) {
-	port := func(namespace, name string, spec v1alpha1.XPUPortSpec, conditions []metav1.Condition) *v1alpha1.XPUPort {
+	port := func(
+		namespace, name string, spec v1alpha1.XPUPortSpec, conditions []metav1.Condition,
+	) *v1alpha1.XPUPort {
 		spec.NodeName, spec.XPU, spec.Network, spec.MAC = "node1", "xpu-1", "blue", "02:00:00:00:00:01"
-		return &v1alpha1.XPUPort{ObjectMeta: named(namespace, name), Spec: spec, Status: v1alpha1.XPUPortStatus{Conditions: conditions}}
+		return &v1alpha1.XPUPort{
+			ObjectMeta: named(namespace, name), Spec: spec,
+			Status: v1alpha1.XPUPortStatus{Conditions: conditions},
+		}
 	}
 	up := port("default", "node1-0000-3b-01-0", v1alpha1.XPUPortSpec{
-		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.0"}, Claim: v1alpha1.ClaimRef{Name: "web-nic"},
+		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.0"},
+		Claim:    v1alpha1.ClaimRef{Name: "web-nic"},
 	}, ready(metav1.ConditionTrue, "Up", ""))
-	up.Status.Pod, up.Status.Addresses, up.Status.BridgePort = "web", []string{"10.1.0.2/24"}, "vf-0000-3b-01-0"
+	up.Status.Pod, up.Status.Addresses, up.Status.BridgePort = "web", []string{
+		"10.1.0.2/24",
+	}, "vf-0000-3b-01-0"
 	going := port("default", "node1-0000-3b-01-1", v1alpha1.XPUPortSpec{
-		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.0", Subfunction: new(int64(88))}, Claim: v1alpha1.ClaimRef{Name: "old"},
+		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:00.0", Subfunction: new(int64(88))},
+		Claim:    v1alpha1.ClaimRef{Name: "old"},
 	}, ready(metav1.ConditionFalse, "Releasing", "the OPI agent of XPU xpu-1 cannot be reached"))
-	going.DeletionTimestamp, going.Finalizers = &metav1.Time{Time: now}, []string{v1alpha1.FinalizerPort}
+	going.DeletionTimestamp, going.Finalizers = &metav1.Time{Time: now}, []string{
+		v1alpha1.FinalizerPort,
+	}
 	other := port("xpu-system", "node1-0000-3b-01-2", v1alpha1.XPUPortSpec{
-		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.2"}, Pod: &v1alpha1.PodRef{Namespace: "shop", Name: "cart"},
+		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.2"},
+		Pod:      &v1alpha1.PodRef{Namespace: "shop", Name: "cart"},
 	}, ready(metav1.ConditionTrue, "Up", ""))
 	ahead := port("xpu-system", "node1-0000-3b-01-3-ahead", v1alpha1.XPUPortSpec{
 		Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.3"}, Ahead: true,
@@ -134,13 +162,18 @@ func TestNetworksAndXPUs(t *testing.T) {
 	network := &v1alpha1.XPUNetwork{
 		ObjectMeta: named("", "blue"),
 		Spec: v1alpha1.XPUNetworkSpec{
-			VLAN: 10, VNI: new(int32(10010)), MTU: new(int32(1400)), Subnets: []string{"10.1.0.0/24"},
+			VLAN: 10, VNI: new(int32(10010)), MTU: new(int32(1400)),
+			Subnets: []string{"10.1.0.0/24"},
 			AllowedNamespaces: v1alpha1.AllowedNamespaces{
-				From: v1alpha1.NamespacesFromSelector, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}},
+				From:     v1alpha1.NamespacesFromSelector,
+				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}},
 			},
 		},
 		Status: v1alpha1.XPUNetworkStatus{
-			XPUs: 2, ReadyXPUs: 1, Failures: []v1alpha1.XPUNetworkFailure{{XPU: "xpu-2", Message: "VLAN 10 is another network's"}},
+			XPUs: 2, ReadyXPUs: 1,
+			Failures: []v1alpha1.XPUNetworkFailure{
+				{XPU: "xpu-2", Message: "VLAN 10 is another network's"},
+			},
 			Conditions: ready(metav1.ConditionFalse, "Failed", "1 of 2 XPUs does not serve it"),
 		},
 	}
@@ -151,10 +184,14 @@ func TestNetworksAndXPUs(t *testing.T) {
 			NodeName: "node1", Serial: "MT1", PFs: []v1alpha1.XPUPF{{Address: "0000:3b:00.0"}},
 			Foreign: &v1alpha1.XPUForeign{Ports: 1, Examples: []string{"port other"}},
 			Conditions: append(ready(metav1.ConditionTrue, "Connected", ""),
-				metav1.Condition{Type: v1alpha1.ConditionCard, Status: metav1.ConditionFalse, Reason: "Contradiction", Message: "the card is node2's\x1b[2J"}),
+				metav1.Condition{Type: v1alpha1.ConditionCard, Status: metav1.ConditionFalse,
+					Reason: "Contradiction", Message: "the card is node2's\x1b[2J"}),
 		},
 	}
-	port := &v1alpha1.XPUPort{ObjectMeta: named("default", "p"), Spec: v1alpha1.XPUPortSpec{XPU: "xpu-1", Network: "blue"}}
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: named("default", "p"),
+		Spec:       v1alpha1.XPUPortSpec{XPU: "xpu-1", Network: "blue"},
+	}
 	all := reader(t, network, xpu, port)
 	_, table, err := inspect.Networks(t.Context(), all, now)
 	want(t, table, err, true, `

@@ -17,8 +17,8 @@ type holder struct {
 	released chan struct{}
 }
 
-// Lock takes the lock of the key. The caller must call unlock once. If ctx ends before Lock has the lock, or has ended
-// when Lock is called, the error is [context.Cause]. A lock is not reentrant.
+// Lock takes the lock of the key. The caller must call unlock once. If ctx ends before Lock has the
+// lock, or has ended when Lock is called, the error is [context.Cause]. A lock is not reentrant.
 func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	for ctx.Err() == nil {
 		unlock, other := l.take(key, func(error) {})
@@ -33,9 +33,12 @@ func (l *Locks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
 	return nil, context.Cause(ctx)
 }
 
-// TakeOver takes the lock of the key, and makes every holder that it waits for end: it cancels the context that TakeOver
-// returned to that holder, with the reason as the cause. The context is for the work under the lock, and ends with unlock.
-func (l *Locks[K]) TakeOver(ctx context.Context, key K, reason error) (_ context.Context, unlock func(), err error) {
+// TakeOver takes the lock of the key, and makes every holder that it waits for end: it cancels the
+// context that TakeOver returned to that holder, with the reason as the cause. The context is for
+// the work under the lock, and ends with unlock.
+func (l *Locks[K]) TakeOver(
+	ctx context.Context, key K, reason error,
+) (_ context.Context, unlock func(), err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	for {
 		unlock, other := l.take(key, cancel)
@@ -52,7 +55,8 @@ func (l *Locks[K]) TakeOver(ctx context.Context, key K, reason error) (_ context
 	}
 }
 
-// TryLock does not wait. taken is false if somebody else has the lock of the key; else unlock must be called once.
+// TryLock does not wait. taken is false if somebody else has the lock of the key; else unlock must
+// be called once.
 func (l *Locks[K]) TryLock(key K) (unlock func(), taken bool) {
 	unlock, other := l.take(key, func(error) {})
 	return unlock, other == nil

@@ -40,7 +40,8 @@ func TestLock(t *testing.T) {
 			t.Fatal("keys are not independent")
 		}
 		unlock()
-		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond, errors.New("too late"))
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Millisecond,
+			errors.New("too late"))
 		defer cancel()
 		if _, err := locks.Lock(ctx, "a"); err == nil || err.Error() != "too late" {
 			t.Errorf("error %v, want the cause", err)

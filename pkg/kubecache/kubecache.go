@@ -85,6 +85,8 @@ func withoutContents(a *resourceapi.AllocationResult) *resourceapi.AllocationRes
 }
 
 // first still says that a claim is reserved. A copy lets go of the rest.
-func first(all []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+func first(
+	all []resourceapi.ResourceClaimConsumerReference,
+) []resourceapi.ResourceClaimConsumerReference {
 	return slices.Clone(all[:min(1, len(all))])
 }

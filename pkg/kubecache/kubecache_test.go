@@ -21,17 +21,22 @@ import (
 func largest() metav1.ObjectMeta {
 	m := metav1.ObjectMeta{
 		Namespace: "default", Name: "large", UID: "uid", ResourceVersion: "7", Generation: 3,
-		Annotations:   map[string]string{"example.com/a": strings.Repeat("a", 255<<10)},
-		Labels:        map[string]string{},
-		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 64<<10))}},
+		Annotations: map[string]string{"example.com/a": strings.Repeat("a", 255<<10)},
+		Labels:      map[string]string{},
+		ManagedFields: []metav1.ManagedFieldsEntry{
+			{Manager: "m", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 64<<10))},
+		},
 	}
 	yes := true
-	m.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "pod-uid", Controller: &yes}}
+	m.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: "v1", Kind: "Pod", Name: "p", UID: "pod-uid", Controller: &yes},
+	}
 	for i := range 1000 {
 		name := fmt.Sprintf("example.com/%032d", i)
 		m.Labels[name] = strings.Repeat("l", 63)
 		m.Finalizers = append(m.Finalizers, name)
-		m.OwnerReferences = append(m.OwnerReferences, metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: name, UID: "other"})
+		m.OwnerReferences = append(m.OwnerReferences,
+			metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: name, UID: "other"})
 	}
 	return m
 }
@@ -45,18 +50,26 @@ func largeClaim(driver string) *resourceapi.ResourceClaim {
 		}}
 	}
 	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "nic", Driver: driver, Pool: "node1/p", Device: "d"}},
+		Results: []resourceapi.DeviceRequestAllocationResult{
+			{Request: "nic", Driver: driver, Pool: "node1/p", Device: "d"},
+		},
 	}}
 	for range resourceapi.DeviceConfigMaxSize {
-		c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{DeviceConfiguration: opaque(10 << 10)})
+		c.Spec.Devices.Config = append(c.Spec.Devices.Config,
+			resourceapi.DeviceClaimConfiguration{DeviceConfiguration: opaque(10 << 10)})
 		c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config,
 			resourceapi.DeviceAllocationConfiguration{DeviceConfiguration: opaque(10 << 10)})
 	}
 	for i := range resourceapi.ResourceClaimReservedForMaxSize {
 		c.Status.ReservedFor = append(c.Status.ReservedFor,
-			resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: fmt.Sprintf("%0253d", i), UID: "u"})
+			resourceapi.ResourceClaimConsumerReference{
+				Resource: "pods", Name: fmt.Sprintf("%0253d", i), UID: "u",
+			})
 	}
-	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: driver, Pool: "node1/p", Device: "d", Data: &runtime.RawExtension{Raw: make([]byte, 10<<10)}}}
+	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{
+		{Driver: driver, Pool: "node1/p", Device: "d",
+			Data: &runtime.RawExtension{Raw: make([]byte, 10<<10)}},
+	}
 	return c
 }
 
@@ -87,7 +100,8 @@ func TestOthersClaims(t *testing.T) {
 			t.Errorf("%s: %d bytes are kept", what, size)
 		}
 		owner := metav1.GetControllerOf(c)
-		known := c.Namespace == "default" && c.Name == "large" && c.UID == "uid" && c.ResourceVersion == "7" && owner != nil && owner.Kind == "Pod"
+		known := c.Namespace == "default" && c.Name == "large" && c.UID == "uid" &&
+			c.ResourceVersion == "7" && owner != nil && owner.Kind == "Pod"
 		if !known || allocated != (c.Status.Allocation != nil) || len(c.Status.ReservedFor) != 1 {
 			t.Errorf("%s: %+v", what, c)
 		}
@@ -112,13 +126,15 @@ func TestOwnClaims(t *testing.T) {
 // TestTrim: of other kinds nothing but our own annotations is kept of what has no limit.
 func TestTrim(t *testing.T) {
 	for _, o := range []client.Object{
-		&v1alpha1.XPUPort{ObjectMeta: largest()}, &corev1.Service{ObjectMeta: largest()}, &metav1.PartialObjectMetadata{ObjectMeta: largest()},
+		&v1alpha1.XPUPort{ObjectMeta: largest()}, &corev1.Service{ObjectMeta: largest()},
+		&metav1.PartialObjectMetadata{ObjectMeta: largest()},
 	} {
 		o.GetAnnotations()[v1alpha1.AnnotationTLSSecret] = "opi-client"
 		trimmed, err := kubecache.Trim(o)
 		must.Succeed(t, err)
 		got := trimmed.(client.Object)
-		if diff := gocmp.Diff(map[string]string{v1alpha1.AnnotationTLSSecret: "opi-client"}, got.GetAnnotations()); diff != "" {
+		if diff := gocmp.Diff(map[string]string{v1alpha1.AnnotationTLSSecret: "opi-client"},
+			got.GetAnnotations()); diff != "" {
 			t.Errorf("%T: annotations -want +got\n%s", o, diff)
 		}
 		if got.GetManagedFields() != nil || got.GetName() != "large" {

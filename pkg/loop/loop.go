@@ -1,5 +1,5 @@
-// Package loop has the waiting of a daemon's loops: until something changes, until changes have settled, and between
-// attempts.
+// Package loop has the waiting of a daemon's loops: until something changes, until changes have
+// settled, and between attempts.
 package loop
 
 import (
@@ -12,9 +12,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Until returns nil once done returns true. It calls done at once and after every change, to which it subscribes as long as
-// it waits. If ctx ends before, it returns [context.Cause].
-func Until(ctx context.Context, subscribe func(context.Context) <-chan struct{}, done func() bool) error {
+// Until returns nil once done returns true. It calls done at once and after every change, to which
+// it subscribes as long as it waits. If ctx ends before, it returns [context.Cause].
+func Until(
+	ctx context.Context, subscribe func(context.Context) <-chan struct{}, done func() bool,
+) error {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
 	changes := subscribe(waiting)
@@ -28,7 +30,8 @@ func Until(ctx context.Context, subscribe func(context.Context) <-chan struct{},
 	return nil
 }
 
-// Wait returns true after a change or after the pause. A pause of 0 is infinite. It returns false if ctx ends before.
+// Wait returns true after a change or after the pause. A pause of 0 is infinite. It returns false
+// if ctx ends before.
 func Wait(ctx context.Context, changes <-chan struct{}, pause time.Duration) bool {
 	var elapsed <-chan time.Time
 	if pause > 0 {
@@ -43,7 +46,8 @@ func Wait(ctx context.Context, changes <-chan struct{}, pause time.Duration) boo
 	return true
 }
 
-// Debounce returns when no change has come for the time quiet, at the latest after the time most, or when ctx ends.
+// Debounce returns when no change has come for the time quiet, at the latest after the time most,
+// or when ctx ends.
 func Debounce(ctx context.Context, changes <-chan struct{}, quiet, most time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -63,16 +67,20 @@ func Sleep(ctx context.Context, pause time.Duration) bool {
 	return Wait(ctx, nil, max(pause, 1)) // 0 would be infinite
 }
 
-// Backoff returns pauses that begin with first and double up to slowest. Each is up to a tenth longer at random, so that
-// nodes do not try at the same time.
+// Backoff returns pauses that begin with first and double up to slowest. Each is up to a tenth
+// longer at random, so that nodes do not try at the same time.
 func Backoff(first, slowest time.Duration) *wait.Backoff {
-	return &wait.Backoff{Duration: first, Factor: 2, Jitter: 0.1, Cap: slowest, Steps: math.MaxInt32}
+	return &wait.Backoff{
+		Duration: first, Factor: 2, Jitter: 0.1, Cap: slowest, Steps: math.MaxInt32,
+	}
 }
 
-// Retry repeats work until ctx ends or work returns nil. The pauses are those of a [Backoff], which begins anew if work took
-// longer than slowest. failed is called with each error and the pause that follows.
+// Retry repeats work until ctx ends or work returns nil. The pauses are those of a [Backoff], which
+// begins anew if work took longer than slowest. failed is called with each error and the pause that
+// follows.
 func Retry(
-	ctx context.Context, first, slowest time.Duration, work func(context.Context) error, failed func(err error, pause time.Duration),
+	ctx context.Context, first, slowest time.Duration, work func(context.Context) error,
+	failed func(err error, pause time.Duration),
 ) {
 	pauses := Backoff(first, slowest)
 	for {

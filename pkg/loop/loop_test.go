@@ -24,13 +24,17 @@ func TestUntil(t *testing.T) {
 		asked := 0
 		time.AfterFunc(time.Second, func() { changes <- struct{}{} })
 		time.AfterFunc(2*time.Second, func() { changes <- struct{}{} })
-		if err := loop.Until(ctx, subscribe, func() bool { asked++; return asked == 3 }); err != nil {
+		if err := loop.Until(ctx, subscribe, func() bool {
+			asked++
+			return asked == 3
+		}); err != nil {
 			t.Errorf("after two changes: %v", err)
 		}
 		if waiting.Err() == nil {
 			t.Error("it is still subscribed")
 		}
-		if err := loop.Until(ctx, subscribe, func() bool { return false }); err == nil || err.Error() != "too late" {
+		if err := loop.Until(ctx, subscribe, func() bool { return false }); err == nil ||
+			err.Error() != "too late" {
 			t.Errorf("error %v, want the cause", err)
 		}
 	})
@@ -103,10 +107,19 @@ func TestRetry(t *testing.T) {
 		during time.Duration
 		pauses []time.Duration // about
 	}{
-		"succeeds":     {nil, time.Hour, nil},
-		"fails twice":  {make([]time.Duration, 2), time.Hour, []time.Duration{time.Second, 2 * time.Second}},
-		"fails always": {make([]time.Duration, 100), 27 * time.Second, []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 8 * time.Second, 8 * time.Second}},
-		"works long":   {[]time.Duration{0, time.Minute, 0}, time.Hour, []time.Duration{time.Second, time.Second, 2 * time.Second}},
+		"succeeds": {nil, time.Hour, nil},
+		"fails twice": {
+			make([]time.Duration, 2), time.Hour, []time.Duration{time.Second, 2 * time.Second},
+		},
+		"fails always": {
+			make([]time.Duration, 100), 27 * time.Second,
+			[]time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second,
+				8 * time.Second, 8 * time.Second},
+		},
+		"works long": {
+			[]time.Duration{0, time.Minute, 0}, time.Hour,
+			[]time.Duration{time.Second, time.Second, 2 * time.Second},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -1,4 +1,5 @@
-// Package monitoring has the metrics that every program has, and serves metrics, health and profiles by HTTP.
+// Package monitoring has the metrics that every program has, and serves metrics, health and
+// profiles by HTTP.
 package monitoring
 
 import (
@@ -19,8 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// Histograms are native ones beside classic ones: a server that asks for them gets buckets of which each is 10 % wider than the one
-// before, at most so many.
+// Histograms are native ones beside classic ones: a server that asks for them gets buckets of which
+// each is 10 % wider than the one before, at most so many.
 const (
 	NativeBucketFactor = 1.1
 	NativeMaxBuckets   = 160
@@ -29,9 +30,11 @@ const (
 // NewBuildInfo is the metric xpu_build_info: constantly 1, the version in its labels.
 func NewBuildInfo(program string) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name:        "xpu_build_info",
-		Help:        "Which version of which program this is.",
-		ConstLabels: prometheus.Labels{"program": program, "version": version.String(), "goversion": runtime.Version()},
+		Name: "xpu_build_info",
+		Help: "Which version of which program this is.",
+		ConstLabels: prometheus.Labels{
+			"program": program, "version": version.String(), "goversion": runtime.Version(),
+		},
 	}, func() float64 { return 1 })
 }
 
@@ -39,12 +42,13 @@ func NewBuildInfo(program string) prometheus.Collector {
 func NewRegistry(program string) *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(NewBuildInfo(program),
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
 }
 
-// maxScrapes is how many scrapes are answered at once. A few servers scrape, and whoever reaches the port may ask; others get
-// 503.
+// maxScrapes is how many scrapes are answered at once. A few servers scrape, and whoever reaches
+// the port may ask; others get 503.
 const maxScrapes = 16
 
 // Handler answers with the metrics of the registry.
@@ -52,10 +56,14 @@ func Handler(registry *prometheus.Registry) http.Handler {
 	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
 
-// Serve answers requests until ctx ends. It closes the listener. Clients that do not speak as they should are logged.
-func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log logr.Logger) error {
+// Serve answers requests until ctx ends. It closes the listener. Clients that do not speak as they
+// should are logged.
+func Serve(
+	ctx context.Context, listener net.Listener, handler http.Handler, log logr.Logger,
+) error {
 	server := &http.Server{
-		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelInfo),
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second,
+		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(log), slog.LevelInfo),
 	}
 	defer context.AfterFunc(ctx, func() {
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)

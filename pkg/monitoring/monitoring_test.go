@@ -16,7 +16,8 @@ func TestBuildInfo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(families) != 1 || families[0].GetName() != "xpu_build_info" || len(families[0].GetMetric()) != 1 {
+	if len(families) != 1 || families[0].GetName() != "xpu_build_info" ||
+		len(families[0].GetMetric()) != 1 {
 		t.Fatalf("gathered %v, want xpu_build_info once", families)
 	}
 	metric := families[0].GetMetric()[0]
@@ -27,7 +28,9 @@ func TestBuildInfo(t *testing.T) {
 	for _, label := range metric.GetLabel() {
 		labels[label.GetName()] = label.GetValue()
 	}
-	want := map[string]string{"program": "xpu-test", "version": version.String(), "goversion": runtime.Version()}
+	want := map[string]string{
+		"program": "xpu-test", "version": version.String(), "goversion": runtime.Version(),
+	}
 	for name, value := range want {
 		if labels[name] != value {
 			t.Errorf("label %s is %q, want %q", name, labels[name], value)

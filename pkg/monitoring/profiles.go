@@ -46,10 +46,12 @@ func ListenForProfiles(address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// ServeProfiles answers at /debug/pprof/ until ctx ends, see package [net/http/pprof]. It closes the listener.
+// ServeProfiles answers at /debug/pprof/ until ctx ends, see package [net/http/pprof]. It closes
+// the listener.
 func ServeProfiles(ctx context.Context, listener net.Listener, log logr.Logger) error {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index) // with heap, goroutine and the other profiles of the runtime
+	// with heap, goroutine and the other profiles of the runtime
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)

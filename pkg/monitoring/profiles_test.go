@@ -15,10 +15,12 @@ import (
 
 func TestListenForProfiles(t *testing.T) {
 	for address, want := range map[string]string{
-		"0.0.0.0:6060": "not a loopback address", ":6060": "not a loopback address", "192.0.2.1:6060": "not a loopback address",
+		"0.0.0.0:6060": "not a loopback address", ":6060": "not a loopback address",
+		"192.0.2.1:6060":   "not a loopback address",
 		"xpu.example:6060": "not a loopback address", "6060": "not host:port",
 	} {
-		if _, err := monitoring.ListenForProfiles(address); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), address) {
+		if _, err := monitoring.ListenForProfiles(address); err == nil ||
+			!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), address) {
 			t.Errorf("%s: error %v, want one with %q", address, err, want)
 		}
 	}
@@ -27,9 +29,14 @@ func TestListenForProfiles(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	listener, err := monitoring.ListenForProfiles("localhost:0")
 	must.Succeed(t, err)
-	stop := must.Run(t, func(ctx context.Context) error { return monitoring.ServeProfiles(ctx, listener, logr.Discard()) })
+	stop := must.Run(t, func(ctx context.Context) error {
+		return monitoring.ServeProfiles(ctx, listener, logr.Discard())
+	})
 	defer stop()
-	for path, want := range map[string]string{"": "goroutine", "goroutine?debug=1": "TestProfiles", "heap?debug=1": "heap profile", "cmdline": "test"} {
+	for path, want := range map[string]string{
+		"": "goroutine", "goroutine?debug=1": "TestProfiles", "heap?debug=1": "heap profile",
+		"cmdline": "test",
+	} {
 		response, err := http.Get("http://" + listener.Addr().String() + "/debug/pprof/" + path)
 		must.Succeed(t, err)
 		text, err := io.ReadAll(response.Body)

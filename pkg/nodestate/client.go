@@ -15,8 +15,8 @@ import (
 // DefaultSocket is where an agent listens for administrators, in the directory of its journal.
 const DefaultSocket = "/var/lib/xpu-agent/admin.sock"
 
-// Paths of the HTTP requests that an agent answers: GET of a [State], POST of a [Release], and at a socket of its own GET of whether it
-// is ready.
+// Paths of the HTTP requests that an agent answers: GET of a [State], POST of a [Release], and at a
+// socket of its own GET of whether it is ready.
 const (
 	StatePath   = "/state"
 	ReleasePath = "/release"
@@ -66,8 +66,8 @@ func (c Client) Ready(ctx context.Context) error {
 	return err
 }
 
-// Release gives a hook up, or ends a quarantine, and returns in one line what came of it. It returns before the next hook has
-// run.
+// Release gives a hook up, or ends a quarantine, and returns in one line what came of it. It
+// returns before the next hook has run.
 func (c Client) Release(ctx context.Context, r Release) (outcome string, err error) {
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -78,11 +78,14 @@ func (c Client) Release(ctx context.Context, r Release) (outcome string, err err
 }
 
 func (c Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	transport := &http.Transport{DialContext: func(
+		ctx context.Context, _, _ string,
+	) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", c.Socket)
 	}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, method, "http://xpu-agent"+path, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, method, "http://xpu-agent"+path,
+		bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

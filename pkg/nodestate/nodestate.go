@@ -1,4 +1,5 @@
-// Package nodestate has what an agent tells administrators about its node, and asks the agent for it.
+// Package nodestate has what an agent tells administrators about its node, and asks the agent for
+// it.
 package nodestate
 
 import (
@@ -9,18 +10,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// State is what is on a node at a time. Without an agent, it has no more than what the kernel shows: no pools, problems, attachments and dead
-// letters.
+// State is what is on a node at a time. Without an agent, it has no more than what the kernel
+// shows: no pools, problems, attachments and dead letters.
 type State struct {
-	Node      string     `json:"node,omitempty"`  // name of its Node object, or of the host where there is none
-	Agent     string     `json:"agent,omitempty"` // version of the agent that tells; empty where none does
+	// name of its Node object, or of the host where there is none
+	Node string `json:"node,omitempty"`
+	// version of the agent that tells; empty where none does
+	Agent     string     `json:"agent,omitempty"`
 	Time      time.Time  `json:"time"`
 	Functions []Function `json:"functions"` // sorted by address, SFs behind their PF by sfnum
-	// DeadLetters are the post-delete hooks that were given up, the oldest first. An agent keeps the last 100.
+	// DeadLetters are the post-delete hooks that were given up, the oldest first. An agent keeps
+	// the last 100.
 	DeadLetters []DeadLetter `json:"deadLetters,omitempty"`
 }
 
-// Function is a Function as the kernel shows it; see [function.Function] for the fields of the same names.
+// Function is a Function as the kernel shows it; see [function.Function] for the fields of the same
+// names.
 type Function struct {
 	ID          function.ID    `json:"function"`
 	Kind        function.Kind  `json:"kind"`
@@ -42,18 +47,22 @@ type Function struct {
 	TotalVFs    int            `json:"totalVFs,omitempty"`
 	RDMADevices []string       `json:"rdmaDevices,omitempty"`
 	IOMMUGroup  string         `json:"iommuGroup,omitempty"`
-	// HostUse is what the host itself uses the netdev for, so that pods do not get the Function: "is a port of bridge br0".
+	// HostUse is what the host itself uses the netdev for, so that pods do not get the Function:
+	// "is a port of bridge br0".
 	HostUse string `json:"hostUse,omitempty"`
-	// DefaultRoute says that the node's own traffic goes over the netdev, so that pods do not get the Function.
+	// DefaultRoute says that the node's own traffic goes over the netdev, so that pods do not get
+	// the Function.
 	DefaultRoute bool `json:"defaultRoute,omitempty"`
-	// Potential says that the SF is made when it is allocated. Gone says that there is no device any more, but an attachment.
+	// Potential says that the SF is made when it is allocated. Gone says that there is no device
+	// any more, but an attachment.
 	Potential bool `json:"potential,omitempty"`
 	Gone      bool `json:"gone,omitempty"`
 	// Serial and Board are those of a PF's card.
 	Serial string `json:"serial,omitempty"`
 	Board  string `json:"board,omitempty"`
 
-	// Pool is the DevicePool that has the Function; empty if none has. Publish is DRA or DevicePlugin.
+	// Pool is the DevicePool that has the Function; empty if none has. Publish is DRA or
+	// DevicePlugin.
 	Pool    string `json:"pool,omitempty"`
 	Publish string `json:"publish,omitempty"`
 	// Problems keep the Function from pods.
@@ -69,7 +78,8 @@ type Problem struct {
 
 // Attachment says who has a Function that is not free, and how far that is.
 type Attachment struct {
-	State string `json:"state"` // Reserved, Attaching, Attached, Lost, Reattaching, Detaching or Releasing
+	// Reserved, Attaching, Attached, Lost, Reattaching, Detaching or Releasing
+	State string `json:"state"`
 	Pod   Pod    `json:"pod,omitzero"`
 	Claim Claim  `json:"claim,omitzero"`
 	// Resource is the extended resource by which the Function was given to the pod.
@@ -78,27 +88,31 @@ type Attachment struct {
 
 	// Interface is what the pod wants, or what it has, once the Function is attached.
 	Interface Interface `json:"interface"`
-	// Network is that of the Port that the agent itself asked for; empty where the controller asked, or nobody.
+	// Network is that of the Port that the agent itself asked for; empty where the controller
+	// asked, or nobody.
 	Network string `json:"network,omitempty"`
 
 	ReservedAt time.Time `json:"reservedAt"`
 	AttachedAt time.Time `json:"attachedAt,omitzero"`
 	LostAt     time.Time `json:"lostAt,omitzero"`
-	StoppedAt  time.Time `json:"stoppedAt,omitzero"`  // when its way back began
-	RestoredAt time.Time `json:"restoredAt,omitzero"` // when it was back, and post-delete hooks began to run
-	// Hook is the post-delete hook that keeps the Function from being free; nil before RestoredAt, except that the Port of a
-	// quarantined Function goes before.
+	StoppedAt  time.Time `json:"stoppedAt,omitzero"` // when its way back began
+	// when it was back, and post-delete hooks began to run
+	RestoredAt time.Time `json:"restoredAt,omitzero"`
+	// Hook is the post-delete hook that keeps the Function from being free; nil before RestoredAt,
+	// except that the Port of a quarantined Function goes before.
 	Hook *Hook `json:"hook,omitempty"`
-	// Quarantine is why the Function is kept from every pod although its own is gone; nil unless it is.
+	// Quarantine is why the Function is kept from every pod although its own is gone; nil unless it
+	// is.
 	Quarantine *Quarantine `json:"quarantine,omitempty"`
 }
 
 // Quarantine is why a Function did not come back from its last pod as it was.
 type Quarantine struct {
-	Reason   string    `json:"reason"`  // MayLeak, WrongDriver, NotTornDown or NotRestored
-	Message  string    `json:"message"` // what the last try said
-	Since    time.Time `json:"since"`
-	Attempts int       `json:"attempts,omitempty"` // how often the Function was tried again since then
+	Reason  string    `json:"reason"`  // MayLeak, WrongDriver, NotTornDown or NotRestored
+	Message string    `json:"message"` // what the last try said
+	Since   time.Time `json:"since"`
+	// how often the Function was tried again since then
+	Attempts int       `json:"attempts,omitempty"`
 	RetryAt  time.Time `json:"retryAt,omitzero"`
 }
 
@@ -150,14 +164,16 @@ type DeadLetter struct {
 	Time     time.Time   `json:"time"`  // when it was given up
 }
 
-// Release asks to free a Function: by giving up the post-delete hook that it waits for, or, without a Hook, by ending its
-// quarantine.
+// Release asks to free a Function: by giving up the post-delete hook that it waits for, or, without
+// a Hook, by ending its quarantine.
 type Release struct {
 	Function function.ID `json:"function"`
 	Hook     string      `json:"hook,omitempty"` // must be the one that the Function waits for
-	// AsItIs lets a quarantined Function go as it is. Without, it is tried again at once, and stays quarantined if that fails.
+	// AsItIs lets a quarantined Function go as it is. Without, it is tried again at once, and stays
+	// quarantined if that fails.
 	AsItIs bool `json:"asItIs,omitempty"`
-	// PortGone affirms that the xPU serves no Port of the Function any more. Without, [PortHook] is not given up.
+	// PortGone affirms that the xPU serves no Port of the Function any more. Without, [PortHook] is
+	// not given up.
 	PortGone bool `json:"portGone,omitempty"`
 }
 
@@ -165,9 +181,12 @@ type Release struct {
 func NewFunction(f function.Function) Function {
 	return Function{
 		ID: f.ID, Kind: f.Kind, Class: f.Class, PF: f.PF, PFName: f.PFName, Index: f.Index,
-		Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, NUMANode: f.NUMANode, PCIeRoot: f.PCIeRoot,
-		Netdev: f.Netdev, LinkType: f.LinkType, LinkUp: f.LinkUp, NumVFs: f.NumVFs, TotalVFs: f.TotalVFs,
+		Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, NUMANode: f.NUMANode,
+		PCIeRoot: f.PCIeRoot,
+		Netdev:   f.Netdev, LinkType: f.LinkType, LinkUp: f.LinkUp, NumVFs: f.NumVFs,
+		TotalVFs:  f.TotalVFs,
 		AuxDevice: f.AuxDevice, AdminDown: f.AdminDown, HostUse: f.HostUse,
-		RDMADevices: f.RDMADevices, IOMMUGroup: f.IOMMUGroup, DefaultRoute: f.DefaultRoute, Potential: f.Potential,
+		RDMADevices: f.RDMADevices, IOMMUGroup: f.IOMMUGroup, DefaultRoute: f.DefaultRoute,
+		Potential: f.Potential,
 	}
 }

@@ -29,13 +29,16 @@ func TestDecodeRefuses(t *testing.T) {
 // FuzzDecode: what an agent says is refused, or is a State that says the same when it is written.
 func FuzzDecode(f *testing.F) {
 	full, err := json.Marshal(State{
-		Node: "node1", Time: time.Unix(1, 0).UTC(), DeadLetters: []DeadLetter{{Hook: PortHook, Error: "gone"}},
+		Node: "node1", Time: time.Unix(1, 0).UTC(),
+		DeadLetters: []DeadLetter{{Hook: PortHook, Error: "gone"}},
 		Functions: []Function{{Netdev: "eth1", Attachment: &Attachment{
-			State: "Attached", Pod: Pod{Namespace: "a", Name: "b"}, Hook: &Hook{Name: PortHook}, Quarantine: &Quarantine{Reason: "MayLeak"},
+			State: "Attached", Pod: Pod{Namespace: "a", Name: "b"}, Hook: &Hook{Name: PortHook},
+			Quarantine: &Quarantine{Reason: "MayLeak"},
 		}}},
 	})
 	must.Succeed(f, err)
-	for _, text := range []string{string(full), `{}`, `null`, `{"functions": [{"function": "0000:3b:00.2/sf88", "pf": "x"}]}`,
+	for _, text := range []string{string(full), `{}`, `null`,
+		`{"functions": [{"function": "0000:3b:00.2/sf88", "pf": "x"}]}`,
 		`{"functions": [{"attachment": {"interface": {"mac": "", "addresses": ["10.0.0.1/33"]}}}], "unknown": 1}`,
 	} {
 		f.Add([]byte(text))

@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// Signal wakes its subscribers. It carries no data: a subscriber reads the state itself. Several changes before it does
-// wake it once. The zero value is ready for use, by several goroutines at once.
+// Signal wakes its subscribers. It carries no data: a subscriber reads the state itself. Several
+// changes before it does wake it once. The zero value is ready for use, by several goroutines at
+// once.
 type Signal struct {
 	subscribers sync.Map // of chan struct{}
 }
@@ -22,8 +23,8 @@ func (s *Signal) Notify() {
 	}
 }
 
-// Subscribe returns a channel that receives a value after every Notify from now on, until ctx ends. The channel is
-// never closed.
+// Subscribe returns a channel that receives a value after every Notify from now on, until ctx ends.
+// The channel is never closed.
 func (s *Signal) Subscribe(ctx context.Context) <-chan struct{} {
 	subscriber := make(chan struct{}, 1)
 	s.subscribers.Store(subscriber, nil)

@@ -65,8 +65,8 @@ func TestSubscriptionEnds(t *testing.T) {
 	})
 }
 
-// TestNothingIsMissed: however notifiers, subscribers and ends of subscriptions mix, one who looks after being woken
-// sees the last change.
+// TestNothingIsMissed: however notifiers, subscribers and ends of subscriptions mix, one who looks
+// after being woken sees the last change.
 func TestNothingIsMissed(t *testing.T) {
 	var signal Signal
 	var mutex sync.Mutex

@@ -32,7 +32,8 @@ const (
 type changes struct {
 	mu      sync.Mutex
 	running map[object]*change
-	lost    map[object]*change // the last one whose answer was lost, until it is seen what came of it
+	// the last one whose answer was lost, until it is seen what came of it
+	lost map[object]*change
 }
 
 // object names a port or a network.

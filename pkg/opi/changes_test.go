@@ -33,7 +33,8 @@ func TestCallThatOutlivesItsCaller(t *testing.T) {
 	slow(a, "CreateBridgePort", 500*time.Millisecond)
 	wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout)
 	for range 3 {
-		wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout, "has not answered", "create port")
+		wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout,
+			"has not answered", "create port")
 	}
 	ok(t, c.EnsurePort(t.Context(), port1))
 	if calls := a.Calls("CreateBridgePort"); calls != 1 {
@@ -58,7 +59,8 @@ func TestDeletionWaitsForCreate(t *testing.T) {
 	wantError(t, c.EnsurePort(within(t, 50*time.Millisecond), port1), opi.ErrTimeout)
 	_, err := c.GetPort(within(t, 50*time.Millisecond), port1.ID)
 	wantError(t, err, opi.ErrTimeout, "has not answered")
-	wantError(t, c.DeletePort(within(t, 50*time.Millisecond), port1.ID), opi.ErrTimeout, "has not answered")
+	wantError(t, c.DeletePort(within(t, 50*time.Millisecond), port1.ID), opi.ErrTimeout,
+		"has not answered")
 	ok(t, c.DeletePort(t.Context(), port1.ID))
 	if created, got := a.Calls("CreateBridgePort"), a.Ports(); created != 1 || len(got) != 0 {
 		t.Errorf("after %d calls the agent has %q, want none", created, got)
@@ -82,7 +84,8 @@ func TestLostCreate(t *testing.T) {
 	a, c := start(t)
 	a.FailNext("CreateBridgePort", 1, codes.Unavailable, "connection lost")
 	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnavailable, "connection lost")
-	wantError(t, c.DeletePort(within(t, 300*time.Millisecond), port1.ID), opi.ErrTimeout, "may still", "create port")
+	wantError(t, c.DeletePort(within(t, 300*time.Millisecond), port1.ID), opi.ErrTimeout,
+		"may still", "create port")
 	_, err := c.GetPort(t.Context(), port1.ID)
 	wantError(t, err, opi.ErrUnavailable, "may still", "create port")
 	late := dial(t, a.Config())
@@ -99,7 +102,8 @@ func TestLostDelete(t *testing.T) {
 	ok(t, c.EnsurePort(t.Context(), port1))
 	a.FailNext("DeleteBridgePort", 1, codes.Unavailable, "connection lost")
 	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnavailable, "connection lost")
-	wantError(t, c.EnsurePort(within(t, 300*time.Millisecond), port1), opi.ErrTimeout, "may still", "delete port")
+	wantError(t, c.EnsurePort(within(t, 300*time.Millisecond), port1), opi.ErrTimeout, "may still",
+		"delete port")
 	a.Lose(port1.ID) // it is
 	ok(t, c.EnsurePort(t.Context(), port1))
 }

@@ -1,8 +1,9 @@
 // Package opi speaks to an xPU's OPI agent in terms of Networks and Ports.
 //
-// OPI agents are asynchronous and promise little: a successful Create proves nothing, and most errors are Unknown. Each method
-// of [Client] therefore looks at what the agent has, does what is missing, and returns nil only when the agent says that
-// exactly the wanted state is there. It may be called again at any time, also when the outcome of an earlier call is unknown.
+// OPI agents are asynchronous and promise little: a successful Create proves nothing, and most
+// errors are Unknown. Each method of [Client] therefore looks at what the agent has, does what is
+// missing, and returns nil only when the agent says that exactly the wanted state is there. It may
+// be called again at any time, also when the outcome of an earlier call is unknown.
 package opi
 
 import (
@@ -43,24 +44,25 @@ type Config struct {
 	Endpoint string      // host:port
 	TLS      *tls.Config // see [TLSConfig]; nil is plaintext
 	Dialect  Dialect
-	// Installation marks what is the caller's at the agent. What is not is never replaced, changed or deleted.
+	// Installation marks what is the caller's at the agent. What is not is never replaced, changed
+	// or deleted.
 	Installation Installation
-	// FailedGrace is how long a port or network that the agent says has failed may take to come up by itself, as the reference
-	// agent tries again after 2 s. Default 3 s.
+	// FailedGrace is how long a port or network that the agent says has failed may take to come up
+	// by itself, as the reference agent tries again after 2 s. Default 3 s.
 	FailedGrace time.Duration
-	// Claimed, where set, says whose a port of the installation is that is not this client's, such as that of another node which
-	// has a Function of the same address; "" for this client's.
+	// Claimed, where set, says whose a port of the installation is that is not this client's, such
+	// as that of another node which has a Function of the same address; "" for this client's.
 	Claimed func(PortStatus) string
 	// Stats, where set, is told about each call, such as for traces.
 	Stats stats.Handler
 
-	// ReloadTLS, where set, replaces TLS. It is called for each new connection, which then uses renewed certificates. An
-	// error of it makes the connection fail.
+	// ReloadTLS, where set, replaces TLS. It is called for each new connection, which then uses
+	// renewed certificates. An error of it makes the connection fail.
 	ReloadTLS func() (*tls.Config, error)
 }
 
-// authority is the endpoint as gRPC names it to the agent: without the zone, which is this host's alone. Under TLS the host is the
-// name that is expected in the agent's certificate.
+// authority is the endpoint as gRPC names it to the agent: without the zone, which is this host's
+// alone. Under TLS the host is the name that is expected in the agent's certificate.
 func (c Config) authority() string {
 	if c.TLS != nil && c.TLS.ServerName != "" {
 		return c.TLS.ServerName
@@ -82,8 +84,8 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
-// NormalEndpoint returns the endpoint in a form in which two that are written differently for one address are equal. Names are
-// not resolved, but for localhost.
+// NormalEndpoint returns the endpoint in a form in which two that are written differently for one
+// address are equal. Names are not resolved, but for localhost.
 func NormalEndpoint(endpoint string) string {
 	host, port, err := net.SplitHostPort(endpoint)
 	if err != nil {
@@ -104,8 +106,8 @@ func NormalEndpoint(endpoint string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// Client is a connection to one OPI agent. Its methods may be called from several goroutines at once; calls for the
-// same id should not be, as they would undo each other's work.
+// Client is a connection to one OPI agent. Its methods may be called from several goroutines at
+// once; calls for the same id should not be, as they would undo each other's work.
 type Client struct {
 	endpoint     string
 	installation Installation
@@ -148,7 +150,8 @@ func Dial(cfg Config) (*Client, error) {
 		}
 		return conn, err
 	}
-	// Not a target of gRPC's own, which is a URI: the zone of an IPv6 address would be taken for an escape.
+	// Not a target of gRPC's own, which is a URI: the zone of an IPv6 address would be taken for an
+	// escape.
 	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(cfg.credentials()),
 		grpc.WithAuthority(cfg.authority()),
@@ -156,7 +159,10 @@ func Dial(cfg Config) (*Client, error) {
 		grpc.WithContextDialer(dial),
 		grpc.WithIdleTimeout(0),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			Backoff: backoff.Config{
+				BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+				MaxDelay: 5 * time.Second,
+			},
 			MinConnectTimeout: rpcTimeout,
 		}),
 		grpc.WithUnaryInterceptor(limited()),
@@ -174,7 +180,8 @@ func Dial(cfg Config) (*Client, error) {
 	c.ports = kind{noun: "port", delete: c.agent.DeletePort, again: true}
 	c.ports.status = func(ctx context.Context, id string) (Status, bool, error) {
 		got, err := c.agent.Port(ctx, id)
-		untold := got.State == StateDeleting && len(got.Networks) == 0 // whose it is: it is waited for
+		// whose it is: it is waited for
+		untold := got.State == StateDeleting && len(got.Networks) == 0
 		return got.Status, untold || c.ownerOf(got) == "", err
 	}
 	c.networks = kind{noun: "network", delete: c.agent.DeleteNetwork}
@@ -189,7 +196,8 @@ func Dial(cfg Config) (*Client, error) {
 func (c *Client) ownerOf(p PortStatus) string {
 	switch {
 	case !c.installation.OwnsPort(p.Port):
-		return fmt.Sprintf("somebody else, in networks %q, while those of this installation begin with %s-", p.Networks, c.installation)
+		return fmt.Sprintf("somebody else, in networks %q, while those of this installation "+
+			"begin with %s-", p.Networks, c.installation)
 	case c.claimed != nil:
 		return c.claimed(p)
 	}
@@ -204,8 +212,8 @@ func (c *Client) Check(ctx context.Context) error {
 	return c.failure(ctx, "check agent", c.endpoint, c.agent.Alive(ctx))
 }
 
-// Peer is the address and port of the agent at the last attempt to connect, "" before. Endpoints with several names for one
-// agent have the same.
+// Peer is the address and port of the agent at the last attempt to connect, "" before. Endpoints
+// with several names for one agent have the same.
 func (c *Client) Peer() string {
 	peer, _ := c.peer.Load().(string)
 	return peer
@@ -214,10 +222,12 @@ func (c *Client) Peer() string {
 // Connected tells whether the connection is up now. A Client connects when it is first used.
 func (c *Client) Connected() bool { return c.conn.GetState() == connectivity.Ready }
 
-// Watch keeps the connection up until the context ends, and returns the context's error. It calls changed, from one goroutine,
-// with true each time the connection came up, and with false each time it went down or the first attempt failed.
+// Watch keeps the connection up until the context ends, and returns the context's error. It calls
+// changed, from one goroutine, with true each time the connection came up, and with false each time
+// it went down or the first attempt failed.
 //
-// After true every Port must be verified: the API has no boot id, and an agent forgets its ports when it restarts.
+// After true every Port must be verified: the API has no boot id, and an agent forgets its ports
+// when it restarts.
 func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error {
 	var last connectivity.State = -1
 	var connection int64 // the one that was told of last
@@ -251,7 +261,8 @@ func (c *Client) Watch(ctx context.Context, changed func(connected bool)) error 
 			return ctx.Err()
 		}
 		if state == connectivity.Ready {
-			// Report this even if the connection is up again: it is a new one, perhaps to an agent that was restarted.
+			// Report this even if the connection is up again: it is a new one, perhaps to an agent
+			// that was restarted.
 			report(connectivity.TransientFailure)
 		}
 	}

@@ -25,8 +25,10 @@ import (
 var (
 	blue  = opi.Network{ID: "net-blue", VLAN: 10}
 	red   = opi.Network{ID: "net-red", VLAN: 20}
-	port1 = opi.Port{ID: "vf-0000-03-00-2", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}}
-	port2 = opi.Port{ID: "vf-0000-03-00-3", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, Networks: []string{"net-blue"}}
+	port1 = opi.Port{ID: "vf-0000-03-00-2", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1},
+		Networks: []string{"net-blue"}}
+	port2 = opi.Port{ID: "vf-0000-03-00-3", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 2},
+		Networks: []string{"net-blue"}}
 )
 
 // TestSuite runs for each dialect.
@@ -45,7 +47,8 @@ func TestSuite(t *testing.T) {
 func runSuite(t *testing.T, start func(testing.TB) *opitest.Agent) {
 	tests := map[string]opitest.Behaviour{
 		"healthy": {},
-		"slow":    {UpDelay: 20 * time.Millisecond, DeleteTail: 30 * time.Millisecond, Latency: time.Millisecond},
+		"slow": {UpDelay: 20 * time.Millisecond, DeleteTail: 30 * time.Millisecond,
+			Latency: time.Millisecond},
 		// Names as the API's comments say, and an agent that succeeds at its second attempt.
 		"other names": {ProtoNames: true},
 		"fails first": {FailsFirst: 20 * time.Millisecond},
@@ -120,18 +123,41 @@ func TestInvalidArguments(t *testing.T) {
 		err  error
 		says string
 	}{
-		{"upper case id", c.EnsurePort(t.Context(), opi.Port{ID: "VF-1", MAC: port1.MAC, Networks: port1.Networks}), "ID"},
-		{"short MAC", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC[:3], Networks: port1.Networks}), "MAC"},
-		{"text MAC", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: []byte("00:11:22:33:44:55"), Networks: port1.Networks}), "MAC"},
-		{"group MAC", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: group, Networks: port1.Networks}), "MAC"},
-		{"zero MAC", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: make([]byte, 6), Networks: port1.Networks}), "MAC"},
-		{"no network", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC}), "Networks"},
-		{"two networks", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-red"}}), "Networks"},
-		{"network twice", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-blue"}, Trunk: true}), "Networks"},
-		{"network by VLAN", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"4"}}), "Networks"},
+		{"upper case id",
+			c.EnsurePort(t.Context(),
+				opi.Port{ID: "VF-1", MAC: port1.MAC, Networks: port1.Networks}), "ID"},
+		{"short MAC",
+			c.EnsurePort(t.Context(),
+				opi.Port{ID: port1.ID, MAC: port1.MAC[:3], Networks: port1.Networks}), "MAC"},
+		{
+			"text MAC", c.EnsurePort(t.Context(),
+				opi.Port{ID: port1.ID, MAC: []byte("00:11:22:33:44:55"), Networks: port1.Networks}),
+			"MAC",
+		},
+		{"group MAC",
+			c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: group, Networks: port1.Networks}),
+			"MAC"},
+		{
+			"zero MAC", c.EnsurePort(t.Context(),
+				opi.Port{ID: port1.ID, MAC: make([]byte, 6), Networks: port1.Networks}), "MAC",
+		},
+		{"no network", c.EnsurePort(t.Context(), opi.Port{ID: port1.ID, MAC: port1.MAC}),
+			"Networks"},
+		{"two networks",
+			c.EnsurePort(t.Context(),
+				opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-red"}}),
+			"Networks"},
+		{"network twice",
+			c.EnsurePort(t.Context(),
+				opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-blue"},
+					Trunk: true}), "Networks"},
+		{"network by VLAN",
+			c.EnsurePort(t.Context(),
+				opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"4"}}), "Networks"},
 		{"VLAN 0", c.EnsureNetwork(t.Context(), opi.Network{ID: "net-red"}), "VLAN"},
 		{"VLAN 4095", c.EnsureNetwork(t.Context(), opi.Network{ID: "net-red", VLAN: 4095}), "VLAN"},
-		{"VNI too large", c.EnsureNetwork(t.Context(), opi.Network{ID: "net-red", VLAN: 1, VNI: &big}), "VNI"},
+		{"VNI too large",
+			c.EnsureNetwork(t.Context(), opi.Network{ID: "net-red", VLAN: 1, VNI: &big}), "VNI"},
 		{"short network id", c.EnsureNetwork(t.Context(), opi.Network{ID: "net", VLAN: 1}), "ID"},
 		{"delete of a bad id", c.DeletePort(t.Context(), "x"), "ID"},
 	}
@@ -160,7 +186,8 @@ func TestPortFoundFailed(t *testing.T) {
 			return nil
 		}
 	})
-	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed, "netdev vf-0000-03-00-2 does not exist")
+	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed,
+		"netdev vf-0000-03-00-2 does not exist")
 	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed, "does not exist")
 	a.Set(func(*opitest.Behaviour) { broken = false })
 	ok(t, c.EnsurePort(t.Context(), port1))
@@ -174,7 +201,8 @@ func TestNetworkOnlyLooksAtWhatWasSet(t *testing.T) {
 	ok(t, c.EnsureNetwork(t.Context(), n))
 	n.VNI = nil
 	wantError(t, c.EnsureNetwork(t.Context(), n), opi.ErrConflict, "VNI 100")
-	wantError(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni2", VLAN: 31, VNI: &vni}), opi.ErrConflict, "VNI 100 already in network net-vni")
+	wantError(t, c.EnsureNetwork(t.Context(), opi.Network{ID: "net-vni2", VLAN: 31, VNI: &vni}),
+		opi.ErrConflict, "VNI 100 already in network net-vni")
 }
 
 // TestEndpointWithZone: an agent can have a link-local address, which is one with a zone.
@@ -189,7 +217,9 @@ func TestEndpointWithZone(t *testing.T) {
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	ok(t, err)
 	for _, host := range []string{"::1", "::1%lo"} {
-		c := dial(t, opi.Config{Endpoint: net.JoinHostPort(host, port), Dialect: evpngw.Dialect, Installation: opitest.Installation})
+		c := dial(t,
+			opi.Config{Endpoint: net.JoinHostPort(host, port), Dialect: evpngw.Dialect,
+				Installation: opitest.Installation})
 		ok(t, c.Check(t.Context())) // it serves nothing, but says so
 		if peer, _, _ := strings.Cut(c.Peer(), "]"); !strings.HasPrefix(peer, "[::1") {
 			t.Errorf("%s: peer %q", host, c.Peer())
@@ -199,8 +229,10 @@ func TestEndpointWithZone(t *testing.T) {
 
 func TestNormalEndpoint(t *testing.T) {
 	for endpoint, want := range map[string]string{
-		"10.0.0.1:50151": "10.0.0.1:50151", "Card.Example.:050151": "card.example:50151", "[::ffff:10.0.0.1]:1": "10.0.0.1:1",
-		"localhost:1": "127.0.0.1:1", "[::1]:1": "127.0.0.1:1", "[FE80::0:1%eth0]:1": "[fe80::1%eth0]:1", "nonsense": "nonsense",
+		"10.0.0.1:50151": "10.0.0.1:50151", "Card.Example.:050151": "card.example:50151",
+		"[::ffff:10.0.0.1]:1": "10.0.0.1:1",
+		"localhost:1":         "127.0.0.1:1", "[::1]:1": "127.0.0.1:1",
+		"[FE80::0:1%eth0]:1": "[fe80::1%eth0]:1", "nonsense": "nonsense",
 	} {
 		if got := opi.NormalEndpoint(endpoint); got != want {
 			t.Errorf("NormalEndpoint(%q) = %q, want %q", endpoint, got, want)
@@ -248,10 +280,13 @@ func TestLongTexts(t *testing.T) {
 	}
 }
 
-// TestTrunkLeavesNoPhantom: with a network missing, the reference agent would keep a reference to the other one.
+// TestTrunkLeavesNoPhantom: with a network missing, the reference agent would keep a reference to
+// the other one.
 func TestTrunkLeavesNoPhantom(t *testing.T) {
 	_, c := start(t)
-	trunk := opi.Port{ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-red"}, Trunk: true}
+	trunk := opi.Port{
+		ID: port1.ID, MAC: port1.MAC, Networks: []string{"net-blue", "net-red"}, Trunk: true,
+	}
 	wantError(t, c.EnsurePort(t.Context(), trunk), opi.ErrNetworkMissing, "net-red")
 	ok(t, c.EnsureNetwork(t.Context(), red))
 	ok(t, c.EnsurePort(t.Context(), trunk))
@@ -312,7 +347,8 @@ func TestStuckDelete(t *testing.T) {
 	wantError(t, err, opi.ErrTimeout, "being deleted")
 }
 
-// answered repeats a call that the context ended before the agent had said anything, as on a busy machine.
+// answered repeats a call that the context ended before the agent had said anything, as on a busy
+// machine.
 func answered(call func() error) error {
 	for {
 		if err := call(); err == nil || !strings.Contains(err.Error(), "has not said anything") {
@@ -352,26 +388,32 @@ func TestPortDeletedWhileItIsWaitedFor(t *testing.T) {
 
 // TestDefiniteRefusals: what the agent will say again is not asked again.
 func TestDefiniteRefusals(t *testing.T) {
-	for _, code := range []codes.Code{codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated, codes.PermissionDenied} {
+	for _, code := range []codes.Code{
+		codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated, codes.PermissionDenied,
+	} {
 		a, c := start(t)
 		a.FailNext("CreateBridgePort", 100, code, "never")
 		err := c.EnsurePort(within(t, 10*time.Second), port1)
 		if err == nil || errors.Is(err, opi.ErrTimeout) || a.Calls("CreateBridgePort") != 1 {
-			t.Errorf("%s: %v after %d calls, want an error after one", code, err, a.Calls("CreateBridgePort"))
+			t.Errorf("%s: %v after %d calls, want an error after one", code, err,
+				a.Calls("CreateBridgePort"))
 		}
 	}
 }
 
 func TestUpIsNoticedSoon(t *testing.T) {
 	a, c := start(t)
-	for _, delay := range []time.Duration{20 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond} {
+	for _, delay := range []time.Duration{
+		20 * time.Millisecond, 100 * time.Millisecond, 400 * time.Millisecond,
+	} {
 		a.Set(func(b *opitest.Behaviour) { b.UpDelay = delay })
 		begin := time.Now()
 		ok(t, c.EnsurePort(t.Context(), port1))
 		took := time.Since(begin)
 		t.Logf("agent %v, client %v", delay, took)
 		if took < delay || took > 2*delay+50*time.Millisecond {
-			t.Errorf("the agent was up after %v, EnsurePort returned after %v, want at most twice that", delay, took)
+			t.Errorf("the agent was up after %v, EnsurePort returned after %v, want at most "+
+				"twice that", delay, took)
 		}
 		ok(t, c.DeletePort(t.Context(), port1.ID))
 	}
@@ -388,14 +430,18 @@ func TestAgentsThatCannotBeVerified(t *testing.T) {
 	t.Run("blind", func(t *testing.T) {
 		a, c := start(t)
 		a.Set(func(b *opitest.Behaviour) { b.Blind = true })
-		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnknown, "has the port, but does not tell its type")
+		wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrUnknown,
+			"has the port, but does not tell its type")
 		wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrUnknown)
-		wantError(t, c.EnsureNetwork(t.Context(), blue), opi.ErrUnknown, "has the network, but does not tell its VLAN")
+		wantError(t, c.EnsureNetwork(t.Context(), blue), opi.ErrUnknown,
+			"has the network, but does not tell its VLAN")
 		ok(t, c.Check(t.Context()))
 	})
 	t.Run("without lists", func(t *testing.T) {
 		a, c := start(t)
-		a.Set(func(b *opitest.Behaviour) { b.Unimplemented = []string{"ListLogicalBridges", "ListBridgePorts"} })
+		a.Set(func(b *opitest.Behaviour) {
+			b.Unimplemented = []string{"ListLogicalBridges", "ListBridgePorts"}
+		})
 		ok(t, c.EnsureNetwork(t.Context(), red))
 		ok(t, c.EnsurePort(t.Context(), port1))
 	})
@@ -413,7 +459,10 @@ func TestListPages(t *testing.T) {
 	for i := range 520 {
 		id, err := opi.PortID(subfunction(i))
 		ok(t, err)
-		ok(t, c.EnsurePort(t.Context(), opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}, Networks: port1.Networks}))
+		ok(t,
+			c.EnsurePort(t.Context(),
+				opi.Port{ID: id, MAC: net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)},
+					Networks: port1.Networks}))
 		want = append(want, id)
 	}
 	before := a.Calls("ListBridgePorts")
@@ -514,7 +563,9 @@ func TestMutualTLS(t *testing.T) {
 	cert, key := ca.Issue(t, "127.0.0.1")
 	server, err := tls.X509KeyPair(cert, key)
 	ok(t, err)
-	ok(t, agent.RunTLS(&tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}))
+	ok(t,
+		agent.RunTLS(&tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(),
+			ClientAuth: tls.RequireAndVerifyClientCert}))
 
 	cfg := agent.Config()
 	cert, key = ca.Issue(t, "controller")
@@ -531,7 +582,8 @@ func TestMutualTLS(t *testing.T) {
 	wantError(t, dial(t, cfg).Check(t.Context()), opi.ErrUnavailable)
 }
 
-// TestReloadedCertificates: what is renewed counts from the next connection on, and what cannot be read is said.
+// TestReloadedCertificates: what is renewed counts from the next connection on, and what cannot be
+// read is said.
 func TestReloadedCertificates(t *testing.T) {
 	ca, other := opitest.NewAuthority(t), opitest.NewAuthority(t)
 	agent := opitest.Start(t)
@@ -539,7 +591,8 @@ func TestReloadedCertificates(t *testing.T) {
 	cert, key := ca.Issue(t, "127.0.0.1")
 	server, err := tls.X509KeyPair(cert, key)
 	ok(t, err)
-	required := &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert}
+	required := &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(),
+		ClientAuth: tls.RequireAndVerifyClientCert}
 	ok(t, agent.RunTLS(required))
 
 	var mutex sync.Mutex
@@ -576,7 +629,9 @@ func TestReloadedCertificates(t *testing.T) {
 	agent.Stop()
 	use(issue(other))
 	ok(t, agent.RunTLS(required))
-	eventually("they are of an authority that the agent does not know", func(err error) bool { return err != nil && strings.Contains(err.Error(), "tls: ") })
+	eventually("they are of an authority that the agent does not know", func(err error) bool {
+		return err != nil && strings.Contains(err.Error(), "tls: ")
+	})
 	use(issue(ca))
 	eventually("they are renewed", func(err error) bool { return err == nil })
 }

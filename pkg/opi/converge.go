@@ -24,12 +24,13 @@ type kind struct {
 
 func (k kind) object(id string) object { return object{k.noun, id} }
 
-// deleteAgain is the time after which a deletion that shows no effect is taken for lost. The reference agent may keep an object
-// for ever that is deleted while it works on an earlier deletion.
+// deleteAgain is the time after which a deletion that shows no effect is taken for lost. The
+// reference agent may keep an object for ever that is deleted while it works on an earlier
+// deletion.
 const deleteAgain = 2 * time.Second
 
-// created interprets the error of a call that creates an object. It returns nil if there is an object of the id although
-// the call failed. The caller must verify that it is the right one.
+// created interprets the error of a call that creates an object. It returns nil if there is an
+// object of the id although the call failed. The caller must verify that it is the right one.
 func (c *Client) created(ctx context.Context, k kind, op, id string, err error) error {
 	if err != nil && outcomeUnknown(err) {
 		if _, _, getErr := k.status(ctx, id); getErr == nil {
@@ -39,8 +40,8 @@ func (c *Client) created(ctx context.Context, k kind, op, id string, err error) 
 	return c.failure(ctx, op, id, err)
 }
 
-// delete returns nil once the agent says that there is no such object, or that it is not the installation's. It asks the agent
-// for nothing while the object is being deleted.
+// delete returns nil once the agent says that there is no such object, or that it is not the
+// installation's. It asks the agent for nothing while the object is being deleted.
 func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 	if err := checkID(op, id); err != nil {
 		return err
@@ -73,7 +74,9 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 			return false, said, c.failure(ctx, op, id, refused)
 		case asked.IsZero() || k.again && time.Since(asked) >= deleteAgain:
 			asked = time.Now()
-			refused = c.change(ctx, o, deletion, func(ctx context.Context) error { return k.delete(ctx, id) })
+			refused = c.change(ctx, o, deletion, func(ctx context.Context) error {
+				return k.delete(ctx, id)
+			})
 		}
 		switch {
 		case errors.Is(refused, ErrInUse):
@@ -84,11 +87,13 @@ func (c *Client) delete(ctx context.Context, k kind, op, id string) error {
 	})
 }
 
-// await calls look until it says that it is done or returns an error; there is nothing to watch in the API. The pauses grow by
-// half, so that waiting takes at most half longer than the agent itself. If the context ends first, the error has what look
-// returned last as said; "" is nothing new.
+// await calls look until it says that it is done or returns an error; there is nothing to watch in
+// the API. The pauses grow by half, so that waiting takes at most half longer than the agent
+// itself. If the context ends first, the error has what look returned last as said; "" is nothing
+// new.
 func await(
-	ctx context.Context, op, id string, look func(context.Context) (done bool, said string, err error),
+	ctx context.Context, op, id string,
+	look func(context.Context) (done bool, said string, err error),
 ) error {
 	last := "the agent has not said anything about it"
 	step := func(ctx context.Context) (bool, error) {
@@ -96,11 +101,12 @@ func await(
 		last = cmp.Or(said, last)
 		return done, err
 	}
-	// The second look follows the first at once: an agent may have done in its answer what it was asked for, and a pause of less
-	// than a millisecond takes the Go runtime a millisecond.
+	// The second look follows the first at once: an agent may have done in its answer what it was
+	// asked for, and a pause of less than a millisecond takes the Go runtime a millisecond.
 	done, err := step(ctx)
 	if !done && err == nil {
-		pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond, Steps: math.MaxInt32}
+		pauses := wait.Backoff{Duration: time.Millisecond, Factor: 1.5, Cap: 100 * time.Millisecond,
+			Steps: math.MaxInt32}
 		err = pauses.DelayFunc().Until(ctx, true, true, step)
 	}
 	if ended(ctx) && (wait.Interrupted(err) || errors.Is(err, ErrTimeout)) {

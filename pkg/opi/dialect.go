@@ -8,8 +8,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Dialect makes the [Agent] at the other end of a connection. It knows how one kind of OPI agent names objects, which calls
-// the agent has, and what its errors mean; [Client] waits and retries. Package dialects lists the dialects.
+// Dialect makes the [Agent] at the other end of a connection. It knows how one kind of OPI agent
+// names objects, which calls the agent has, and what its errors mean; [Client] waits and retries.
+// Package dialects lists the dialects.
 type Dialect func(conn grpc.ClientConnInterface) Agent
 
 // Agent makes single calls to an OPI agent. Ports and networks have the ids of [PortID] and
@@ -31,8 +32,8 @@ type Agent interface {
 	Ports(ctx context.Context) ([]PortStatus, error)
 	// CreatePort asks for a port. [ErrNetworkMissing]: one of its networks is not there.
 	CreatePort(ctx context.Context, p Port) error
-	// RetryPort asks the agent to try again to bring the port p into service, which failed before. nil does not mean that
-	// the port is in service.
+	// RetryPort asks the agent to try again to bring the port p into service, which failed before.
+	// nil does not mean that the port is in service.
 	RetryPort(ctx context.Context, p Port) error
 	// DeletePort asks the agent to delete a port. For a port that does not exist it returns nil or
 	// an [ErrNotFound], which it returns for nothing else.
@@ -44,21 +45,22 @@ type Agent interface {
 	Networks(ctx context.Context) ([]NetworkStatus, error)
 	// CreateNetwork asks for a network.
 	CreateNetwork(ctx context.Context, n Network) error
-	// DeleteNetwork asks the agent to delete a network. [ErrInUse]: ports use it. For a network that does not exist it
-	// returns nil or an [ErrNotFound].
+	// DeleteNetwork asks the agent to delete a network. [ErrInUse]: ports use it. For a network
+	// that does not exist it returns nil or an [ErrNotFound].
 	DeleteNetwork(ctx context.Context, id string) error
 
 	Options
 
-	// HostPFs returns the PFs that the xPU gives its host, at most [MaxHostPFs]; none for an agent that does not tell.
+	// HostPFs returns the PFs that the xPU gives its host, at most [MaxHostPFs]; none for an agent
+	// that does not tell.
 	HostPFs(ctx context.Context) ([]HostPF, error)
 
 	// Reconnected is called when the connection came up anew: the agent may be another release
 	// since.
 	Reconnected()
 
-	// Kind classifies an error of gRPC as one of the Err variables of this package. [KindOf] does so for the errors that
-	// mean the same for all agents.
+	// Kind classifies an error of gRPC as one of the Err variables of this package. [KindOf] does
+	// so for the errors that mean the same for all agents.
 	Kind(err error) error
 }
 

@@ -12,13 +12,14 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The kinds of failure, to be told apart with [errors.Is]. Every error of a [Client] method is an [*Error] of exactly
-// one kind.
+// The kinds of failure, to be told apart with [errors.Is]. Every error of a [Client] method is an
+// [*Error] of exactly one kind.
 var (
 	// ErrInvalid: the argument can never work; [Error.Field] says which part of it. Permanent.
 	ErrInvalid = errors.New("invalid")
-	// ErrConflict: another object of the agent stands in the way, such as a port that has the same MAC address in the
-	// network, or a network of the same id with another VLAN. Lasts until somebody removes it.
+	// ErrConflict: another object of the agent stands in the way, such as a port that has the same
+	// MAC address in the network, or a network of the same id with another VLAN. Lasts until
+	// somebody removes it.
 	ErrConflict = errors.New("conflict")
 	// ErrNetworkMissing: a network that the port names does not exist on the agent.
 	ErrNetworkMissing = errors.New("network missing")
@@ -34,8 +35,8 @@ var (
 	ErrUnknown = errors.New("not known, as the agent does not tell enough")
 	// ErrFailed: the agent reports that it could not do it; [Error.Detail] is what it says.
 	ErrFailed = errors.New("failed on the xPU")
-	// ErrTimeout: the caller's context ended first. What was asked may or may not have been done, or the agent may
-	// still be at it; [Error.Detail] is the last that was heard.
+	// ErrTimeout: the caller's context ended first. What was asked may or may not have been done,
+	// or the agent may still be at it; [Error.Detail] is the last that was heard.
 	ErrTimeout = errors.New("not done in time")
 	// ErrUnsupported: the agent does not serve what this package needs.
 	ErrUnsupported = errors.New("not supported by the agent")
@@ -78,7 +79,8 @@ func (e *Error) Unwrap() []error {
 // maxDetail bounds what is kept of a text of an agent, in bytes.
 const maxDetail = 512
 
-// Short returns a text of an agent, cut so that it fits a condition or an event with other texts, and valid in UTF-8.
+// Short returns a text of an agent, cut so that it fits a condition or an event with other texts,
+// and valid in UTF-8.
 func Short(text string) string {
 	if len(text) > maxDetail {
 		text = text[:maxDetail] + "..."
@@ -87,7 +89,9 @@ func Short(text string) string {
 }
 
 func invalid(op, id, field, format string, args ...any) error {
-	return &Error{Kind: ErrInvalid, Op: op, ID: id, Field: field, Detail: fmt.Sprintf(format, args...)}
+	return &Error{
+		Kind: ErrInvalid, Op: op, ID: id, Field: field, Detail: fmt.Sprintf(format, args...),
+	}
 }
 
 // failure turns the error of a call that ran under this context into an Error. nil stays nil.
@@ -117,7 +121,8 @@ func outcomeUnknown(err error) bool {
 		return false // it was never made
 	}
 	switch status.Code(err) {
-	case codes.NotFound, codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated, codes.PermissionDenied:
+	case codes.NotFound, codes.InvalidArgument, codes.Unimplemented, codes.Unauthenticated,
+		codes.PermissionDenied:
 		return false
 	default:
 		return true
@@ -126,11 +131,14 @@ func outcomeUnknown(err error) bool {
 
 // timeout is the error of an operation whose context ended. last is what the agent said last.
 func timeout(ctx context.Context, op, id, last string) error {
-	return &Error{Kind: ErrTimeout, Op: op, ID: id, Detail: last, Err: cmp.Or(context.Cause(ctx), context.DeadlineExceeded)}
+	return &Error{
+		Kind: ErrTimeout, Op: op, ID: id, Detail: last,
+		Err: cmp.Or(context.Cause(ctx), context.DeadlineExceeded),
+	}
 }
 
-// ended says whether the context has ended or its deadline has passed. An RPC has a context with the same deadline and a
-// timer of its own, which may fire first.
+// ended says whether the context has ended or its deadline has passed. An RPC has a context with
+// the same deadline and a timer of its own, which may fire first.
 func ended(ctx context.Context) bool {
 	deadline, limited := ctx.Deadline()
 	return ctx.Err() != nil || limited && !time.Now().Before(deadline)

@@ -15,7 +15,8 @@ type late struct{ context.Context }
 
 func (late) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
 
-// TestTimeoutBeforeTheTimer: that the caller's time is over is not taken for an agent that does not answer.
+// TestTimeoutBeforeTheTimer: that the caller's time is over is not taken for an agent that does not
+// answer.
 func TestTimeoutBeforeTheTimer(t *testing.T) {
 	ctx := late{t.Context()}
 	client := &Client{}

@@ -9,10 +9,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// HostPF is a PF that an xPU gives its host, as the xPU sees it: it does not know the PF's PCI address there.
+// HostPF is a PF that an xPU gives its host, as the xPU sees it: it does not know the PF's PCI
+// address there.
 type HostPF struct {
-	// Name is the phys_port_name of the PF's representor: "c1pf0" for PF 0 of the host that is controller 1, "pf0" where the card
-	// names no controllers (net/devlink/port.c of the kernel).
+	// Name is the phys_port_name of the PF's representor: "c1pf0" for PF 0 of the host that is
+	// controller 1, "pf0" where the card names no controllers (net/devlink/port.c of the kernel).
 	Name   string
 	MAC    function.MAC // of the PF's netdev at the host; "" if unknown
 	Serial string       // of the card, at most [MaxSerial] bytes of printable ASCII; "" if unknown
@@ -28,10 +29,12 @@ const HostPFPrefix = "host-pf "
 const MaxHostPFs = 64
 
 // hostPFForm is what String returns. The serial number, which may have spaces, is its end.
-var hostPFForm = regexp.MustCompile(`^host-pf ((?:c[0-9]{1,10})?pf[0-9]{1,5})(?: hw_addr ([0-9a-f:]+))?(?: serial ([ -~]{1,255}))?$`)
+var hostPFForm = regexp.MustCompile(
+	`^host-pf ((?:c[0-9]{1,10})?pf[0-9]{1,5})(?: hw_addr ([0-9a-f:]+))?(?: serial ([ -~]{1,255}))?$`,
+)
 
-// String is the form in which opi-bridge tells of the PF in its inventory, in the words of devlink(8): "host-pf c1pf0 hw_addr
-// 02:00:00:00:00:01 serial MT2334XZ0LTK".
+// String is the form in which opi-bridge tells of the PF in its inventory, in the words of
+// devlink(8): "host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT2334XZ0LTK".
 func (p HostPF) String() string {
 	text := HostPFPrefix + p.Name
 	if p.MAC != "" {
@@ -47,7 +50,8 @@ func (p HostPF) String() string {
 func ParseHostPF(text string) (p HostPF, err error) {
 	parts := hostPFForm.FindStringSubmatch(text)
 	if parts == nil {
-		return p, fmt.Errorf("%q is not of the form \"host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT2334XZ0LTK\"", Short(text))
+		return p, fmt.Errorf("%q is not of the form \"host-pf c1pf0 hw_addr 02:00:00:00:00:01 "+
+			"serial MT2334XZ0LTK\"", Short(text))
 	}
 	p = HostPF{Name: parts[1], Serial: strings.TrimSpace(parts[3])}
 	if parts[2] == "" {
@@ -69,7 +73,8 @@ func (s *Session) HostPFs(ctx context.Context) ([]HostPF, error) {
 	return pfs, s.counted("HostPFs", err)
 }
 
-// PortIDAt is the id under which a Function's Port is kept on an xPU that numbers its host's Functions: the phys_port_name of its
-// representor. hostPF is the name of its PF, and of is "vf3", "sf88", or "" for the PF itself. Unlike [PortID] it means the same to
-// host and xPU without either knowing the other's PCI addresses.
+// PortIDAt is the id under which a Function's Port is kept on an xPU that numbers its host's
+// Functions: the phys_port_name of its representor. hostPF is the name of its PF, and of is "vf3",
+// "sf88", or "" for the PF itself. Unlike [PortID] it means the same to host and xPU without either
+// knowing the other's PCI addresses.
 func PortIDAt(hostPF, of string) string { return hostPF + of }

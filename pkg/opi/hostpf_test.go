@@ -7,7 +7,9 @@ import (
 
 func TestParseHostPF(t *testing.T) {
 	for text, want := range map[string]HostPF{
-		"host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT2334XZ0LTK": {"c1pf0", "02:00:00:00:00:01", "MT2334XZ0LTK"},
+		"host-pf c1pf0 hw_addr 02:00:00:00:00:01 serial MT2334XZ0LTK": {
+			"c1pf0", "02:00:00:00:00:01", "MT2334XZ0LTK",
+		},
 		"host-pf pf1":                   {Name: "pf1"},
 		"host-pf c1pf0 serial 00-11 22": {Name: "c1pf0", Serial: "00-11 22"},
 	} {
@@ -17,8 +19,10 @@ func TestParseHostPF(t *testing.T) {
 		}
 	}
 	for _, text := range []string{
-		"", "host-pf", "host-pf p0", "host-pf c1pf0vf3", "host-pf c1pf0 hw_addr 02:00", "host-pf c1pf0 hw_addr", "host-pf c1pf0 serial ",
-		"host-pf c1pf0 serial " + strings.Repeat("7", MaxSerial+1), "host-pf c1pf0 serial a\nb", "host-pf c12345678901pf0", "c1pf0",
+		"", "host-pf", "host-pf p0", "host-pf c1pf0vf3", "host-pf c1pf0 hw_addr 02:00",
+		"host-pf c1pf0 hw_addr", "host-pf c1pf0 serial ",
+		"host-pf c1pf0 serial " + strings.Repeat("7", MaxSerial+1), "host-pf c1pf0 serial a\nb",
+		"host-pf c12345678901pf0", "c1pf0",
 	} {
 		if got, err := ParseHostPF(text); err == nil {
 			t.Errorf("%q is %+v, want an error", text, got)

@@ -98,9 +98,11 @@ func FuzzPortID(f *testing.F) {
 
 func TestParsePortID(t *testing.T) {
 	for _, id := range []string{
-		"vf-03-00-2", "vf-0000-03-00-8", "vf-0000-3B-00-0", "vf-0000-03-00-2-1", "sf-03-00-0", "sf-03-00-0-088", "sf-03-00-0-x",
+		"vf-03-00-2", "vf-0000-03-00-8", "vf-0000-3B-00-0", "vf-0000-03-00-2-1", "sf-03-00-0",
+		"sf-03-00-0-088", "sf-03-00-0-x",
 		"sf-03-00-0-4294967384", // SF 88, if 32 bits are taken of it
-		"sf-0000-03-00-0-88", "pf-0000-03-00-0", "net-blue", "vf-1", "my-port", "vf-0000-3b-02-1-x", "vf-0000:03:00.2", "",
+		"sf-0000-03-00-0-88", "pf-0000-03-00-0", "net-blue", "vf-1", "my-port", "vf-0000-3b-02-1-x",
+		"vf-0000:03:00.2", "",
 	} {
 		if f, ok := opi.ParsePortID(id); ok {
 			t.Errorf("ParsePortID(%q): %v, but it is no Function's", id, f)

@@ -21,7 +21,8 @@ type Network struct {
 	SourceFilter SourceFilter
 }
 
-// Network is the installation's network of this name, with VLAN and VNI as XPUNetworks and configurations declare them.
+// Network is the installation's network of this name, with VLAN and VNI as XPUNetworks and
+// configurations declare them.
 func (i Installation) Network(name string, vlan int32, vni *int32) Network {
 	n := Network{ID: i.NetworkID(name), VLAN: uint16(vlan)}
 	if vni != nil {
@@ -52,8 +53,8 @@ func (n Network) check(op string, owner Installation) error {
 	return nil
 }
 
-// differs says how the agent's network differs from the one wanted; empty if it does not. Only what we set is
-// compared: agents fill in the rest, such as a VTEP address.
+// differs says how the agent's network differs from the one wanted; empty if it does not. Only what
+// we set is compared: agents fill in the rest, such as a VTEP address.
 func (n Network) differs(got Network) string {
 	if got.VLAN != n.VLAN {
 		return fmt.Sprintf("the agent has it with VLAN %d, not %d", got.VLAN, n.VLAN)
@@ -64,7 +65,8 @@ func (n Network) differs(got Network) string {
 	return ""
 }
 
-// same tells whether an agent has nothing to change if it has one network and another one is wanted.
+// same tells whether an agent has nothing to change if it has one network and another one is
+// wanted.
 func (n Network) same(wanted Network) bool {
 	return wanted.differs(n) == "" && n.MTU == wanted.MTU && n.SourceFilter == wanted.SourceFilter
 }
@@ -102,7 +104,9 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 			if err := c.checkRivals(ctx, op, n); err != nil {
 				return false, "", err
 			}
-			err := c.change(ctx, o, creation, func(ctx context.Context) error { return c.agent.CreateNetwork(ctx, n) })
+			err := c.change(ctx, o, creation, func(ctx context.Context) error {
+				return c.agent.CreateNetwork(ctx, n)
+			})
 			if err := c.created(ctx, c.networks, op, n.ID, err); err != nil {
 				return false, "", err
 			}
@@ -137,8 +141,8 @@ func (c *Client) EnsureNetwork(ctx context.Context, n Network) error {
 	})
 }
 
-// checkRivals returns ErrConflict if the agent has the VLAN or VNI of the network in another one. An agent that cannot list its
-// networks is trusted to refuse that itself.
+// checkRivals returns ErrConflict if the agent has the VLAN or VNI of the network in another one.
+// An agent that cannot list its networks is trusted to refuse that itself.
 func (c *Client) checkRivals(ctx context.Context, op string, n Network) error {
 	all, err := c.agent.Networks(ctx)
 	if err := c.failure(ctx, op, n.ID, err); errors.Is(err, ErrUnsupported) {
@@ -155,7 +159,8 @@ func (c *Client) checkRivals(ctx context.Context, op string, n Network) error {
 		if c.installation.Owns(other.ID) {
 			owner = "one of this installation that is to go"
 		}
-		detail := fmt.Sprintf("the agent has VLAN %d, VNI %d already in network %s, %s", other.VLAN, ptr.Deref(other.VNI, 0), other.ID, owner)
+		detail := fmt.Sprintf("the agent has VLAN %d, VNI %d already in network %s, %s", other.VLAN,
+			ptr.Deref(other.VNI, 0), other.ID, owner)
 		return &Error{Kind: ErrConflict, Op: op, ID: n.ID, Detail: detail}
 	}
 	return nil
@@ -167,7 +172,8 @@ func (c *Client) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	return all, c.failure(ctx, "list networks", "", err)
 }
 
-// DeleteNetwork returns nil once the agent says that there is no such network. It is ErrInUse while ports use it.
+// DeleteNetwork returns nil once the agent says that there is no such network. It is ErrInUse while
+// ports use it.
 func (c *Client) DeleteNetwork(ctx context.Context, id string) error {
 	err := c.delete(ctx, c.networks, "delete network", id)
 	if err == nil {

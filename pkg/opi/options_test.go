@@ -28,7 +28,8 @@ func TestAddressesAreTold(t *testing.T) {
 	a, c := withOptions(t)
 	with := port1
 	with.Addresses = []netip.Addr{netip.MustParseAddr("10.1.0.2"), netip.MustParseAddr("fd00::2")}
-	for _, port := range []opi.Port{with, port1, with} { // made, without addresses, and with them again
+	// made, without addresses, and with them again
+	for _, port := range []opi.Port{with, port1, with} {
 		must.Succeed(t, c.EnsurePort(t.Context(), port))
 		var want []string
 		for _, address := range port.Addresses {
@@ -56,7 +57,8 @@ func TestNetworkOptionsAreTold(t *testing.T) {
 	changed := blue
 	changed.MTU, changed.SourceFilter = 1400, opi.SourceFilterMAC
 	must.Succeed(t, c.EnsureNetwork(t.Context(), changed))
-	if got := a.NetworkOptions(blue.ID); got.GetMtu() != 1400 || got.GetSourceFilter() != opibridge.SourceFilter_SOURCE_FILTER_MAC {
+	if got := a.NetworkOptions(blue.ID); got.GetMtu() != 1400 ||
+		got.GetSourceFilter() != opibridge.SourceFilter_SOURCE_FILTER_MAC {
 		t.Errorf("the agent was told %v", got)
 	}
 	must.Succeed(t, c.DeleteNetwork(t.Context(), blue.ID))
@@ -65,7 +67,8 @@ func TestNetworkOptionsAreTold(t *testing.T) {
 	}
 }
 
-// TestNoOptions: an agent that has no options is asked for them once for each connection, and serves all the same.
+// TestNoOptions: an agent that has no options is asked for them once for each connection, and
+// serves all the same.
 func TestNoOptions(t *testing.T) {
 	a, c := start(t)
 	with := port1

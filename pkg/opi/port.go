@@ -21,8 +21,9 @@ type Port struct {
 	Networks []string         // ids of the networks: exactly one unless Trunk
 	Trunk    bool             // frames of the networks are told apart by their VLAN tags
 
-	// Addresses are those that the port may send from, where the source filter of its networks looks at addresses; none: any. They are
-	// for agents that have [Options], and not in a PortStatus.
+	// Addresses are those that the port may send from, where the source filter of its networks
+	// looks at addresses; none: any. They are for agents that have [Options], and not in a
+	// PortStatus.
 	Addresses []netip.Addr
 }
 
@@ -79,11 +80,13 @@ func (p Port) check(op string, owner Installation) error {
 		return invalid(op, p.ID, "MAC", "is all zero")
 	}
 	if len(p.Networks) == 0 || !p.Trunk && len(p.Networks) > 1 {
-		return invalid(op, p.ID, "Networks", "has %d networks, want at least one, and no more for a port that is no trunk", len(p.Networks))
+		return invalid(op, p.ID, "Networks", "has %d networks, want at least one, and no more "+
+			"for a port that is no trunk", len(p.Networks))
 	}
 	for i, id := range p.Networks {
 		if !objectID.MatchString(id) || !owner.Owns(id) {
-			return invalid(op, p.ID, "Networks", "%q is not the id of a network of installation %s", id, owner)
+			return invalid(op, p.ID, "Networks", "%q is not the id of a network of installation %s",
+				id, owner)
 		}
 		if slices.Contains(p.Networks[:i], id) {
 			return invalid(op, p.ID, "Networks", "%s is in it twice", id)
@@ -92,16 +95,19 @@ func (p Port) check(op string, owner Installation) error {
 	return nil
 }
 
-// Equal tells whether two ports are the same but for their options; the order of networks does not matter.
+// Equal tells whether two ports are the same but for their options; the order of networks does not
+// matter.
 func (p Port) Equal(q Port) bool {
 	return p.ID == q.ID && p.Trunk == q.Trunk && bytes.Equal(p.MAC, q.MAC) &&
-		slices.Equal(slices.Sorted(slices.Values(p.Networks)), slices.Sorted(slices.Values(q.Networks)))
+		slices.Equal(slices.Sorted(slices.Values(p.Networks)),
+			slices.Sorted(slices.Values(q.Networks)))
 }
 
 // maxMade bounds how often EnsurePort creates a port that somebody else keeps changing.
 const maxMade = 3
 
-// EnsurePort returns nil once the agent says that the port is up with exactly this MAC address, type and networks.
+// EnsurePort returns nil once the agent says that the port is up with exactly this MAC address,
+// type and networks.
 //
 // A port of the same id that differs or is being deleted is deleted and created anew: a port that
 // is changed in place leaves agents with ports and networks that cannot be deleted any more. One
@@ -147,7 +153,9 @@ func (e *ensuring) look(ctx context.Context) (done bool, said string, err error)
 	c.changes.seen(e.object, !missing && got.State != StateDeleting)
 	if !missing && got.State != StateDeleting { // a dying one is waited for, whosever it is
 		if owner := c.ownerOf(got); owner != "" {
-			return false, "", &Error{Kind: ErrConflict, Op: ensurePort, ID: id, Detail: "it belongs to " + owner}
+			return false, "", &Error{
+				Kind: ErrConflict, Op: ensurePort, ID: id, Detail: "it belongs to " + owner,
+			}
 		}
 	}
 	if missing || got.State == StateDeleting || !got.Equal(e.port) {
@@ -172,12 +180,16 @@ func (e *ensuring) look(ctx context.Context) (done bool, said string, err error)
 }
 
 // remake makes the port, after it has deleted what is there instead.
-func (e *ensuring) remake(ctx context.Context, got PortStatus, missing bool) (said string, err error) {
+func (e *ensuring) remake(
+	ctx context.Context, got PortStatus, missing bool,
+) (said string, err error) {
 	c, id := e.client, e.port.ID
 	if e.made == maxMade {
-		const detail = "somebody else changes it: it was made %d times and is again MAC %s, networks %s, %s"
+		const detail = "somebody else changes it: it was made %d times and is again MAC %s, " +
+			"networks %s, %s"
 		return "", &Error{
-			Kind: ErrConflict, Op: ensurePort, ID: id, Detail: fmt.Sprintf(detail, e.made, got.MAC, got.Networks, got.State),
+			Kind: ErrConflict, Op: ensurePort, ID: id,
+			Detail: fmt.Sprintf(detail, e.made, got.MAC, got.Networks, got.State),
 		}
 	}
 	e.made, e.mayRetry, e.failed = e.made+1, false, time.Time{}
@@ -190,7 +202,9 @@ func (e *ensuring) remake(ctx context.Context, got PortStatus, missing bool) (sa
 		}
 	}
 
-	err = c.change(ctx, e.object, creation, func(ctx context.Context) error { return c.agent.CreatePort(ctx, e.port) })
+	err = c.change(ctx, e.object, creation, func(ctx context.Context) error {
+		return c.agent.CreatePort(ctx, e.port)
+	})
 	e.told = err == nil && len(e.port.Addresses) == 0 // a port that was just made has no options
 	if err := c.created(ctx, c.ports, ensurePort, id, err); err != nil {
 		return "", err
@@ -218,11 +232,14 @@ func (e *ensuring) retry(ctx context.Context, got PortStatus) error {
 		return e.client.failedFor(e.failed, ensurePort, e.port.ID, got.Status)
 	}
 	e.mayRetry = false
-	err := e.client.change(ctx, e.object, update, func(ctx context.Context) error { return e.client.agent.RetryPort(ctx, e.port) })
+	err := e.client.change(ctx, e.object, update, func(ctx context.Context) error {
+		return e.client.agent.RetryPort(ctx, e.port)
+	})
 	return e.client.failure(ctx, ensurePort, e.port.ID, err)
 }
 
-// failedFor returns ErrFailed for an object that has been failed since then, nil if it has not been for long.
+// failedFor returns ErrFailed for an object that has been failed since then, nil if it has not been
+// for long.
 func (c *Client) failedFor(since time.Time, op, id string, got Status) error {
 	if time.Since(since) < c.failedGrace {
 		return nil

@@ -19,20 +19,23 @@ import (
 type SessionOptions struct {
 	// Debounce is how long an agent may fail to answer before [Health.Away] says so.
 	Debounce time.Duration
-	// CheckInterval is how often an agent is asked whether it still answers. Default 10 s. An agent can hang while its
-	// connection stays.
+	// CheckInterval is how often an agent is asked whether it still answers. Default 10 s. An agent
+	// can hang while its connection stays.
 	CheckInterval time.Duration
 	// CheckTimeout bounds one such question.
 	CheckTimeout time.Duration
 
-	// Connection is called each time that [Health.Connected] changes, in order, and when the first attempt failed.
+	// Connection is called each time that [Health.Connected] changes, in order, and when the first
+	// attempt failed.
 	Connection func(up bool)
-	// Up is called in a goroutine of its own each time that the agent begins to answer. Its context ends when the agent does
-	// not answer any more. The agent may have been restarted, so everything that it has to serve must be verified.
+	// Up is called in a goroutine of its own each time that the agent begins to answer. Its context
+	// ends when the agent does not answer any more. The agent may have been restarted, so
+	// everything that it has to serve must be verified.
 	Up func(ctx context.Context)
 	// Changed is called when [Session.Health] may say something else than before.
 	Changed func()
-	// Failed is called for each operation on the agent that failed. operation is the name of the method of [Client].
+	// Failed is called for each operation on the agent that failed. operation is the name of the
+	// method of [Client].
 	Failed func(operation string, err error)
 	Log    logr.Logger
 }
@@ -49,8 +52,9 @@ type Health struct {
 	Err error
 }
 
-// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and has networks served before their
-// ports. It is safe for concurrent use, but there should be one call for a port at a time.
+// Session keeps the connection to one OPI agent, finds out why the agent does not answer, and has
+// networks served before their ports. It is safe for concurrent use, but there should be one call
+// for a port at a time.
 type Session struct {
 	client   *Client
 	options  SessionOptions
@@ -58,7 +62,8 @@ type Session struct {
 
 	served sync.Map // Network by id: what the agent was seen to have since it began to answer
 
-	telling sync.Mutex // held while health changes and the change is told, so that changes are told in their order
+	// held while health changes and the change is told, so that changes are told in their order
+	telling sync.Mutex
 	mu      sync.Mutex
 	health  Health
 }
@@ -73,7 +78,8 @@ func NewSession(config Config, options SessionOptions) (*Session, error) {
 	return &Session{client: client, options: options}, nil
 }
 
-// Run keeps the connection up until ctx ends, and closes it then. It returns an error only if it ended before.
+// Run keeps the connection up until ctx ends, and closes it then. It returns an error only if it
+// ended before.
 func (s *Session) Run(ctx context.Context) error {
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -90,7 +96,9 @@ func (s *Session) Run(ctx context.Context) error {
 		changed := now || connected // the first attempt may fail
 		connected = now
 		if changed {
-			stop() // before the health is of this connection, which what follows the last one would still change
+			// before the health is of this connection, which what follows the last one would still
+			// change
+			stop()
 		}
 		if !now {
 			s.report(ctx, false)
@@ -105,8 +113,9 @@ func (s *Session) Run(ctx context.Context) error {
 	return errors.Join(err, s.client.Close())
 }
 
-// follow asks the agent again and again whether it answers, until the connection comes or goes, at which ctx ends. Without a
-// connection it begins after the debounce, and finds out why there is none.
+// follow asks the agent again and again whether it answers, until the connection comes or goes, at
+// which ctx ends. Without a connection it begins after the debounce, and finds out why there is
+// none.
 func (s *Session) follow(ctx context.Context, connected bool) {
 	var up upCall
 	defer up.end()
@@ -176,8 +185,8 @@ func (u *upCall) end() {
 	}
 }
 
-// report records whether the agent can be asked, unless ctx has ended, and tells of it if that is news. Why an agent cannot be
-// asked stays what it was while the agent cannot.
+// report records whether the agent can be asked, unless ctx has ended, and tells of it if that is
+// news. Why an agent cannot be asked stays what it was while the agent cannot.
 func (s *Session) report(ctx context.Context, up bool) (news bool) {
 	s.telling.Lock()
 	defer s.telling.Unlock()
@@ -228,15 +237,16 @@ func (s *Session) Health() Health {
 	return s.health
 }
 
-// EnsurePort is [Client.EnsureNetwork] and then [Client.EnsurePort]. It skips the network if the agent was seen to have
-// exactly this one since the connection came up.
+// EnsurePort is [Client.EnsureNetwork] and then [Client.EnsurePort]. It skips the network if the
+// agent was seen to have exactly this one since the connection came up.
 func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) error {
 	return s.lasting(func() error {
 		if err := s.network(ctx, network, false); err != nil {
 			return err
 		}
 		err := s.client.EnsurePort(ctx, port)
-		if errors.Is(err, ErrNetworkMissing) { // the agent was restarted a moment ago, or somebody removed the network
+		// the agent was restarted a moment ago, or somebody removed the network
+		if errors.Is(err, ErrNetworkMissing) {
 			if err := s.network(ctx, network, true); err != nil {
 				return err
 			}
@@ -246,8 +256,8 @@ func (s *Session) EnsurePort(ctx context.Context, port Port, network Network) er
 	})
 }
 
-// EnsureNetwork is [Client.EnsureNetwork]. It does not ask an agent that was seen to have exactly this network since it began to
-// answer; see [Session.ListNetworks].
+// EnsureNetwork is [Client.EnsureNetwork]. It does not ask an agent that was seen to have exactly
+// this network since it began to answer; see [Session.ListNetworks].
 func (s *Session) EnsureNetwork(ctx context.Context, network Network) error {
 	return s.network(ctx, network, false)
 }
@@ -313,7 +323,8 @@ func (s *Session) ListPorts(ctx context.Context) ([]PortStatus, error) {
 	return ports, s.counted("ListPorts", err)
 }
 
-// ListNetworks is [Client.ListNetworks]. A network that the agent does not have in service is asked for when it is needed next.
+// ListNetworks is [Client.ListNetworks]. A network that the agent does not have in service is asked
+// for when it is needed next.
 func (s *Session) ListNetworks(ctx context.Context) ([]NetworkStatus, error) {
 	networks, err := s.client.ListNetworks(ctx)
 	if err != nil {

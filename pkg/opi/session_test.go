@@ -31,10 +31,13 @@ type recorder struct {
 // open runs a session until the test ends.
 func open(t *testing.T, config opi.Config, debounce time.Duration) (*opi.Session, *recorder) {
 	t.Helper()
-	return openWith(t, config, opi.SessionOptions{Debounce: debounce, CheckTimeout: 5 * time.Second})
+	return openWith(t,
+		config, opi.SessionOptions{Debounce: debounce, CheckTimeout: 5 * time.Second})
 }
 
-func openWith(t *testing.T, config opi.Config, options opi.SessionOptions) (*opi.Session, *recorder) {
+func openWith(
+	t *testing.T, config opi.Config, options opi.SessionOptions,
+) (*opi.Session, *recorder) {
 	t.Helper()
 	r := &recorder{changed: make(chan struct{}, 1000), during: make(chan context.Context, 1000)}
 	options.Log = testr.New(t)
@@ -85,7 +88,10 @@ func TestSessionHealth(t *testing.T) {
 		t.Errorf("%+v after %s already", h, time.Since(before))
 	}
 	<-first.Done()
-	r.becomes(t, s, "away, with the reason", func(h opi.Health) bool { return h.Away && errors.Is(h.Err, opi.ErrUnavailable) })
+	r.becomes(t, s, "away, with the reason", func(h opi.Health) bool {
+		return h.Away &&
+			errors.Is(h.Err, opi.ErrUnavailable)
+	})
 	if after := time.Since(before); after < debounce {
 		t.Errorf("away after %s", after)
 	}
@@ -113,17 +119,21 @@ func TestSessionHealth(t *testing.T) {
 	}
 }
 
-// TestSessionHangs: an agent that does not answer while its connection stays is away, and is back once it answers. It may have
-// been restarted behind a proxy.
+// TestSessionHangs: an agent that does not answer while its connection stays is away, and is back
+// once it answers. It may have been restarted behind a proxy.
 func TestSessionHangs(t *testing.T) {
 	a := opitest.Start(t)
 	s, r := openWith(t, a.Config(), opi.SessionOptions{
-		Debounce: 20 * time.Millisecond, CheckInterval: 20 * time.Millisecond, CheckTimeout: 50 * time.Millisecond,
+		Debounce: 20 * time.Millisecond, CheckInterval: 20 * time.Millisecond,
+		CheckTimeout: 50 * time.Millisecond,
 	})
 	r.becomes(t, s, "answering", answers)
 	first := <-r.during
 	a.Set(func(b *opitest.Behaviour) { b.Hung = true })
-	r.becomes(t, s, "away", func(h opi.Health) bool { return !h.Connected && h.Away && errors.Is(h.Err, opi.ErrTimeout) })
+	r.becomes(t, s, "away", func(h opi.Health) bool {
+		return !h.Connected && h.Away &&
+			errors.Is(h.Err, opi.ErrTimeout)
+	})
 	<-first.Done()
 	a.Set(func(b *opitest.Behaviour) { b.Hung = false })
 	r.becomes(t, s, "answering again", answers)
@@ -132,7 +142,8 @@ func TestSessionHangs(t *testing.T) {
 	}
 }
 
-// TestSessionConnectsLate: the connection comes up when the debounce of the time without one ends. The agent is not away then.
+// TestSessionConnectsLate: the connection comes up when the debounce of the time without one ends.
+// The agent is not away then.
 func TestSessionConnectsLate(t *testing.T) {
 	const debounce = 50 * time.Millisecond
 	a := opitest.Start(t)
@@ -141,7 +152,8 @@ func TestSessionConnectsLate(t *testing.T) {
 	s, err := opi.NewSession(a.Config(), opi.SessionOptions{
 		Debounce: debounce, CheckTimeout: 5 * time.Second, Log: testr.New(t),
 		Connection: func(bool) {
-			time.Sleep(2 * debounce) // as long as it takes until what waits for the debounce goes on
+			// as long as it takes until what waits for the debounce goes on
+			time.Sleep(2 * debounce)
 			told <- s.Health()
 		},
 		Changed: func() {}, Failed: func(string, error) {},
@@ -164,7 +176,8 @@ func TestSessionNeverConnected(t *testing.T) {
 	r.becomes(t, s, "answering", answers)
 }
 
-// TestSessionNetworks: the agent is asked for a network once for all ports, and again when it may have another one or none.
+// TestSessionNetworks: the agent is asked for a network once for all ports, and again when it may
+// have another one or none.
 func TestSessionNetworks(t *testing.T) {
 	a := opitest.Start(t)
 	s, r := open(t, a.Config(), time.Millisecond)
@@ -199,7 +212,8 @@ func TestSessionNetworks(t *testing.T) {
 
 	// Somebody else removes the network behind the session's back.
 	c := dial(t, a.Config())
-	ok(t, errors.Join(c.DeletePort(t.Context(), port1.ID), c.DeletePort(t.Context(), port2.ID), c.DeleteNetwork(t.Context(), blue.ID)))
+	ok(t, errors.Join(c.DeletePort(t.Context(), port1.ID), c.DeletePort(t.Context(), port2.ID),
+		c.DeleteNetwork(t.Context(), blue.ID)))
 	ok(t, s.EnsurePort(t.Context(), port1, blue))
 	made(2)
 
@@ -218,7 +232,8 @@ func TestSessionNetworks(t *testing.T) {
 	}
 }
 
-// TestSessionNetworkBusy: who waits for another call for the same network gives up with its context.
+// TestSessionNetworkBusy: who waits for another call for the same network gives up with its
+// context.
 func TestSessionNetworkBusy(t *testing.T) {
 	a := opitest.Start(t)
 	s, r := open(t, a.Config(), time.Millisecond)
@@ -230,8 +245,10 @@ func TestSessionNetworkBusy(t *testing.T) {
 	for a.Calls("CreateLogicalBridge") == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	wantError(t, s.EnsurePort(within(t, 20*time.Millisecond), port1, blue), opi.ErrTimeout, "another call for it has not ended")
-	wantError(t, s.DeleteNetwork(within(t, 20*time.Millisecond), blue.ID), opi.ErrTimeout, "another call for it has not ended")
+	wantError(t, s.EnsurePort(within(t, 20*time.Millisecond), port1, blue), opi.ErrTimeout,
+		"another call for it has not ended")
+	wantError(t, s.DeleteNetwork(within(t, 20*time.Millisecond), blue.ID), opi.ErrTimeout,
+		"another call for it has not ended")
 	cancel()
 	wantError(t, <-slow, opi.ErrTimeout)
 }

@@ -20,32 +20,37 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// silence is for how long the kernel gets no answer from the agent before it gives the connection up.
+// silence is for how long the kernel gets no answer from the agent before it gives the connection
+// up.
 const silence = 5 * time.Second
 
-// newDialer makes a dialer of connections that detect by TCP that the peer is gone. HTTP/2 pings cannot be used for that:
-// a gRPC server with default settings, such as the reference agent, closes the connection of a client that pings more
-// often than every 5 minutes.
+// newDialer makes a dialer of connections that detect by TCP that the peer is gone. HTTP/2 pings
+// cannot be used for that: a gRPC server with default settings, such as the reference agent, closes
+// the connection of a client that pings more often than every 5 minutes.
 func newDialer() *net.Dialer {
 	return &net.Dialer{
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3},
-		Control:         limitSilence,
+		KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3,
+		},
+		Control: limitSilence,
 	}
 }
 
-// limitSilence bounds for how long the kernel retransmits what the peer does not acknowledge (TCP_USER_TIMEOUT in tcp(7)).
-// The default is about 15 minutes, and the kernel sends no keep-alives meanwhile.
+// limitSilence bounds for how long the kernel retransmits what the peer does not acknowledge
+// (TCP_USER_TIMEOUT in tcp(7)). The default is about 15 minutes, and the kernel sends no
+// keep-alives meanwhile.
 func limitSilence(_, _ string, socket syscall.RawConn) (err error) {
 	controlErr := socket.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT,
+			int(silence.Milliseconds()))
 	})
 	return errors.Join(controlErr, err)
 }
 
-// TLSConfig makes the configuration for an agent that authenticates its clients (mTLS) from PEM: the client's
-// certificate chain, its private key, and the certificates of the authorities that may have signed the agent's
-// certificate. serverName is the name expected in the agent's certificate; empty is the host of the endpoint.
-// No error carries any part of the key.
+// TLSConfig makes the configuration for an agent that authenticates its clients (mTLS) from PEM:
+// the client's certificate chain, its private key, and the certificates of the authorities that may
+// have signed the agent's certificate. serverName is the name expected in the agent's certificate;
+// empty is the host of the endpoint. No error carries any part of the key.
 func TLSConfig(cert, key, ca []byte, serverName string) (*tls.Config, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -97,7 +102,8 @@ func (r *reloading) Clone() credentials.TransportCredentials { return r }
 func limited() grpc.UnaryClientInterceptor {
 	changing, looking := semaphore.NewWeighted(maxInFlight), semaphore.NewWeighted(maxInFlight)
 	return func(
-		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+		ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+		invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
 	) error {
 		slots := looking
 		if isChange(method) {
@@ -120,5 +126,6 @@ func limited() grpc.UnaryClientInterceptor {
 // All of OPI are named alike (https://google.aip.dev/130).
 func isChange(method string) bool {
 	name := path.Base(method)
-	return strings.HasPrefix(name, "Create") || strings.HasPrefix(name, "Update") || strings.HasPrefix(name, "Delete")
+	return strings.HasPrefix(name, "Create") || strings.HasPrefix(name, "Update") ||
+		strings.HasPrefix(name, "Delete")
 }

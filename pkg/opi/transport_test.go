@@ -43,7 +43,10 @@ func connectAcross(t *testing.T) (conn net.Conn, vanish func()) {
 	address := assign(t, there, "there", "198.18.0.2/30")
 
 	var listener net.Listener
-	if err := there.Do(func() (err error) { listener, err = net.Listen("tcp", "198.18.0.2:0"); return err }); err != nil {
+	if err := there.Do(func() (err error) {
+		listener, err = net.Listen("tcp", "198.18.0.2:0")
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = listener.Close() })

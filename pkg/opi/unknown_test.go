@@ -50,11 +50,15 @@ func TestUnknownIsNotGone(t *testing.T) {
 		"no list": func(a *opitest.Agent) {
 			a.Set(func(b *opitest.Behaviour) { b.Unimplemented = []string{"ListBridgePorts"} })
 		},
-		"nothing in Get": func(a *opitest.Agent) { a.Set(func(b *opitest.Behaviour) { b.V02, b.Blind = false, true }) },
+		"nothing in Get": func(a *opitest.Agent) {
+			a.Set(func(b *opitest.Behaviour) { b.V02, b.Blind = false, true })
+		},
 		"no netdev after a restart": func(a *opitest.Agent) {
 			a.Kill()
 			ok(t, a.Run())
-			a.Set(func(b *opitest.Behaviour) { b.Realise = func(string) error { return errors.New("no representor") } })
+			a.Set(func(b *opitest.Behaviour) {
+				b.Realise = func(string) error { return errors.New("no representor") }
+			})
 		},
 	}
 	for name, change := range tests {
@@ -90,11 +94,14 @@ func TestListsThatAreNotEmpty(t *testing.T) {
 	for i := range 300 {
 		id, err := opi.PortID(subfunction(i))
 		ok(t, err)
-		p := opi.Port{ID: id, MAC: []byte{2, 0, 0, 0, byte(i >> 8), byte(i)}, Networks: port1.Networks}
+		p := opi.Port{
+			ID: id, MAC: []byte{2, 0, 0, 0, byte(i >> 8), byte(i)}, Networks: port1.Networks,
+		}
 		ok(t, c.EnsurePort(t.Context(), p))
 	}
 	t.Run("first page", func(t *testing.T) {
-		a.FailNext("ListBridgePorts", 1, codes.NotFound, "unable to find key //network.opiproject.org/ports/"+port1.ID)
+		a.FailNext("ListBridgePorts", 1, codes.NotFound,
+			"unable to find key //network.opiproject.org/ports/"+port1.ID)
 		_, err := c.ListPorts(t.Context())
 		wantError(t, err, opi.ErrFailed, "has lost one", port1.ID)
 	})
@@ -109,8 +116,11 @@ func TestListsThatAreNotEmpty(t *testing.T) {
 // missing.
 func TestPortWithoutNetdev(t *testing.T) {
 	a, c := startV02(t)
-	a.Set(func(b *opitest.Behaviour) { b.Realise = func(string) error { return errors.New("no representor") } })
-	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, "cannot delete it", "netdev that is missing")
+	a.Set(func(b *opitest.Behaviour) {
+		b.Realise = func(string) error { return errors.New("no representor") }
+	})
+	wantError(t, c.DeletePort(t.Context(), port1.ID), opi.ErrFailed, "cannot delete it",
+		"netdev that is missing")
 	wantError(t, c.EnsurePort(t.Context(), port1), opi.ErrFailed, "netdev that is missing")
 	wantError(t, c.EnsurePort(t.Context(), port2), opi.ErrFailed, "netdev that is missing")
 	a.Set(func(b *opitest.Behaviour) { b.Realise = nil })
@@ -163,6 +173,7 @@ func TestOtherReleaseAfterRestart(t *testing.T) {
 	twin := port2
 	twin.MAC = port1.MAC
 	ok(t, s.EnsureNetwork(t.Context(), blue))
-	ok(t, dial(t, a.Config()).EnsurePort(t.Context(), port1)) // another client's Get tells this one nothing
+	// another client's Get tells this one nothing
+	ok(t, dial(t, a.Config()).EnsurePort(t.Context(), port1))
 	wantError(t, s.EnsurePort(t.Context(), twin, blue), opi.ErrConflict, port1.ID)
 }

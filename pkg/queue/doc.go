@@ -1,3 +1,3 @@
-// Package queue has what reconcilers need beside the work queue of their controller: to be woken by what is no event of an API server,
-// and to take turns.
+// Package queue has what reconcilers need beside the work queue of their controller: to be woken by
+// what is no event of an API server, and to take turns.
 package queue

@@ -6,15 +6,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Turns bounds how many requests for one key run at once, such as for one XPU, so that a slow one does not occupy all workers. It puts
-// a request that finds no room back in the queue when there is some: the controller must watch the source. Safe for concurrent use.
+// Turns bounds how many requests for one key run at once, such as for one XPU, so that a slow one
+// does not occupy all workers. It puts a request that finds no room back in the queue when there is
+// some: the controller must watch the source. Safe for concurrent use.
 type Turns[R comparable] struct {
 	limit int
 
 	wakeups Wakeups[R]
 
-	mu     sync.Mutex
-	holds  map[R]string   // the key for which the request has a turn: it runs, or is in the queue again
+	mu sync.Mutex
+	// the key for which the request has a turn: it runs, or is in the queue again
+	holds  map[R]string
 	taken  map[string]int // turns by key
 	parked map[string][]R // by key
 	at     map[R]string   // the key for which the request was parked last
@@ -23,14 +25,16 @@ type Turns[R comparable] struct {
 // NewTurns returns turns of which each key has as many as the limit says.
 func NewTurns[R comparable](limit int) *Turns[R] {
 	return &Turns[R]{
-		limit: limit, holds: map[R]string{}, taken: map[string]int{}, parked: map[string][]R{}, at: map[R]string{},
+		limit: limit, holds: map[R]string{}, taken: map[string]int{}, parked: map[string][]R{},
+		at: map[R]string{},
 	}
 }
 
 // Source is for the controller.
 func (t *Turns[R]) Source() source.TypedSource[R] { return t.wakeups.Source() }
 
-// Take says whether the request may run now; the caller then calls Done. Otherwise the request is queued again later.
+// Take says whether the request may run now; the caller then calls Done. Otherwise the request is
+// queued again later.
 func (t *Turns[R]) Take(key string, request R) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

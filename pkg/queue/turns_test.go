@@ -12,7 +12,9 @@ import (
 )
 
 func TestTurns(t *testing.T) {
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+	queue := workqueue.NewTypedRateLimitingQueue(
+		workqueue.DefaultTypedControllerRateLimiter[reconcile.Request](),
+	)
 	defer queue.ShutDown()
 	turns := NewTurns[reconcile.Request](2)
 	if err := turns.Source().Start(t.Context(), queue); err != nil {
@@ -64,7 +66,8 @@ func TestTurns(t *testing.T) {
 	turns.Done(request("c"))
 	turns.Done(request("unknown"))
 	if queue.Len() > 0 || len(turns.taken)+len(turns.parked)+len(turns.holds)+len(turns.at) > 0 {
-		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), turns.taken, turns.parked, turns.holds)
+		t.Errorf("left behind: %d in the queue, %v, %v, %v", queue.Len(), turns.taken, turns.parked,
+			turns.holds)
 	}
 }
 
@@ -80,12 +83,14 @@ func TestTurnsParkOnce(t *testing.T) {
 	}
 }
 
-// TestTurnsLosesNothing: whatever moves between XPUs, is deleted and is made again, in whatever order, each request that
-// was woken runs after it was, and no turn is lost.
+// TestTurnsLosesNothing: whatever moves between XPUs, is deleted and is made again, in whatever
+// order, each request that was woken runs after it was, and no turn is lost.
 func TestTurnsLosesNothing(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		queue := workqueue.NewTypedRateLimitingQueue(
+			workqueue.DefaultTypedControllerRateLimiter[reconcile.Request](),
+		)
 		turns := NewTurns[reconcile.Request](1 + random.IntN(2))
 		if err := turns.Source().Start(t.Context(), queue); err != nil {
 			t.Fatal(err)
@@ -95,7 +100,9 @@ func TestTurnsLosesNothing(t *testing.T) {
 		woken := map[reconcile.Request]bool{} // and has not run since
 		var running []reconcile.Request
 		for i := range requests {
-			requests[i] = reconcile.Request{NamespacedName: types.NamespacedName{Name: fmt.Sprint(i)}}
+			requests[i] = reconcile.Request{
+				NamespacedName: types.NamespacedName{Name: fmt.Sprint(i)},
+			}
 		}
 		begin := func() {
 			request, _ := queue.Get()

@@ -10,8 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
-// Wakeups puts requests into the queue of the controller that watches its source. The zero value is ready for use. Safe for
-// concurrent use.
+// Wakeups puts requests into the queue of the controller that watches its source. The zero value is
+// ready for use. Safe for concurrent use.
 type Wakeups[R comparable] struct {
 	mu    sync.Mutex
 	queue workqueue.TypedRateLimitingInterface[R] // nil until the controller starts
@@ -20,7 +20,9 @@ type Wakeups[R comparable] struct {
 
 // Source is for the controller.
 func (w *Wakeups[R]) Source() source.TypedSource[R] {
-	return source.TypedFunc[R](func(_ context.Context, queue workqueue.TypedRateLimitingInterface[R]) error {
+	return source.TypedFunc[R](func(
+		_ context.Context, queue workqueue.TypedRateLimitingInterface[R],
+	) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.queue = queue
@@ -32,7 +34,8 @@ func (w *Wakeups[R]) Source() source.TypedSource[R] {
 	})
 }
 
-// Add wakes the controller after the delay. Requests that come before the controller starts wait for that.
+// Add wakes the controller after the delay. Requests that come before the controller starts wait
+// for that.
 func (w *Wakeups[R]) Add(delay time.Duration, requests ...R) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

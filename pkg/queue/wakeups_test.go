@@ -12,7 +12,9 @@ func TestWakeups(t *testing.T) {
 	var w Wakeups[string]
 	w.Add(0, "early")
 	w.Add(time.Hour, "early")
-	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
+	queue := workqueue.NewTypedRateLimitingQueue(
+		workqueue.DefaultTypedControllerRateLimiter[string](),
+	)
 	defer queue.ShutDown()
 	if err := w.Source().Start(t.Context(), queue); err != nil {
 		t.Fatal(err)

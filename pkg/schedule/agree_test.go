@@ -16,8 +16,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule/snapshot"
 )
 
-// TestAgreesWithAllocator compares what is said about claims with what the allocator does, for clusters and claims by
-// chance: what is called impossible is, and where a pod is refused, there is a reason.
+// TestAgreesWithAllocator compares what is said about claims with what the allocator does, for
+// clusters and claims by chance: what is called impossible is, and where a pod is refused, there is
+// a reason.
 func TestAgreesWithAllocator(t *testing.T) {
 	refused, impossible := 0, 0
 	for seed := range uint64(600) {
@@ -37,7 +38,8 @@ func TestAgreesWithAllocator(t *testing.T) {
 			if reasons := s.survey(t.Context(), node, pending).impossible(); len(reasons) > 0 {
 				impossible++
 				if fits {
-					t.Errorf("seed %d, pod %d: has a solution, and is called impossible: %+v", seed, i, reasons)
+					t.Errorf("seed %d, pod %d: has a solution, and is called impossible: %+v",
+						seed, i, reasons)
 				}
 			}
 			decision, err := s.Schedule(t.Context(), pod)
@@ -49,21 +51,27 @@ func TestAgreesWithAllocator(t *testing.T) {
 			}
 			if !fits {
 				refused++
-				if len(decision.Refusals) != 1 || len(decision.Refusals[0].Reasons) == 0 || decision.Refusals[0].Reasons[0].Message == "" {
-					t.Errorf("seed %d, pod %d: refused without a reason: %+v", seed, i, decision.Refusals)
+				if len(decision.Refusals) != 1 || len(decision.Refusals[0].Reasons) == 0 ||
+					decision.Refusals[0].Reasons[0].Message == "" {
+					t.Errorf("seed %d, pod %d: refused without a reason: %+v", seed,
+						i, decision.Refusals)
 				}
 			}
 		}
 	}
 	if refused < 200 || impossible < refused*3/4 {
-		t.Errorf("%d pods refused, of which %d without a search: chance tries too little", refused, impossible)
+		t.Errorf("%d pods refused, of which %d without a search: chance tries too little", refused,
+			impossible)
 	}
 }
 
-func allocates(ctx context.Context, s *Scheduler, node *nodeState, claims []*resourceapi.ResourceClaim) (bool, error) {
+func allocates(
+	ctx context.Context, s *Scheduler, node *nodeState, claims []*resourceapi.ResourceClaim,
+) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, s.devices.allocated, s.classes, s.devices.slices, s.cel)
+	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, s.devices.allocated,
+		s.classes, s.devices.slices, s.cel)
 	if err != nil {
 		return false, err
 	}
@@ -85,33 +93,45 @@ func newScheduler(t *testing.T, objects *snapshot.Snapshot) *Scheduler {
 
 const testDriver = "nic.example.com"
 
-// chanceObjects has a node with PFs of a few VFs, some of them tainted; the PFs exclude their VFs by counters, or devices
-// can be shared.
+// chanceObjects has a node with PFs of a few VFs, some of them tainted; the PFs exclude their VFs
+// by counters, or devices can be shared.
 func chanceObjects(chance *rand.Rand) *snapshot.Snapshot {
 	s := &snapshot.Snapshot{}
 	node := "node"
 	counted, shared := chance.IntN(2) == 0, chance.IntN(3) == 0
-	devices := resourceapi.ResourceSliceSpec{Driver: testDriver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}
+	devices := resourceapi.ResourceSliceSpec{
+		Driver: testDriver, NodeName: &node, Pool: resourceapi.ResourcePool{
+			Name: node, ResourceSliceCount: 1,
+		},
+	}
 	counters := *devices.DeepCopy()
 	for pf := range 1 + chance.IntN(3) {
 		set := fmt.Sprintf("pf-%d", pf)
-		counters.SharedCounters = append(counters.SharedCounters, resourceapi.CounterSet{Name: set, Counters: counter(2)})
+		counters.SharedCounters = append(counters.SharedCounters,
+			resourceapi.CounterSet{Name: set, Counters: counter(2)})
 		for vf := range 1 + chance.IntN(4) {
 			device := resourceapi.Device{
 				Name: fmt.Sprintf("%s-vf-%d", set, vf),
 				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-					"pf": {StringValue: &set}, "odd": {BoolValue: new(vf%2 == 1)}, "root": {IntValue: new(int64(chance.IntN(2)))},
+					"pf": {StringValue: &set}, "odd": {BoolValue: new(vf%2 == 1)},
+					"root": {IntValue: new(int64(chance.IntN(2)))},
 				},
-				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"bandwidth": {Value: resource.MustParse("10G")}},
+				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+					"bandwidth": {Value: resource.MustParse("10G")},
+				},
 			}
 			if chance.IntN(6) == 0 {
 				delete(device.Attributes, "root")
 			}
 			if chance.IntN(6) == 0 {
-				device.Taints = []resourceapi.DeviceTaint{{Key: "down", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+				device.Taints = []resourceapi.DeviceTaint{
+					{Key: "down", Effect: resourceapi.DeviceTaintEffectNoSchedule},
+				}
 			}
 			if counted {
-				device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counter(1)}}
+				device.ConsumesCounters = []resourceapi.DeviceCounterConsumption{
+					{CounterSet: set, Counters: counter(1)},
+				}
 			}
 			if shared {
 				device.AllowMultipleAllocations = new(true)
@@ -145,7 +165,9 @@ func chanceObjects(chance *rand.Rand) *snapshot.Snapshot {
 }
 
 func counter(value int64) map[string]resourceapi.Counter {
-	return map[string]resourceapi.Counter{"functions": {Value: *resource.NewQuantity(value, resource.DecimalSI)}}
+	return map[string]resourceapi.Counter{
+		"functions": {Value: *resource.NewQuantity(value, resource.DecimalSI)},
+	}
 }
 
 // chanceClaim has some requests, and constraints on all of them or on the first.
@@ -153,7 +175,9 @@ func chanceClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 	var claim resourceapi.DeviceClaim
 	for i := range 1 + chance.IntN(2) {
 		request := resourceapi.DeviceRequest{Name: fmt.Sprintf("request-%d", i)}
-		exactly := resourceapi.ExactDeviceRequest{DeviceClassName: "nic", Count: int64(1 + chance.IntN(3))}
+		exactly := resourceapi.ExactDeviceRequest{
+			DeviceClassName: "nic", Count: int64(1 + chance.IntN(3)),
+		}
 		if chance.IntN(3) == 0 {
 			exactly.Selectors = expressions(`device.attributes["nic.example.com"].odd`)
 		}
@@ -169,7 +193,8 @@ func chanceClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 		if chance.IntN(4) == 0 && exactly.Count > 0 {
 			request.FirstAvailable = []resourceapi.DeviceSubRequest{
 				{Name: "many", DeviceClassName: "nic", Count: 4},
-				{Name: "few", DeviceClassName: "nic", Count: exactly.Count, Selectors: exactly.Selectors},
+				{Name: "few", DeviceClassName: "nic", Count: exactly.Count,
+					Selectors: exactly.Selectors},
 			}
 		} else {
 			request.Exactly = &exactly
@@ -181,7 +206,8 @@ func chanceClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 		if chance.IntN(2) == 0 {
 			constraint.Requests = []string{"request-0"}
 		}
-		attribute := new(resourceapi.FullyQualifiedName(testDriver + "/" + []string{"pf", "root", "odd"}[chance.IntN(3)]))
+		attribute := new(resourceapi.FullyQualifiedName(testDriver + "/" +
+			[]string{"pf", "root", "odd"}[chance.IntN(3)]))
 		if chance.IntN(2) == 0 {
 			constraint.MatchAttribute = attribute
 		} else {
@@ -193,13 +219,17 @@ func chanceClaim(chance *rand.Rand) resourceapi.DeviceClaim {
 }
 
 func expressions(expression string) []resourceapi.DeviceSelector {
-	return []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}
+	return []resourceapi.DeviceSelector{
+		{CEL: &resourceapi.CELDeviceSelector{Expression: expression}},
+	}
 }
 
 func chancePod(chance *rand.Rand, i int) *corev1.Pod {
 	pod := &corev1.Pod{}
 	pod.Namespace, pod.Name = "default", fmt.Sprintf("pod-%d", i)
-	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "nic", ResourceClaimTemplateName: new(fmt.Sprintf("template-%d", chance.IntN(12)))}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{
+		{Name: "nic", ResourceClaimTemplateName: new(fmt.Sprintf("template-%d", chance.IntN(12)))},
+	}
 	return pod
 }
 

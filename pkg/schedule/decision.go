@@ -23,7 +23,8 @@ type Decision struct {
 
 // ClaimDecision is what a pod gets by a claim.
 type ClaimDecision struct {
-	PodClaim string                     // the name in the pod's spec.resourceClaims; "" for extended resources
+	// the name in the pod's spec.resourceClaims; "" for extended resources
+	PodClaim string
 	Template string                     // that the claim is made from; "" if the claim was there
 	Claim    *resourceapi.ResourceClaim // as it is with the pod
 	New      bool                       // the claim got its devices for this pod
@@ -58,25 +59,32 @@ const (
 	ClaimFull       Code = "ClaimFull"       // a ResourceClaim has as many pods as it may
 	TemplateMissing Code = "TemplateMissing" // a ResourceClaimTemplate does not exist
 	ClassMissing    Code = "ClassMissing"    // a DeviceClass does not exist
-	Broken          Code = "Broken"          // a claim, a class or a slice has an error that ends the attempt
+	// a claim, a class or a slice has an error that ends the attempt
+	Broken Code = "Broken"
 )
 
 // Codes of a node itself.
 const (
 	NodeUnschedulable Code = "NodeUnschedulable" // the node is cordoned
-	NodeTainted       Code = "NodeTainted"       // the node has a taint that the pod does not tolerate
-	NodeSelector      Code = "NodeSelector"      // the node has other labels than the pod wants
-	NodeResources     Code = "NodeResources"     // the node has too little CPU, memory or another resource
+	// the node has a taint that the pod does not tolerate
+	NodeTainted  Code = "NodeTainted"
+	NodeSelector Code = "NodeSelector" // the node has other labels than the pod wants
+	// the node has too little CPU, memory or another resource
+	NodeResources Code = "NodeResources"
 )
 
 // Codes of claims on a node.
 const (
-	ClaimElsewhere       Code = "ClaimElsewhere"       // the claim has devices that the node cannot reach
-	NoDevices            Code = "NoDevices"            // no ResourceSlice is for the node
-	TooFewDevices        Code = "TooFewDevices"        // a request needs more devices than it can have
-	ConstraintImpossible Code = "ConstraintImpossible" // no choice of devices satisfies a constraint
-	Conflict             Code = "Conflict"             // each request alone can be served, not all of them
-	SearchEnded          Code = "SearchEnded"          // the allocator ran out of time
+	// the claim has devices that the node cannot reach
+	ClaimElsewhere Code = "ClaimElsewhere"
+	NoDevices      Code = "NoDevices" // no ResourceSlice is for the node
+	// a request needs more devices than it can have
+	TooFewDevices Code = "TooFewDevices"
+	// no choice of devices satisfies a constraint
+	ConstraintImpossible Code = "ConstraintImpossible"
+	// each request alone can be served, not all of them
+	Conflict    Code = "Conflict"
+	SearchEnded Code = "SearchEnded" // the allocator ran out of time
 )
 
 // Codes of the causes of [TooFewDevices].
@@ -107,7 +115,8 @@ type Cause struct {
 }
 
 func (a Reason) equal(b Reason) bool {
-	return a.Code == b.Code && a.Claim == b.Claim && a.Request == b.Request && a.Message == b.Message && slices.Equal(a.Causes, b.Causes)
+	return a.Code == b.Code && a.Claim == b.Claim && a.Request == b.Request &&
+		a.Message == b.Message && slices.Equal(a.Causes, b.Causes)
 }
 
 // refusals puts together nodes that refuse for the same reasons. The order is that of the nodes.
@@ -117,7 +126,9 @@ func refusals(nodes []*nodeState, answers []answer) []Refusal {
 		if len(a.reasons) == 0 {
 			continue
 		}
-		same := slices.IndexFunc(grouped, func(r Refusal) bool { return slices.EqualFunc(r.Reasons, a.reasons, Reason.equal) })
+		same := slices.IndexFunc(grouped, func(r Refusal) bool {
+			return slices.EqualFunc(r.Reasons, a.reasons, Reason.equal)
+		})
 		if same < 0 {
 			same = len(grouped)
 			grouped = append(grouped, Refusal{Reasons: a.reasons})
@@ -132,31 +143,41 @@ func gated(pod *corev1.Pod) Reason {
 	for _, gate := range pod.Spec.SchedulingGates {
 		names = append(names, gate.Name)
 	}
-	return Reason{Code: PodGated, Message: "the pod waits for whoever has to remove its scheduling gates: " + strings.Join(names, ", ")}
+	return Reason{
+		Code: PodGated, Message: "the pod waits for whoever has to remove its scheduling gates: " +
+			strings.Join(names, ", "),
+	}
 }
 
 func claimMissing(pod *corev1.Pod, claim string) *Reason {
 	return &Reason{Code: ClaimMissing, Claim: claim,
-		Message: fmt.Sprintf("there is no ResourceClaim %s in namespace %s: create it", claim, pod.Namespace)}
+		Message: fmt.Sprintf("there is no ResourceClaim %s in namespace %s: create it", claim,
+			pod.Namespace)}
 }
 
 func templateMissing(pod *corev1.Pod, template string) *Reason {
 	return &Reason{Code: TemplateMissing,
-		Message: fmt.Sprintf("there is no ResourceClaimTemplate %s in namespace %s: create it", template, pod.Namespace)}
+		Message: fmt.Sprintf("there is no ResourceClaimTemplate %s in namespace %s: create it",
+			template, pod.Namespace)}
 }
 
 func claimDeleted(claim *resourceapi.ResourceClaim) Reason {
-	return Reason{Code: ClaimDeleted, Claim: claim.Name, Message: "the claim is being deleted: wait, then create it again"}
+	return Reason{
+		Code: ClaimDeleted, Claim: claim.Name,
+		Message: "the claim is being deleted: wait, then create it again",
+	}
 }
 
 func claimFull(claim *resourceapi.ResourceClaim) Reason {
 	return Reason{Code: ClaimFull, Claim: claim.Name,
-		Message: fmt.Sprintf("the claim is reserved for %d pods, and cannot be for more", len(claim.Status.ReservedFor))}
+		Message: fmt.Sprintf("the claim is reserved for %d pods, and cannot be for more",
+			len(claim.Status.ReservedFor))}
 }
 
 func classMissing(claim *resourceapi.ResourceClaim, request, class string) Reason {
 	return Reason{Code: ClassMissing, Claim: claim.Name, Request: request,
-		Message: fmt.Sprintf("there is no DeviceClass %s: create it, or name another in the claim", class)}
+		Message: fmt.Sprintf("there is no DeviceClass %s: create it, or name another in the claim",
+			class)}
 }
 
 func claimElsewhere(claim *resourceapi.ResourceClaim) Reason {
@@ -173,8 +194,10 @@ func broken(node *nodeState, err error) Reason {
 }
 
 func searchEnded() Reason {
-	return Reason{Code: SearchEnded, Message: fmt.Sprintf("the allocator found no solution within %s, which is where the scheduler gives up: "+
-		"ask for fewer devices, or for fewer of them under one constraint", searchTimeout)}
+	return Reason{Code: SearchEnded,
+		Message: fmt.Sprintf("the allocator found no solution within %s, which is where the "+
+			"scheduler gives up: "+
+			"ask for fewer devices, or for fewer of them under one constraint", searchTimeout)}
 }
 
 // some names up to three of them.

@@ -58,7 +58,9 @@ func newDevices(all []*resourceapi.ResourceSlice, rules []*resourceapi.DeviceTai
 		d.join(d.slices[i])
 	}
 	for _, p := range d.pools {
-		slices.SortFunc(p.slices, func(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) })
+		slices.SortFunc(p.slices, func(a, b *resourceapi.ResourceSlice) int {
+			return cmp.Compare(a.Name, b.Name)
+		})
 		d.place(p)
 	}
 	return d
@@ -80,7 +82,9 @@ func (d *devices) place(p *pool) {
 }
 
 // tainted returns the slice with the taints that rules give its devices.
-func tainted(slice *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule) *resourceapi.ResourceSlice {
+func tainted(
+	slice *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintRule,
+) *resourceapi.ResourceSlice {
 	copied := false
 	for _, rule := range rules {
 		for i := range slice.Spec.Devices {
@@ -97,11 +101,15 @@ func tainted(slice *resourceapi.ResourceSlice, rules []*resourceapi.DeviceTaintR
 	return slice
 }
 
-// selects says whether a rule means the device. A rule without selector means none, an empty selector means all.
-func selects(selector *resourceapi.DeviceTaintSelector, slice *resourceapi.ResourceSlice, device string) bool {
+// selects says whether a rule means the device. A rule without selector means none, an empty
+// selector means all.
+func selects(
+	selector *resourceapi.DeviceTaintSelector, slice *resourceapi.ResourceSlice, device string,
+) bool {
 	is := func(want *string, value string) bool { return want == nil || *want == value }
 	return selector != nil &&
-		is(selector.Driver, slice.Spec.Driver) && is(selector.Pool, slice.Spec.Pool.Name) && is(selector.Device, device)
+		is(selector.Driver, slice.Spec.Driver) && is(selector.Pool, slice.Spec.Pool.Name) &&
+		is(selector.Device, device)
 }
 
 // join adds a slice to its pool, unless the pool has a newer generation.
@@ -109,7 +117,8 @@ func (d *devices) join(slice *resourceapi.ResourceSlice) {
 	id := poolID{slice.Spec.Driver, slice.Spec.Pool.Name}
 	p := d.pools[id]
 	if p == nil || p.generation < slice.Spec.Pool.Generation {
-		p = &pool{poolID: id, generation: slice.Spec.Pool.Generation, want: slice.Spec.Pool.ResourceSliceCount}
+		p = &pool{poolID: id, generation: slice.Spec.Pool.Generation,
+			want: slice.Spec.Pool.ResourceSliceCount}
 		d.pools[id] = p
 	}
 	if p.generation == slice.Spec.Pool.Generation {
@@ -117,7 +126,8 @@ func (d *devices) join(slice *resourceapi.ResourceSlice) {
 	}
 }
 
-// check finds the counters, and what makes the allocator refuse the pool. It does so once: most pools never have to tell.
+// check finds the counters, and what makes the allocator refuse the pool. It does so once: most
+// pools never have to tell.
 func (p *pool) check() { p.checked.Do(p.doCheck) }
 
 func (p *pool) doCheck() {
@@ -143,7 +153,9 @@ func (p *pool) doCheck() {
 			for _, consumed := range device.ConsumesCounters {
 				for counter := range consumed.Counters {
 					if _, has := p.counters[consumed.CounterSet][counter]; !has {
-						p.invalid = "device " + device.Name + " consumes counter " + counter + " of counter set " + consumed.CounterSet + ", which the pool does not have"
+						p.invalid = "device " + device.Name + " consumes counter " + counter +
+							" of counter set " + consumed.CounterSet + ", which the pool does " +
+							"not have"
 					}
 				}
 			}
@@ -166,8 +178,10 @@ func (d *devices) take(claim *resourceapi.ResourceClaim) {
 			d.allocated.AllocatedDevices.Insert(id)
 			continue
 		}
-		d.allocated.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, result.ShareID))
-		d.allocated.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, result.ConsumedCapacity))
+		d.allocated.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id,
+			result.ShareID))
+		d.allocated.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id,
+			result.ConsumedCapacity))
 	}
 }
 
@@ -186,7 +200,8 @@ func (d *devices) left(p *pool) map[string]map[string]resource.Quantity {
 	}
 	for _, slice := range p.slices {
 		for _, device := range slice.Spec.Devices {
-			if len(device.ConsumesCounters) == 0 || !d.has(structured.MakeDeviceID(p.driver, p.name, device.Name)) {
+			if len(device.ConsumesCounters) == 0 ||
+				!d.has(structured.MakeDeviceID(p.driver, p.name, device.Name)) {
 				continue
 			}
 			for _, consumed := range device.ConsumesCounters {
@@ -202,7 +217,8 @@ func (d *devices) left(p *pool) map[string]map[string]resource.Quantity {
 	return left
 }
 
-// uses returns what the claim's devices take away from others, in the order of the allocation's results.
+// uses returns what the claim's devices take away from others, in the order of the allocation's
+// results.
 func (d *devices) uses(claim *resourceapi.ResourceClaim) []Use {
 	uses := make([]Use, len(claim.Status.Allocation.Devices.Results))
 	for i, result := range claim.Status.Allocation.Devices.Results {
@@ -212,7 +228,8 @@ func (d *devices) uses(claim *resourceapi.ResourceClaim) []Use {
 		}
 		for _, consumed := range device.ConsumesCounters {
 			for _, name := range slices.Sorted(maps.Keys(consumed.Counters)) {
-				uses[i].Counters = append(uses[i].Counters, CounterUse{consumed.CounterSet, name, consumed.Counters[name].Value})
+				uses[i].Counters = append(uses[i].Counters,
+					CounterUse{consumed.CounterSet, name, consumed.Counters[name].Value})
 			}
 		}
 	}

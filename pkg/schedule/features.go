@@ -57,11 +57,12 @@ func gates() map[featuregate.Feature]featuregate.VersionedSpecs {
 		deviceStatus:        since("1.32", "1.33", "1.37"),
 		deviceTaints:        since("1.33", "1.36", "1.37"),
 		extendedResource:    since("1.34", "1.36", "1.37"),
-		fractionalCapacity:  since("1.37", "", ""), // beta, and off unless --min-compatibility-version is 1.37 too
-		listTypeAttributes:  since("1.36", "", ""),
-		nodeOperations:      since("1.37", "", ""),
-		partitionable:       since("1.33", "1.36", ""),
-		prioritizedList:     since("1.33", "1.34", "1.36"),
+		// beta, and off unless --min-compatibility-version is 1.37 too
+		fractionalCapacity: since("1.37", "", ""),
+		listTypeAttributes: since("1.36", "", ""),
+		nodeOperations:     since("1.37", "", ""),
+		partitionable:      since("1.33", "1.36", ""),
+		prioritizedList:    since("1.33", "1.34", "1.36"),
 	}
 	all[deviceTaintRules] = featuregate.VersionedSpecs{ // off while its API was beta
 		{Version: version.MustParse("1.35"), PreRelease: featuregate.Alpha},
@@ -87,17 +88,20 @@ type Features struct {
 	TaintRules        bool // DeviceTaintRules count
 }
 
-// NewFeatures returns what the scheduler of a version of Kubernetes can do: what is on by default in that version, changed
-// by feature gates as they are written for --feature-gates, for example "DRAConsumableCapacity=true". The version is like
-// 1.37 or v1.37.1; newer ones count as [NewestKubernetes].
+// NewFeatures returns what the scheduler of a version of Kubernetes can do: what is on by default
+// in that version, changed by feature gates as they are written for --feature-gates, for example
+// "DRAConsumableCapacity=true". The version is like 1.37 or v1.37.1; newer ones count as
+// [NewestKubernetes].
 func NewFeatures(kubernetes, featureGates string) (Features, error) {
 	v, err := version.ParseGeneric(kubernetes)
 	if err != nil {
-		return Features{}, fmt.Errorf("version of Kubernetes %q: must be like %s", kubernetes, NewestKubernetes)
+		return Features{}, fmt.Errorf("version of Kubernetes %q: must be like %s", kubernetes,
+			NewestKubernetes)
 	}
 	v = version.MajorMinor(v.Major(), v.Minor())
 	if v.LessThan(version.MustParse(OldestKubernetes)) {
-		return Features{}, fmt.Errorf("version of Kubernetes %s: the oldest is %s", kubernetes, OldestKubernetes)
+		return Features{}, fmt.Errorf("version of Kubernetes %s: the oldest is %s", kubernetes,
+			OldestKubernetes)
 	}
 	if newest := version.MustParse(NewestKubernetes); v.GreaterThan(newest) {
 		v = newest
@@ -107,14 +111,16 @@ func NewFeatures(kubernetes, featureGates string) (Features, error) {
 		return Features{}, err
 	}
 	if err := gate.Set(featureGates); err != nil {
-		return Features{}, fmt.Errorf("feature gates %q: %w; those that change how claims are allocated are %s",
-			featureGates, err, strings.Join(GateNames(), ", "))
+		return Features{},
+			fmt.Errorf("feature gates %q: %w; those that change how claims are allocated are %s",
+				featureGates, err, strings.Join(GateNames(), ", "))
 	}
 	return Features{
 		Kubernetes:        v.String(),
 		ExtendedResources: gate.Enabled(extendedResource),
 		// In 1.34 they had no gate of their own.
-		TaintRules: gate.Enabled(deviceTaints) && (gate.Enabled(deviceTaintRules) || v.LessThan(version.MustParse("1.35"))),
+		TaintRules: gate.Enabled(deviceTaints) &&
+			(gate.Enabled(deviceTaintRules) || v.LessThan(version.MustParse("1.35"))),
 		Allocator: structured.Features{
 			AdminAccess:             gate.Enabled(adminAccess),
 			CompatibilityGroups:     gate.Enabled(compatibilityGroups),

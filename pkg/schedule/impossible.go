@@ -12,10 +12,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The allocator tries one combination of devices after the other. Where no combination fits, it tries all: for 5 VFs of
-// different PFs where there are 4 PFs with 32 VFs each, that takes more than half a minute. What is here finds that out
-// from numbers: it gives devices, and values of attributes, to the seats of a claim, as a bipartite matching. It leaves
-// out shared counters and capacities. So what it calls impossible is, and some of what it does not is too.
+// The allocator tries one combination of devices after the other. Where no combination fits, it
+// tries all: for 5 VFs of different PFs where there are 4 PFs with 32 VFs each, that takes more
+// than half a minute. What is here finds that out from numbers: it gives devices, and values of
+// attributes, to the seats of a claim, as a bipartite matching. It leaves out shared counters and
+// capacities. So what it calls impossible is, and some of what it does not is too.
 
 // mostChoices of alternatives and of values are looked at. What has more is not called impossible.
 const mostChoices = 4096
@@ -99,7 +100,8 @@ func (s *survey) claimImpossible(claim *resourceapi.ResourceClaim) *Reason {
 func seatsImpossible(claim *resourceapi.ResourceClaim, seats []seat) *Reason {
 	if got := assign(seats, byDevice); got < len(seats) {
 		return &Reason{Code: Conflict, Claim: claim.Name, Message: fmt.Sprintf(
-			"the requests of the claim need %d devices together, and %d that match can be had", len(seats), got)}
+			"the requests of the claim need %d devices together, and %d that match can be had",
+			len(seats), got)}
 	}
 	constraints := claim.Spec.Devices.Constraints
 	for i := range constraints {
@@ -120,7 +122,8 @@ func violated(constraint *resourceapi.DeviceConstraint, seats []seat) string {
 	covered, values := covered(constraint, seats)
 	if constraint.DistinctAttribute != nil {
 		if got := assign(covered, byValue(constraint)); got < len(covered) {
-			return fmt.Sprintf("distinctAttribute %s: needs %d devices with different values, and can have %d; the values are %s",
+			return fmt.Sprintf("distinctAttribute %s: needs %d devices with different values, "+
+				"and can have %d; the values are %s",
 				*constraint.DistinctAttribute, len(covered), got, named(values))
 		}
 		return ""
@@ -135,15 +138,19 @@ func violated(constraint *resourceapi.DeviceConstraint, seats []seat) string {
 	case most == len(covered):
 		return ""
 	case most == 0:
-		return fmt.Sprintf("matchAttribute %s: no device that can be had has the attribute", *constraint.MatchAttribute)
+		return fmt.Sprintf("matchAttribute %s: no device that can be had has the attribute",
+			*constraint.MatchAttribute)
 	}
-	return fmt.Sprintf("matchAttribute %s: needs %d devices with the same value, and can have at most %d, with %s",
+	return fmt.Sprintf("matchAttribute %s: needs %d devices with the same value, and can have at "+
+		"most %d, with %s",
 		*constraint.MatchAttribute, len(covered), most, best)
 }
 
 // satisfiable says whether some devices may satisfy all constraints.
 func satisfiable(constraints []resourceapi.DeviceConstraint, seats []seat, choices *int) bool {
-	i := slices.IndexFunc(constraints, func(c resourceapi.DeviceConstraint) bool { return c.MatchAttribute != nil })
+	i := slices.IndexFunc(constraints, func(c resourceapi.DeviceConstraint) bool {
+		return c.MatchAttribute != nil
+	})
 	if i >= 0 {
 		others := slices.Delete(slices.Clone(constraints), i, i+1)
 		those, values := covered(&constraints[i], seats)
@@ -158,14 +165,16 @@ func satisfiable(constraints []resourceapi.DeviceConstraint, seats []seat, choic
 		return true
 	}
 	for i := range constraints {
-		if seats, _ := covered(&constraints[i], seats); assign(seats, byValue(&constraints[i])) < len(seats) {
+		if seats, _ := covered(&constraints[i],
+			seats); assign(seats, byValue(&constraints[i])) < len(seats) {
 			return false
 		}
 	}
 	return assign(seats, byDevice) == len(seats)
 }
 
-// covered returns the seats that the constraint is for, and the values that their devices have, sorted.
+// covered returns the seats that the constraint is for, and the values that their devices have,
+// sorted.
 func covered(constraint *resourceapi.DeviceConstraint, seats []seat) ([]seat, []string) {
 	var those []seat
 	values := map[string]struct{}{}
@@ -184,10 +193,12 @@ func covered(constraint *resourceapi.DeviceConstraint, seats []seat) ([]seat, []
 }
 
 func covers(constraint *resourceapi.DeviceConstraint, s seat) bool {
-	return len(constraint.Requests) == 0 || slices.Contains(constraint.Requests, s.request) || slices.Contains(constraint.Requests, s.reference)
+	return len(constraint.Requests) == 0 || slices.Contains(constraint.Requests, s.request) ||
+		slices.Contains(constraint.Requests, s.reference)
 }
 
-// restricted returns the seats, those that the constraint is for with the devices of one value only.
+// restricted returns the seats, those that the constraint is for with the devices of one value
+// only.
 func restricted(constraint *resourceapi.DeviceConstraint, seats []seat, value string) []seat {
 	kept := slices.Clone(seats)
 	for i, s := range kept {
@@ -204,10 +215,12 @@ func restricted(constraint *resourceapi.DeviceConstraint, seats []seat, value st
 	return kept
 }
 
-// attributeOf returns the device's value of the constraint's attribute, as text that differs where the allocator sees a
-// difference. An attribute of the driver's own domain may leave the domain out.
+// attributeOf returns the device's value of the constraint's attribute, as text that differs where
+// the allocator sees a difference. An attribute of the driver's own domain may leave the domain
+// out.
 func attributeOf(constraint *resourceapi.DeviceConstraint, c *candidate) (string, bool) {
-	name := string(ptr.Deref(constraint.MatchAttribute, ptr.Deref(constraint.DistinctAttribute, "")))
+	name := string(ptr.Deref(constraint.MatchAttribute,
+		ptr.Deref(constraint.DistinctAttribute, "")))
 	attribute, has := c.Attributes[resourceapi.QualifiedName(name)]
 	if !has {
 		if id, own := strings.CutPrefix(name, c.id.Driver.String()+"/"); own {
@@ -245,7 +258,8 @@ func byValue(constraint *resourceapi.DeviceConstraint) key {
 	return func(_ int, c *candidate) (string, bool) { return attributeOf(constraint, c) }
 }
 
-// assign returns how many seats can be filled at once: a maximum bipartite matching, by augmenting paths.
+// assign returns how many seats can be filled at once: a maximum bipartite matching, by augmenting
+// paths.
 func assign(seats []seat, by key) int {
 	sitting := map[string]int{} // the seat that has taken a key
 	filled := 0

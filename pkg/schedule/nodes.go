@@ -32,7 +32,9 @@ func newNodeStates(from *snapshot.Snapshot) []*nodeState {
 			node.add(pod)
 		}
 	}
-	return slices.SortedFunc(maps.Values(byName), func(a, b *nodeState) int { return cmp.Compare(a.Name, b.Name) })
+	return slices.SortedFunc(maps.Values(byName), func(a, b *nodeState) int {
+		return cmp.Compare(a.Name, b.Name)
+	})
 }
 
 func (n *nodeState) add(pod *corev1.Pod) {
@@ -55,17 +57,26 @@ func wishesOf(pod *corev1.Pod) wishes {
 	return wishes{pod, requests(pod), nodeaffinity.GetRequiredNodeAffinity(pod)}
 }
 
-// refuses returns the node's own reasons to refuse a pod. byDRA says of a resource that claims of the pod serve it.
+// refuses returns the node's own reasons to refuse a pod. byDRA says of a resource that claims of
+// the pod serve it.
 func (n *nodeState) refuses(w wishes, byDRA func(corev1.ResourceName) bool) []Reason {
 	var reasons []Reason
 	tolerations := w.pod.Spec.Tolerations
-	unschedulable := corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
-	if n.Spec.Unschedulable && !schedulingcorev1.TolerationsTolerateTaint(klog.Background(), tolerations, &unschedulable, false) {
-		reasons = append(reasons, Reason{Code: NodeUnschedulable, Message: "the node is cordoned: spec.unschedulable is set"})
+	unschedulable := corev1.Taint{
+		Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule,
 	}
-	if taint, untolerated := schedulingcorev1.FindMatchingUntoleratedTaint(klog.Background(), n.Spec.Taints, tolerations, keepsAway, false); untolerated {
+	if n.Spec.Unschedulable &&
+		!schedulingcorev1.TolerationsTolerateTaint(klog.Background(), tolerations,
+			&unschedulable, false) {
+		reasons = append(reasons,
+			Reason{Code: NodeUnschedulable,
+				Message: "the node is cordoned: spec.unschedulable is set"})
+	}
+	if taint, untolerated := schedulingcorev1.FindMatchingUntoleratedTaint(klog.Background(),
+		n.Spec.Taints, tolerations, keepsAway, false); untolerated {
 		reasons = append(reasons, Reason{Code: NodeTainted,
-			Message: "the node has the taint " + taint.ToString() + ", which the pod does not tolerate"})
+			Message: "the node has the taint " + taint.ToString() +
+				", which the pod does not tolerate"})
 	}
 	if matches, err := w.affinity.Match(n.Node); err != nil || !matches {
 		reasons = append(reasons, Reason{Code: NodeSelector,
@@ -75,16 +86,20 @@ func (n *nodeState) refuses(w wishes, byDRA func(corev1.ResourceName) bool) []Re
 }
 
 func keepsAway(taint *corev1.Taint) bool {
-	return taint.Effect == corev1.TaintEffectNoSchedule || taint.Effect == corev1.TaintEffectNoExecute
+	return taint.Effect == corev1.TaintEffectNoSchedule ||
+		taint.Effect == corev1.TaintEffectNoExecute
 }
 
-// short returns which resources the node has too little of. A node that tells nothing of what it has, as in a file
-// without status, has enough of what Kubernetes itself counts.
-func (n *nodeState) short(requests corev1.ResourceList, byDRA func(corev1.ResourceName) bool) []Reason {
+// short returns which resources the node has too little of. A node that tells nothing of what it
+// has, as in a file without status, has enough of what Kubernetes itself counts.
+func (n *nodeState) short(
+	requests corev1.ResourceList, byDRA func(corev1.ResourceName) bool,
+) []Reason {
 	var reasons []Reason
 	silent := len(n.Status.Allocatable) == 0
 	if most := n.Status.Allocatable.Pods().Value(); !silent && n.pods >= most {
-		reasons = append(reasons, Reason{Code: NodeResources, Message: "the node has as many pods as it may"})
+		reasons = append(reasons,
+			Reason{Code: NodeResources, Message: "the node has as many pods as it may"})
 	}
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		asked := requests[name]
@@ -95,7 +110,8 @@ func (n *nodeState) short(requests corev1.ResourceList, byDRA func(corev1.Resour
 		left.Sub(n.requested[name])
 		if asked.Cmp(left) > 0 {
 			reasons = append(reasons, Reason{Code: NodeResources, Message: fmt.Sprintf(
-				"the node is short of %s: %s requested, %s left", name, asked.String(), left.String())})
+				"the node is short of %s: %s requested, %s left", name, asked.String(),
+				left.String())})
 		}
 	}
 	return reasons

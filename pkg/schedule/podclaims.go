@@ -16,15 +16,17 @@ import (
 
 // podClaim is a claim of a pod. It must not be changed.
 type podClaim struct {
-	name     string // in the pod's spec.resourceClaims; "" for the claim that stands for extended resources
+	// in the pod's spec.resourceClaims; "" for the claim that stands for extended resources
+	name     string
 	template string // that the claim is made from; "" if it was there
 	claim    *resourceapi.ResourceClaim
 }
 
 func (c *podClaim) isExtended() bool { return c.name == "" }
 
-// podClaims returns the pod's claims, or reasons why no node can take the pod. A claim that a template makes is made here
-// if no controller made it yet. The last claim stands for the extended resources that DeviceClasses stand for.
+// podClaims returns the pod's claims, or reasons why no node can take the pod. A claim that a
+// template makes is made here if no controller made it yet. The last claim stands for the extended
+// resources that DeviceClasses stand for.
 func (s *Scheduler) podClaims(pod *corev1.Pod) (claims []*podClaim, reasons []Reason) {
 	for i := range pod.Spec.ResourceClaims {
 		c, reason := s.podClaim(pod, &pod.Spec.ResourceClaims[i])
@@ -36,7 +38,8 @@ func (s *Scheduler) podClaims(pod *corev1.Pod) (claims []*podClaim, reasons []Re
 			reasons = append(reasons, s.unusable(pod, c.claim)...)
 		}
 	}
-	if s.features.ExtendedResources && slices.ContainsFunc(slices.Collect(maps.Keys(requests(pod))), s.hasClass) {
+	if s.features.ExtendedResources &&
+		slices.ContainsFunc(slices.Collect(maps.Keys(requests(pod))), s.hasClass) {
 		claims = append(claims, &podClaim{claim: extendedClaim(pod)})
 	}
 	return claims, reasons
@@ -64,7 +67,9 @@ func (s *Scheduler) podClaim(pod *corev1.Pod, entry *corev1.PodResourceClaim) (*
 	if !has {
 		return nil, templateMissing(pod, *entry.ResourceClaimTemplateName)
 	}
-	claim := &resourceapi.ResourceClaim{ObjectMeta: *template.Spec.ObjectMeta.DeepCopy(), Spec: *template.Spec.Spec.DeepCopy()}
+	claim := &resourceapi.ResourceClaim{
+		ObjectMeta: *template.Spec.ObjectMeta.DeepCopy(), Spec: *template.Spec.Spec.DeepCopy(),
+	}
 	claim.Namespace, claim.Name = pod.Namespace, pod.Name+"-"+entry.Name
 	claim.OwnerReferences = []metav1.OwnerReference{ownedBy(pod)}
 	return &podClaim{name: entry.Name, template: template.Name, claim: claim}, nil
@@ -72,7 +77,9 @@ func (s *Scheduler) podClaim(pod *corev1.Pod, entry *corev1.PodResourceClaim) (*
 
 func ownedBy(pod *corev1.Pod) metav1.OwnerReference {
 	controls := true
-	return metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: &controls}
+	return metav1.OwnerReference{
+		APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: &controls,
+	}
 }
 
 // unusable returns reasons why the pod cannot have the claim on any node.
@@ -81,7 +88,8 @@ func (s *Scheduler) unusable(pod *corev1.Pod, claim *resourceapi.ResourceClaim) 
 		return []Reason{claimDeleted(claim)}
 	}
 	if claim.Status.Allocation != nil {
-		if len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize && !resourceclaim.IsReservedForPod(pod, claim, false) {
+		if len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize &&
+			!resourceclaim.IsReservedForPod(pod, claim, false) {
 			return []Reason{claimFull(claim)}
 		}
 		return nil
@@ -126,7 +134,8 @@ func (s *Scheduler) hasClass(resource corev1.ResourceName) bool {
 	return isExtended(resource) && s.extended.GetDeviceClass(resource) != nil
 }
 
-// isServed says whether the node serves the extended resource by devices of a DeviceClass, and not by a device plugin.
+// isServed says whether the node serves the extended resource by devices of a DeviceClass, and not
+// by a device plugin.
 func (s *Scheduler) isServed(resource corev1.ResourceName, node *nodeState) bool {
 	allocatable := node.Status.Allocatable[resource]
 	return s.features.ExtendedResources && allocatable.IsZero() && s.hasClass(resource)
@@ -139,11 +148,12 @@ func isExtended(resource corev1.ResourceName) bool {
 		return true
 	}
 	domain, _, qualified := strings.Cut(name, "/")
-	return qualified && !strings.HasSuffix(domain, "kubernetes.io") && !strings.HasPrefix(name, corev1.DefaultResourceRequestsPrefix)
+	return qualified && !strings.HasSuffix(domain, "kubernetes.io") &&
+		!strings.HasPrefix(name, corev1.DefaultResourceRequestsPrefix)
 }
 
-// extendedClaim is the claim that the scheduler makes for the extended resources of a pod that DeviceClasses stand for. It
-// has no requests yet, as those depend on the node.
+// extendedClaim is the claim that the scheduler makes for the extended resources of a pod that
+// DeviceClasses stand for. It has no requests yet, as those depend on the node.
 func extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: pod.Namespace, Name: pod.Name + "-extended-resources",
@@ -152,7 +162,8 @@ func extendedClaim(pod *corev1.Pod) *resourceapi.ResourceClaim {
 	}}
 }
 
-// onNode returns the claims as they are on the node: there, a device plugin may serve extended resources instead.
+// onNode returns the claims as they are on the node: there, a device plugin may serve extended
+// resources instead.
 func (s *Scheduler) onNode(pod *corev1.Pod, claims []*podClaim, node *nodeState) []*podClaim {
 	last := len(claims) - 1
 	if last < 0 || !claims[last].isExtended() {
@@ -166,9 +177,10 @@ func (s *Scheduler) onNode(pod *corev1.Pod, claims []*podClaim, node *nodeState)
 	return append(slices.Clone(claims[:last]), &podClaim{claim: claim})
 }
 
-// extendedRequests returns the requests for extended resources that the node serves by DRA. It follows createRequestsAndMappings
-// of the scheduler's plugin DynamicResources: a request for each container that lives as long as the pod, and where init
-// containers need more than the containers after them have, one for what is missing.
+// extendedRequests returns the requests for extended resources that the node serves by DRA. It
+// follows createRequestsAndMappings of the scheduler's plugin DynamicResources: a request for each
+// container that lives as long as the pod, and where init containers need more than the containers
+// after them have, one for what is missing.
 func (s *Scheduler) extendedRequests(pod *corev1.Pod, node *nodeState) []resourceapi.DeviceRequest {
 	var all []resourceapi.DeviceRequest
 	for _, resource := range slices.Sorted(maps.Keys(requests(pod))) {
@@ -181,7 +193,9 @@ func (s *Scheduler) extendedRequests(pod *corev1.Pod, node *nodeState) []resourc
 	return all
 }
 
-func containerRequests(pod *corev1.Pod, resource corev1.ResourceName, class string) []resourceapi.DeviceRequest {
+func containerRequests(
+	pod *corev1.Pod, resource corev1.ResourceName, class string,
+) []resourceapi.DeviceRequest {
 	containers := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	counts := make([]int64, len(containers)) // of the long-lived
 	var long []resourceapi.DeviceRequest
@@ -211,7 +225,8 @@ func containerRequests(pod *corev1.Pod, resource corev1.ResourceName, class stri
 	return append(long, extra)
 }
 
-// isLongLived says whether the container is no init container, or one that goes on beside the others.
+// isLongLived says whether the container is no init container, or one that goes on beside the
+// others.
 func isLongLived(containers []corev1.Container, i, initContainers int) bool {
 	policy := containers[i].RestartPolicy
 	return i >= initContainers || policy != nil && *policy == corev1.ContainerRestartPolicyAlways
@@ -222,12 +237,15 @@ func count(container corev1.Container, resource corev1.ResourceName) int64 {
 	return quantity.Value()
 }
 
-func deviceRequest(containers []corev1.Container, i int, resource corev1.ResourceName, class string, count int64) resourceapi.DeviceRequest {
+func deviceRequest(
+	containers []corev1.Container, i int, resource corev1.ResourceName, class string, count int64,
+) resourceapi.DeviceRequest {
 	index := slices.Index(slices.Sorted(maps.Keys(containers[i].Resources.Requests)), resource)
 	return resourceapi.DeviceRequest{
 		Name: fmt.Sprintf("container-%d-request-%d", i, index),
 		Exactly: &resourceapi.ExactDeviceRequest{
-			DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
+			DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+			Count: count,
 		},
 	}
 }

@@ -25,7 +25,8 @@ func (p property) String() string {
 	return "the attribute " + p.domain + "/" + p.id
 }
 
-// isOn says whether the device has the property. What is in the domain of its driver may leave the domain out.
+// isOn says whether the device has the property. What is in the domain of its driver may leave the
+// domain out.
 func (p property) isOn(c candidate) bool {
 	names := []resourceapi.QualifiedName{resourceapi.QualifiedName(p.domain + "/" + p.id)}
 	if p.domain == c.id.Driver.String() {
@@ -41,8 +42,9 @@ func (p property) isOn(c candidate) bool {
 	})
 }
 
-// reads returns what the expression reads of a device by names that stand in it, sorted: what is written
-// device.attributes["domain"].id, or the same with capacity. It returns nothing for what is no expression.
+// reads returns what the expression reads of a device by names that stand in it, sorted: what is
+// written device.attributes["domain"].id, or the same with capacity. It returns nothing for what is
+// no expression.
 func reads(expression string) []property {
 	environment, err := cel.NewEnv(cel.OptionalTypes())
 	if err != nil {
@@ -59,7 +61,8 @@ func reads(expression string) []property {
 		}
 	}))
 	slices.SortFunc(found, func(a, b property) int {
-		return cmp.Or(cmp.Compare(a.of, b.of), cmp.Compare(a.domain, b.domain), cmp.Compare(a.id, b.id))
+		return cmp.Or(cmp.Compare(a.of, b.of), cmp.Compare(a.domain, b.domain),
+			cmp.Compare(a.id, b.id))
 	})
 	return slices.Compact(found)
 }
@@ -76,7 +79,8 @@ func read(e ast.Expr) (of, domain, id string, is bool) {
 	}
 	of = inner.AsSelect().FieldName()
 	operand := inner.AsSelect().Operand()
-	return of, domain, id, operand.Kind() == ast.IdentKind && operand.AsIdent() == "device" && (of == "attributes" || of == "capacity")
+	return of, domain, id, operand.Kind() == ast.IdentKind && operand.AsIdent() == "device" &&
+		(of == "attributes" || of == "capacity")
 }
 
 // member takes apart X.NAME, X.?NAME and X["NAME"].

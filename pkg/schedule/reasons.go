@@ -13,41 +13,55 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// relaxedTimeout is how long the allocator searches for a solution without one of the limits, to find the one to blame.
+// relaxedTimeout is how long the allocator searches for a solution without one of the limits, to
+// find the one to blame.
 const relaxedTimeout = 100 * time.Millisecond
 
 // why returns why the allocator found no solution.
-func (s *Scheduler) why(ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim) []Reason {
+func (s *Scheduler) why(
+	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
+) []Reason {
 	if reasons := s.survey(ctx, node, claims).impossible(); len(reasons) > 0 {
 		return reasons
 	}
 	return []Reason{s.conflict(ctx, node, claims)}
 }
 
-// conflict says which limit is to blame where each request alone could be served: the one without which all could be.
-func (s *Scheduler) conflict(ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim) Reason {
+// conflict says which limit is to blame where each request alone could be served: the one without
+// which all could be.
+func (s *Scheduler) conflict(
+	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
+) Reason {
 	for i, claim := range claims {
 		for j, constraint := range claim.Spec.Devices.Constraints {
 			relaxed := slices.Clone(claims)
 			relaxed[i] = claim.DeepCopy()
-			relaxed[i].Spec.Devices.Constraints = slices.Delete(relaxed[i].Spec.Devices.Constraints, j, j+1)
+			relaxed[i].Spec.Devices.Constraints = slices.Delete(relaxed[i].Spec.Devices.Constraints,
+				j, j+1)
 			if s.fits(ctx, node, relaxed, s.devices.slices) {
 				return Reason{Code: ConstraintImpossible, Claim: claim.Name,
-					Message: "each device alone can be had, and without " + describe([]resourceapi.DeviceConstraint{constraint}) + " all could be"}
+					Message: "each device alone can be had, and without " +
+						describe([]resourceapi.DeviceConstraint{constraint}) + " all could be"}
 			}
 		}
 	}
 	if s.fits(ctx, node, claims, s.uncounted(node)) {
-		return Reason{Code: Conflict, Message: "each device alone can be had; together they need more than is left of the counters that they share"}
+		return Reason{Code: Conflict, Message: "each device alone can be had; together they need " +
+			"more than is left of the counters that they share"}
 	}
-	return Reason{Code: Conflict, Message: "each device alone can be had, and not all of them: they need the same devices, capacity or counters"}
+	return Reason{Code: Conflict, Message: "each device alone can be had, and not all of them: " +
+		"they need the same devices, capacity or counters"}
 }
 
 // fits says whether the allocator finds devices for the claims in a short time.
-func (s *Scheduler) fits(ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim, from []*resourceapi.ResourceSlice) bool {
+func (s *Scheduler) fits(
+	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
+	from []*resourceapi.ResourceSlice,
+) bool {
 	ctx, cancel := context.WithTimeout(ctx, relaxedTimeout)
 	defer cancel()
-	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, s.devices.allocated, s.classes, from, s.cel)
+	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, s.devices.allocated,
+		s.classes, from, s.cel)
 	if err != nil {
 		return false
 	}
@@ -73,7 +87,9 @@ func (s *Scheduler) uncounted(node *nodeState) []*resourceapi.ResourceSlice {
 // tooFew returns a reason for each request that could not be served if it were the only one.
 func (s *survey) tooFew() []Reason {
 	if len(s.pools) == 0 {
-		return []Reason{{Code: NoDevices, Message: "the node has no devices: no ResourceSlice is for it"}}
+		return []Reason{
+			{Code: NoDevices, Message: "the node has no devices: no ResourceSlice is for it"},
+		}
 	}
 	var reasons []Reason
 	for _, r := range s.requests {
@@ -108,8 +124,10 @@ func (s *survey) short(claim *resourceapi.ResourceClaim, a *alternative) *Reason
 	if free >= wanted {
 		return nil
 	}
-	return &Reason{Code: TooFewDevices, Claim: claim.Name, Request: a.reference, Causes: append(s.unusable(), s.causes(a)...), Message: fmt.Sprintf(
-		"%s of DeviceClass %s, and can have %d of the node's %d devices", needs, a.class.Name, free, len(a.candidates))}
+	return &Reason{Code: TooFewDevices, Claim: claim.Name, Request: a.reference,
+		Causes: append(s.unusable(), s.causes(a)...), Message: fmt.Sprintf(
+			"%s of DeviceClass %s, and can have %d of the node's %d devices", needs, a.class.Name,
+			free, len(a.candidates))}
 }
 
 // unusable returns what is wrong with pools.
@@ -119,10 +137,13 @@ func (s *survey) unusable() []Cause {
 		switch {
 		case !p.complete():
 			causes = append(causes, Cause{Code: PoolIncomplete, Message: fmt.Sprintf(
-				"pool %s is incomplete: %d of %d ResourceSlices of generation %d are there; its driver is writing them, or has stopped",
+				"pool %s is incomplete: %d of %d ResourceSlices of generation %d are there; its "+
+					"driver is writing them, or has stopped",
 				p, len(p.slices), p.want, p.generation)})
 		case p.invalid != "":
-			causes = append(causes, Cause{Code: PoolInvalid, Message: fmt.Sprintf("pool %s is invalid: %s", p, p.invalid)})
+			causes = append(causes,
+				Cause{Code: PoolInvalid,
+					Message: fmt.Sprintf("pool %s is invalid: %s", p, p.invalid)})
 		}
 	}
 	return causes
@@ -148,10 +169,12 @@ func (s *survey) causes(a *alternative) []Cause {
 	var causes []Cause
 	for _, o := range slices.SortedFunc(maps.Keys(with), func(a, b obstacle) int {
 		return cmp.Or(
-			cmp.Compare(slices.Index(order, a.code), slices.Index(order, b.code)), cmp.Compare(a.selector, b.selector),
+			cmp.Compare(slices.Index(order, a.code), slices.Index(order, b.code)),
+			cmp.Compare(a.selector, b.selector),
 			cmp.Compare(len(with[b]), len(with[a])), cmp.Compare(a.detail, b.detail))
 	}) {
-		causes = append(causes, Cause{Code: o.code, Devices: len(with[o]), Message: s.tell(a, o, with[o])})
+		causes = append(causes,
+			Cause{Code: o.code, Devices: len(with[o]), Message: s.tell(a, o, with[o])})
 	}
 	return causes
 }
@@ -164,13 +187,16 @@ func (s *survey) tell(a *alternative, o obstacle, those []candidate) string {
 	}
 	switch o.code {
 	case Selector:
-		return fmt.Sprintf("%d %s not match the selector %s", len(those), do, a.selectors[o.selector].tell(those))
+		return fmt.Sprintf("%d %s not match the selector %s", len(those),
+			do, a.selectors[o.selector].tell(those))
 	case InUse:
-		return fmt.Sprintf("%d %s in use by ResourceClaims %s", len(those), is, some(s.owners(those)))
+		return fmt.Sprintf("%d %s in use by ResourceClaims %s", len(those),
+			is, some(s.owners(those)))
 	case CountersShort:
 		return fmt.Sprintf("%d %s short of counter %s", len(those), is, o.detail)
 	case DeviceTainted:
-		return fmt.Sprintf("%d %s tainted %s, which the request does not tolerate", len(those), is, o.detail)
+		return fmt.Sprintf("%d %s tainted %s, which the request does not tolerate", len(those),
+			is, o.detail)
 	}
 	return fmt.Sprintf("%d %s short of capacity: %s", len(those), is, o.detail)
 }

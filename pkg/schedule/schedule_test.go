@@ -34,7 +34,8 @@ items:
 
 // pod is one whose spec has these fields, and a container with these resources.
 func pod(name, spec, resources string) string {
-	return fmt.Sprintf("- {apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {%s containers: [{name: c, image: i, resources: {%s}}]}}\n", name, spec, resources)
+	return fmt.Sprintf("- {apiVersion: v1, kind: Pod, metadata: {name: %s}, spec: {%s "+
+		"containers: [{name: c, image: i, resources: {%s}}]}}\n", name, spec, resources)
 }
 
 const (
@@ -72,7 +73,8 @@ func decide(t *testing.T, featureGates, objects string) []*Decision {
 	return all
 }
 
-// said is a decision in short: the node with the devices, or each node with the codes of its reasons.
+// said is a decision in short: the node with the devices, or each node with the codes of its
+// reasons.
 func said(d *Decision) string {
 	var parts []string
 	if d.Node != "" {
@@ -111,32 +113,78 @@ func TestSchedule(t *testing.T) {
 		want        []string
 	}{
 		"one device": {pods: pod("p", one, ""), want: []string{"a nic=d0" + othersRefuse}},
-		"toleration": {pods: pod("p", one+"tolerations: [{operator: Exists}], nodeSelector: {zone: none},", ""), want: []string{"a,b,c:NodeSelector"}},
+		"toleration": {
+			pods: pod("p", one+"tolerations: [{operator: Exists}], nodeSelector: {zone: none},",
+				""), want: []string{"a,b,c:NodeSelector"},
+		},
 		"in turn": {pods: pod("p", one, "") + pod("q", one, "") + pod("r", one, ""),
-			want: []string{"a nic=d0" + othersRefuse, "a nic=d1" + othersRefuse, "a:NodeResources" + othersRefuse}},
-		"too few devices": {pods: pod("p", one, "") + pod("q", "resourceClaims: [{name: first, resourceClaimTemplateName: one}, {name: second, resourceClaimTemplateName: one}],", ""),
+			want: []string{"a nic=d0" + othersRefuse, "a nic=d1" + othersRefuse, "a:NodeResources" +
+				othersRefuse}},
+		"too few devices": {pods: pod("p", one, "") +
+			pod("q", "resourceClaims: [{name: first, resourceClaimTemplateName: one}, {name: "+
+				"second, resourceClaimTemplateName: one}],", ""),
 			want: []string{"a nic=d0" + othersRefuse, "a:Conflict" + othersRefuse}},
-		"unschedulable is tolerated": {pods: pod("p", one+"tolerations: [{key: node.kubernetes.io/unschedulable, operator: Exists}], nodeSelector: {},", "requests: {cpu: 3}"),
+		"unschedulable is tolerated": {pods: pod("p", one+"tolerations: [{key: "+
+			"node.kubernetes.io/unschedulable, operator: Exists}], nodeSelector: {},",
+			"requests: {cpu: 3}"),
 			want: []string{"c nic=d0 a:NodeResources b:NodeTainted"}},
-		"taint is tolerated": {pods: pod("p", one+"tolerations: [{key: gpu, operator: Exists}],", "requests: {cpu: 3}"),
+		"taint is tolerated": {pods: pod("p", one+"tolerations: [{key: gpu, operator: Exists}],",
+			"requests: {cpu: 3}"),
 			want: []string{"b nic=d0 a:NodeResources c:NodeUnschedulable"}},
-		"what runs counts": {pods: pod("x", "nodeName: a,", "requests: {cpu: 1500m}") + pod("p", one, "requests: {cpu: 1}"),
+		"what runs counts": {pods: pod("x", "nodeName: a,", "requests: {cpu: 1500m}") +
+			pod("p", one, "requests: {cpu: 1}"),
 			want: []string{"a:NodeResources" + othersRefuse}},
-		"gated":             {pods: pod("p", one+"schedulingGates: [{name: wait}],", ""), want: []string{"PodGated"}},
-		"no claim":          {pods: pod("p", fmt.Sprintf(byName, "none"), ""), want: []string{"ClaimMissing"}},
-		"claim in deletion": {pods: pod("p", fmt.Sprintf(byName, "going"), ""), want: []string{"ClaimDeleted"}},
-		"no template":       {pods: pod("p", fmt.Sprintf(fromTemplate, "other"), ""), want: []string{"TemplateMissing"}},
-		"no class":          {pods: pod("p", fmt.Sprintf(fromTemplate, "none"), ""), want: []string{"ClassMissing"}},
-		"selector fails":    {pods: pod("p", fmt.Sprintf(fromTemplate, "wrong"), ""), want: []string{"Broken"}},
-		"shared claim": {pods: pod("p", fmt.Sprintf(byName, "shared"), "") + pod("q", fmt.Sprintf(byName, "shared"), "") + pod("r", fmt.Sprintf(byName, "shared")+"nodeSelector: {},tolerations: [{operator: Exists}],", ""),
-			want: []string{"a nic=d0" + othersRefuse, "a nic=d0" + othersRefuse, "a:NodeResources b,c:ClaimElsewhere"}},
-		"extended resource":              {pods: pod("p", "", "limits: {example.com/nic: 2}"), want: []string{"a container-0-request-0=d0 container-0-request-0=d1" + othersRefuse}},
-		"extended resource by class":     {pods: pod("p", "", "limits: {deviceclass.resource.kubernetes.io/nic: 1}"), want: []string{"a container-0-request-0=d0" + othersRefuse}},
-		"extended resource of nobody":    {pods: pod("p", "", "limits: {example.com/other: 1}"), want: []string{"a:NodeResources b:NodeTainted+NodeResources c:NodeUnschedulable+NodeResources"}},
-		"extended resource of a plugin":  {pods: pod("p", "", "limits: {example.com/plugged: 1}"), want: []string{"a" + othersRefuse}},
-		"extended resource, feature off": {pods: pod("p", "", "limits: {example.com/nic: 1}"), gates: "AllAlpha=false", want: []string{"a container-0-request-0=d0" + othersRefuse}},
+		"gated": {
+			pods: pod("p", one+"schedulingGates: [{name: wait}],", ""), want: []string{"PodGated"},
+		},
+		"no claim": {
+			pods: pod("p", fmt.Sprintf(byName, "none"), ""), want: []string{"ClaimMissing"},
+		},
+		"claim in deletion": {
+			pods: pod("p", fmt.Sprintf(byName, "going"), ""), want: []string{"ClaimDeleted"},
+		},
+		"no template": {pods: pod("p", fmt.Sprintf(fromTemplate, "other"), ""),
+			want: []string{"TemplateMissing"}},
+		"no class": {
+			pods: pod("p", fmt.Sprintf(fromTemplate, "none"), ""), want: []string{"ClassMissing"},
+		},
+		"selector fails": {
+			pods: pod("p", fmt.Sprintf(fromTemplate, "wrong"), ""), want: []string{"Broken"},
+		},
+		"shared claim": {pods: pod("p", fmt.Sprintf(byName, "shared"), "") +
+			pod("q", fmt.Sprintf(byName, "shared"), "") +
+			pod("r", fmt.Sprintf(byName, "shared")+
+				"nodeSelector: {},tolerations: [{operator: Exists}],", ""),
+			want: []string{
+				"a nic=d0" + othersRefuse, "a nic=d0" + othersRefuse,
+				"a:NodeResources b,c:ClaimElsewhere",
+			}},
+		"extended resource": {
+			pods: pod("p", "", "limits: {example.com/nic: 2}"),
+			want: []string{"a container-0-request-0=d0 container-0-request-0=d1" + othersRefuse},
+		},
+		"extended resource by class": {
+			pods: pod("p", "", "limits: {deviceclass.resource.kubernetes.io/nic: 1}"),
+			want: []string{"a container-0-request-0=d0" + othersRefuse},
+		},
+		"extended resource of nobody": {
+			pods: pod("p", "", "limits: {example.com/other: 1}"),
+			want: []string{
+				"a:NodeResources b:NodeTainted+NodeResources c:NodeUnschedulable+NodeResources",
+			},
+		},
+		"extended resource of a plugin": {
+			pods: pod("p", "", "limits: {example.com/plugged: 1}"),
+			want: []string{"a" + othersRefuse},
+		},
+		"extended resource, feature off": {
+			pods: pod("p", "", "limits: {example.com/nic: 1}"), gates: "AllAlpha=false",
+			want: []string{"a container-0-request-0=d0" + othersRefuse},
+		},
 		"init containers use what is there": {
-			pods: "- {apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {initContainers: [{name: i, image: i, resources: {limits: {example.com/nic: 2}}}], containers: [{name: c, image: i, resources: {limits: {example.com/nic: 1}}}]}}\n",
+			pods: "- {apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {initContainers: " +
+				"[{name: i, image: i, resources: {limits: {example.com/nic: 2}}}], containers: " +
+				"[{name: c, image: i, resources: {limits: {example.com/nic: 1}}}]}}\n",
 			want: []string{"a container-1-request-0=d0 container-0-request-0=d1" + othersRefuse}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -145,7 +193,8 @@ func TestSchedule(t *testing.T) {
 				got = append(got, said(d))
 			}
 			if !slices.Equal(got, tt.want) {
-				t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"), strings.Join(tt.want, "\n\t"))
+				t.Errorf("got\n\t%s\nwant\n\t%s", strings.Join(got, "\n\t"),
+					strings.Join(tt.want, "\n\t"))
 			}
 		})
 	}
@@ -154,7 +203,9 @@ func TestSchedule(t *testing.T) {
 // TestPools covers pools that the allocator does not use.
 func TestPools(t *testing.T) {
 	slice := func(name, pool string, generation, count int, rest string) string {
-		return fmt.Sprintf("- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: %s}, spec: {driver: x.example.com, %s pool: {name: %s, generation: %d, resourceSliceCount: %d}}}\n",
+		return fmt.Sprintf("- {apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: "+
+			"{name: %s}, spec: {driver: x.example.com, %s pool: {name: %s, generation: %d, "+
+			"resourceSliceCount: %d}}}\n",
 			name, rest, pool, generation, count)
 	}
 	base := `apiVersion: v1
@@ -165,18 +216,31 @@ items:
 - {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: one}, spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic}}]}}}}
 ` + pod("p", fmt.Sprintf(fromTemplate, "one"), "")
 	for name, tt := range map[string]struct{ slices, want string }{
-		"none":           {"", "a:NoDevices"},
-		"of other nodes": {slice("s", "b", 1, 1, "nodeName: b, devices: [{name: d}],"), "a:NoDevices"},
-		"incomplete":     {slice("s", "a", 1, 2, "nodeName: a, devices: [{name: d}],"), "a:TooFewDevices+PoolIncomplete"},
-		"older generation is passed over": {slice("s", "a", 1, 1, "nodeName: a, devices: [{name: old}],") + slice("t", "a", 2, 1, "nodeName: a, devices: [{name: new}],"),
+		"none": {"", "a:NoDevices"},
+		"of other nodes": {
+			slice("s", "b", 1, 1, "nodeName: b, devices: [{name: d}],"), "a:NoDevices",
+		},
+		"incomplete": {slice("s", "a", 1, 2, "nodeName: a, devices: [{name: d}],"),
+			"a:TooFewDevices+PoolIncomplete"},
+		"older generation is passed over": {slice("s", "a", 1,
+			1, "nodeName: a, devices: [{name: old}],") +
+			slice("t", "a", 2, 1, "nodeName: a, devices: [{name: new}],"),
 			"a nic=new"},
-		"device twice": {slice("s", "a", 1, 2, "nodeName: a, devices: [{name: d}],") + slice("t", "a", 1, 2, "nodeName: a, devices: [{name: d}],"),
+		"device twice": {slice("s", "a", 1, 2, "nodeName: a, devices: [{name: d}],") +
+			slice("t", "a", 1, 2, "nodeName: a, devices: [{name: d}],"),
 			"a:TooFewDevices+PoolInvalid"},
-		"counter that is not there": {slice("s", "a", 1, 1, "nodeName: a, devices: [{name: d, consumesCounters: [{counterSet: x, counters: {y: {value: 1}}}]}],"),
+		"counter that is not there": {slice("s", "a", 1, 1, "nodeName: a, devices: [{name: d, "+
+			"consumesCounters: [{counterSet: x, counters: {y: {value: 1}}}]}],"),
 			"a:TooFewDevices+PoolInvalid"},
-		"for all nodes":       {slice("s", "fabric", 1, 1, "allNodes: true, devices: [{name: d}],"), "a nic=d"},
-		"for nodes of a rack": {slice("s", "rack", 1, 1, "nodeSelector: {nodeSelectorTerms: [{matchExpressions: [{key: rack, operator: In, values: [one]}]}]}, devices: [{name: d}],"), "a nic=d"},
-		"for each device another node": {slice("s", "fabric", 1, 1, "perDeviceNodeSelection: true, devices: [{name: d, nodeName: b}, {name: e, nodeName: a}],"),
+		"for all nodes": {
+			slice("s", "fabric", 1, 1, "allNodes: true, devices: [{name: d}],"), "a nic=d",
+		},
+		"for nodes of a rack": {
+			slice("s", "rack", 1, 1, "nodeSelector: {nodeSelectorTerms: [{matchExpressions: "+
+				"[{key: rack, operator: In, values: [one]}]}]}, devices: [{name: d}],"), "a nic=d",
+		},
+		"for each device another node": {slice("s", "fabric", 1, 1, "perDeviceNodeSelection: "+
+			"true, devices: [{name: d, nodeName: b}, {name: e, nodeName: a}],"),
 			"a nic=e"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -202,9 +266,15 @@ func TestFeatures(t *testing.T) {
 		want           string
 	}{
 		{"1.34", "", "DRAAdminAccess DRAPrioritizedList"},
-		{"v1.36.3", "", "DRAAdminAccess DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAPartitionableDevices DRAPrioritizedList extended"},
-		{"1.37", "DRAConsumableCapacity=false", "DRAAdminAccess DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAPartitionableDevices DRAPrioritizedList extended rules"},
-		{"1.40", "DRAListTypeAttributes=true", "DRAAdminAccess DRAConsumableCapacity DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints DRAListTypeAttributes DRAPartitionableDevices DRAPrioritizedList extended rules"},
+		{"v1.36.3", "", "DRAAdminAccess DRAConsumableCapacity " +
+			"DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints " +
+			"DRAPartitionableDevices DRAPrioritizedList extended"},
+		{"1.37", "DRAConsumableCapacity=false", "DRAAdminAccess " +
+			"DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints " +
+			"DRAPartitionableDevices DRAPrioritizedList extended rules"},
+		{"1.40", "DRAListTypeAttributes=true", "DRAAdminAccess DRAConsumableCapacity " +
+			"DRADeviceBindingConditions+DRAResourceClaimDeviceStatus DRADeviceTaints " +
+			"DRAListTypeAttributes DRAPartitionableDevices DRAPrioritizedList extended rules"},
 		{"1.34", "DRADeviceTaints=true", "DRAAdminAccess DRADeviceTaints DRAPrioritizedList rules"},
 	} {
 		features, err := NewFeatures(tt.version, tt.gates)
@@ -220,14 +290,17 @@ func TestFeatures(t *testing.T) {
 			got = append(got, "rules")
 		}
 		if strings.Join(got, " ") != tt.want {
-			t.Errorf("%s %s:\ngot  %s\nwant %s", tt.version, tt.gates, strings.Join(got, " "), tt.want)
+			t.Errorf("%s %s:\ngot  %s\nwant %s", tt.version, tt.gates,
+				strings.Join(got, " "), tt.want)
 		}
 	}
 	for _, tt := range []struct{ version, gates, want string }{
-		{"1.33", "", "the oldest is 1.34"}, {"new", "", "must be like 1.37"}, {"1.37", "Other=true", "unrecognized feature gate: Other; those that change"},
+		{"1.33", "", "the oldest is 1.34"}, {"new", "", "must be like 1.37"},
+		{"1.37", "Other=true", "unrecognized feature gate: Other; those that change"},
 		{"1.37", "DRADeviceTaints", "missing bool value"},
 	} {
-		if _, err := NewFeatures(tt.version, tt.gates); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := NewFeatures(tt.version, tt.gates); err == nil ||
+			!strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s %s: %v, want %q", tt.version, tt.gates, err, tt.want)
 		}
 	}

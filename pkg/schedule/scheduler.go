@@ -1,11 +1,12 @@
-// Package schedule answers where Kubernetes would place pods that claim devices, which devices they would get, and for
-// each node that cannot take a pod, why. It asks the allocator of the Kubernetes scheduler
-// (k8s.io/dynamic-resource-allocation/structured) and serves claims of any DRA driver.
+// Package schedule answers where Kubernetes would place pods that claim devices, which devices they
+// would get, and for each node that cannot take a pod, why. It asks the allocator of the Kubernetes
+// scheduler (k8s.io/dynamic-resource-allocation/structured) and serves claims of any DRA driver.
 //
-// A [Scheduler] works on a snapshot. It places one pod after the other and remembers what it gave, as the scheduler does.
-// Of the scheduler's other plugins, it stands in for those that look at node names, unschedulable nodes, taints, node
-// selectors and affinity, and requested resources. It knows nothing of volumes, host ports, affinity between pods and
-// topology spread, nor of preemption.
+// A [Scheduler] works on a snapshot. It places one pod after the other and remembers what it gave,
+// as the scheduler does. Of the scheduler's other plugins, it stands in for those that look at node
+// names, unschedulable nodes, taints, node selectors and affinity, and requested resources. It
+// knows nothing of volumes, host ports, affinity between pods and topology spread, nor of
+// preemption.
 package schedule
 
 import (
@@ -32,10 +33,11 @@ import (
 )
 
 const (
-	// searchTimeout is how long the allocator may search on one node: DynamicResourcesArgs.filterTimeout of the scheduler's
-	// configuration.
+	// searchTimeout is how long the allocator may search on one node:
+	// DynamicResourcesArgs.filterTimeout of the scheduler's configuration.
 	searchTimeout = 10 * time.Second
-	// searchPatience is how long the allocator searches before it is worth to look whether there can be a solution at all.
+	// searchPatience is how long the allocator searches before it is worth to look whether there
+	// can be a solution at all.
 	searchPatience = 5 * time.Millisecond
 	// celCacheSize is how many compiled selectors are kept.
 	celCacheSize = 1000
@@ -58,8 +60,8 @@ type objectName struct{ namespace, name string }
 
 func (n objectName) String() string { return n.namespace + "/" + n.name }
 
-// New returns a Scheduler that starts with what the snapshot has. It does not change the snapshot, which must not be
-// changed by others while the Scheduler is in use.
+// New returns a Scheduler that starts with what the snapshot has. It does not change the snapshot,
+// which must not be changed by others while the Scheduler is in use.
 func New(ctx context.Context, from *snapshot.Snapshot, features Features) *Scheduler {
 	s := &Scheduler{
 		features:  features,
@@ -92,8 +94,8 @@ func New(ctx context.Context, from *snapshot.Snapshot, features Features) *Sched
 	return s
 }
 
-// Schedule places a pod, and takes the devices of its claims. A pod that cannot be placed takes nothing. An error means
-// that ctx ended.
+// Schedule places a pod, and takes the devices of its claims. A pod that cannot be placed takes
+// nothing. An error means that ctx ended.
 func (s *Scheduler) Schedule(ctx context.Context, pod *corev1.Pod) (*Decision, error) {
 	decision := &Decision{Pod: pod}
 	if len(pod.Spec.SchedulingGates) > 0 {
@@ -132,24 +134,32 @@ func (s *Scheduler) Schedule(ctx context.Context, pod *corev1.Pod) (*Decision, e
 
 // answer is what one node says to a pod.
 type answer struct {
-	reasons     []Reason // why the node cannot take the pod; none if it can
-	fatal       error    // why no node can take the pod
-	claims      []*podClaim
-	allocations []resourceapi.AllocationResult // of those claims that are to be allocated, in their order
+	reasons []Reason // why the node cannot take the pod; none if it can
+	fatal   error    // why no node can take the pod
+	claims  []*podClaim
+	// of those claims that are to be allocated, in their order
+	allocations []resourceapi.AllocationResult
 	score       int64
 }
 
 func (a answer) fits() bool { return a.fatal == nil && len(a.reasons) == 0 }
 
 // ask asks all nodes, several at once.
-func (s *Scheduler) ask(ctx context.Context, pod *corev1.Pod, claims []*podClaim) ([]answer, error) {
-	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, s.devices.allocated, s.classes, s.devices.slices, s.cel)
+func (s *Scheduler) ask(
+	ctx context.Context, pod *corev1.Pod, claims []*podClaim,
+) ([]answer, error) {
+	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, s.devices.allocated,
+		s.classes, s.devices.slices, s.cel)
 	if err != nil {
 		return nil, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
-	a := &attempt{scheduler: s, pod: pod, claims: claims, allocator: allocator, wishes: wishesOf(pod)}
+	a := &attempt{
+		scheduler: s, pod: pod, claims: claims, allocator: allocator, wishes: wishesOf(pod),
+	}
 	answers := make([]answer, len(s.nodes))
-	workqueue.ParallelizeUntil(ctx, runtime.GOMAXPROCS(0), len(s.nodes), func(i int) { answers[i] = a.ask(ctx, s.nodes[i]) })
+	workqueue.ParallelizeUntil(ctx, runtime.GOMAXPROCS(0), len(s.nodes), func(i int) {
+		answers[i] = a.ask(ctx, s.nodes[i])
+	})
 	return answers, ctx.Err()
 }
 
@@ -166,7 +176,9 @@ type attempt struct {
 // ask asks one node. It may be called by several goroutines at once.
 func (a *attempt) ask(ctx context.Context, node *nodeState) answer {
 	claims := a.scheduler.onNode(a.pod, a.claims, node)
-	if reasons := node.refuses(a.wishes, func(name corev1.ResourceName) bool { return a.scheduler.isServed(name, node) }); len(reasons) > 0 {
+	if reasons := node.refuses(a.wishes, func(name corev1.ResourceName) bool {
+		return a.scheduler.isServed(name, node)
+	}); len(reasons) > 0 {
 		return answer{reasons: reasons}
 	}
 	var pending []*resourceapi.ResourceClaim
@@ -187,10 +199,12 @@ func (a *attempt) ask(ctx context.Context, node *nodeState) answer {
 	return result
 }
 
-// allocate asks the allocator for devices of the node. It returns allocations, or reasons why there are none. The
-// allocator tries all combinations of devices, which can take hours where none fits. So after a while it is interrupted,
-// to look whether there can be one that does.
-func (a *attempt) allocate(ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, []Reason, error) {
+// allocate asks the allocator for devices of the node. It returns allocations, or reasons why there
+// are none. The allocator tries all combinations of devices, which can take hours where none fits.
+// So after a while it is interrupted, to look whether there can be one that does.
+func (a *attempt) allocate(
+	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
+) ([]resourceapi.AllocationResult, []Reason, error) {
 	if !a.hopeless.Load() {
 		allocations, err := a.search(ctx, node, claims, searchPatience)
 		switch {
@@ -221,7 +235,10 @@ func (a *attempt) allocate(ctx context.Context, node *nodeState, claims []*resou
 }
 
 // search asks the allocator. Without error and allocations, there is no solution.
-func (a *attempt) search(ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim, timeout time.Duration) ([]resourceapi.AllocationResult, error) {
+func (a *attempt) search(
+	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
+	timeout time.Duration,
+) ([]resourceapi.AllocationResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	allocations, err := a.allocator.Allocate(ctx, node.Node, claims)
@@ -231,8 +248,8 @@ func (a *attempt) search(ctx context.Context, node *nodeState, claims []*resourc
 	return allocations, err
 }
 
-// score is how well a node serves requests that have alternatives: for each, more for an earlier one. It is computeScore
-// of the scheduler's plugin DynamicResources.
+// score is how well a node serves requests that have alternatives: for each, more for an earlier
+// one. It is computeScore of the scheduler's plugin DynamicResources.
 func score(claims []*podClaim, allocations []resourceapi.AllocationResult) int64 {
 	var score int64
 	for _, c := range claims {
@@ -243,9 +260,10 @@ func score(claims []*podClaim, allocations []resourceapi.AllocationResult) int64
 		for _, request := range c.claim.Spec.Devices.Requests {
 			for i, sub := range request.FirstAvailable {
 				reference := resourceclaim.CreateSubRequestRef(request.Name, sub.Name)
-				if slices.ContainsFunc(allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-					return r.Request == reference
-				}) {
+				if slices.ContainsFunc(allocation.Devices.Results,
+					func(r resourceapi.DeviceRequestAllocationResult) bool {
+						return r.Request == reference
+					}) {
 					score += int64(resourceapi.FirstAvailableDeviceRequestMaxSize - i)
 				}
 			}
@@ -266,12 +284,14 @@ func (s *Scheduler) assume(decision *Decision, node *nodeState, chosen answer) {
 			given.Status.Allocation, allocations = &allocations[0], allocations[1:]
 			s.devices.take(given)
 		}
-		given.Status.ReservedFor = append(given.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
-			Resource: "pods", Name: decision.Pod.Name, UID: decision.Pod.UID,
-		})
+		given.Status.ReservedFor = append(given.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{
+				Resource: "pods", Name: decision.Pod.Name, UID: decision.Pod.UID,
+			})
 		s.claims[objectName{given.Namespace, given.Name}] = given
 		decision.Claims = append(decision.Claims, ClaimDecision{
-			PodClaim: c.name, Template: c.template, Claim: given, New: isNew, Uses: s.devices.uses(given),
+			PodClaim: c.name, Template: c.template, Claim: given, New: isNew,
+			Uses: s.devices.uses(given),
 		})
 	}
 }
@@ -280,7 +300,9 @@ func (s *Scheduler) assume(decision *Decision, node *nodeState, chosen answer) {
 type classes map[string]*resourceapi.DeviceClass
 
 func (c classes) List() ([]*resourceapi.DeviceClass, error) {
-	return slices.SortedFunc(maps.Values(c), func(a, b *resourceapi.DeviceClass) int { return cmp.Compare(a.Name, b.Name) }), nil
+	return slices.SortedFunc(maps.Values(c), func(a, b *resourceapi.DeviceClass) int {
+		return cmp.Compare(a.Name, b.Name)
+	}), nil
 }
 
 func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {

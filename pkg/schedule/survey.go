@@ -18,8 +18,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// survey is what each device that a node can reach is for each request. The allocator answers only that no choice of
-// devices fits. The survey says of each device alone what stands in its way, by the rules of the allocator.
+// survey is what each device that a node can reach is for each request. The allocator answers only
+// that no choice of devices fits. The survey says of each device alone what stands in its way, by
+// the rules of the allocator.
 type survey struct {
 	devices  *devices
 	pools    []*pool // that the node can reach, by driver and name
@@ -68,11 +69,15 @@ func (c candidate) isShared() bool { return ptr.Deref(c.AllowMultipleAllocations
 
 // free returns the devices that the alternative can have, as long as no other request takes them.
 func (a *alternative) free() []candidate {
-	return slices.DeleteFunc(slices.Clone(a.candidates), func(c candidate) bool { return c.verdict != "" })
+	return slices.DeleteFunc(slices.Clone(a.candidates), func(c candidate) bool {
+		return c.verdict != ""
+	})
 }
 
 // survey looks at all devices of a node for claims that have none yet.
-func (s *Scheduler) survey(ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim) *survey {
+func (s *Scheduler) survey(
+	ctx context.Context, node *nodeState, claims []*resourceapi.ResourceClaim,
+) *survey {
 	found := &survey{devices: s.devices, pools: s.devices.reachable(node), claims: claims}
 	left := map[*pool]map[string]map[string]resource.Quantity{}
 	for _, p := range found.pools {
@@ -98,15 +103,19 @@ func (s *Scheduler) survey(ctx context.Context, node *nodeState, claims []*resou
 
 func (s *Scheduler) alternatives(request *resourceapi.DeviceRequest) []*alternative {
 	if e := request.Exactly; e != nil {
-		a := &alternative{reference: request.Name, class: s.classes[e.DeviceClassName], wanted: int(e.Count), tolerate: e.Tolerations,
-			all: e.AllocationMode == resourceapi.DeviceAllocationModeAll, admin: ptr.Deref(e.AdminAccess, false), capacity: e.Capacity}
+		a := &alternative{reference: request.Name, class: s.classes[e.DeviceClassName],
+			wanted: int(e.Count), tolerate: e.Tolerations,
+			all:   e.AllocationMode == resourceapi.DeviceAllocationModeAll,
+			admin: ptr.Deref(e.AdminAccess, false), capacity: e.Capacity}
 		a.selectors = selectors(a.class, e.Selectors)
 		return []*alternative{a}
 	}
 	var all []*alternative
 	for _, sub := range request.FirstAvailable {
-		a := &alternative{reference: resourceclaim.CreateSubRequestRef(request.Name, sub.Name), class: s.classes[sub.DeviceClassName],
-			wanted: int(sub.Count), all: sub.AllocationMode == resourceapi.DeviceAllocationModeAll, tolerate: sub.Tolerations, capacity: sub.Capacity}
+		a := &alternative{reference: resourceclaim.CreateSubRequestRef(request.Name, sub.Name),
+			class:  s.classes[sub.DeviceClassName],
+			wanted: int(sub.Count), all: sub.AllocationMode == resourceapi.DeviceAllocationModeAll,
+			tolerate: sub.Tolerations, capacity: sub.Capacity}
 		a.selectors = selectors(a.class, sub.Selectors)
 		all = append(all, a)
 	}
@@ -124,14 +133,17 @@ func selectors(class *resourceapi.DeviceClass, own []resourceapi.DeviceSelector)
 	return all
 }
 
-// reachable returns the pools that have a device for the node, or might have one were they complete.
+// reachable returns the pools that have a device for the node, or might have one were they
+// complete.
 func (d *devices) reachable(node *nodeState) []*pool {
 	var found []*pool
 	for _, p := range slices.Concat(d.onNode[node.Name], d.shared) {
 		if slices.Contains(found, p) {
 			continue
 		}
-		if slices.ContainsFunc(p.slices, func(s *resourceapi.ResourceSlice) bool { return reaches(node, s) }) {
+		if slices.ContainsFunc(p.slices, func(s *resourceapi.ResourceSlice) bool {
+			return reaches(node, s)
+		}) {
 			p.check()
 			found = append(found, p)
 		}
@@ -148,7 +160,9 @@ func reaches(node *nodeState, slice *resourceapi.ResourceSlice) bool {
 	if !ptr.Deref(spec.PerDeviceNodeSelection, false) {
 		return isPlace(node, spec.NodeName, spec.AllNodes, spec.NodeSelector)
 	}
-	return slices.ContainsFunc(spec.Devices, func(d resourceapi.Device) bool { return isPlace(node, d.NodeName, d.AllNodes, d.NodeSelector) })
+	return slices.ContainsFunc(spec.Devices, func(d resourceapi.Device) bool {
+		return isPlace(node, d.NodeName, d.AllNodes, d.NodeSelector)
+	})
 }
 
 func isPlace(node *nodeState, name *string, all *bool, terms *corev1.NodeSelector) bool {
@@ -165,7 +179,10 @@ func isPlace(node *nodeState, name *string, all *bool, terms *corev1.NodeSelecto
 }
 
 // judge adds the pool's devices to the candidates. It returns false if a selector has an error.
-func (s *Scheduler) judge(ctx context.Context, node *nodeState, a *alternative, p *pool, left map[string]map[string]resource.Quantity) bool {
+func (s *Scheduler) judge(
+	ctx context.Context, node *nodeState, a *alternative, p *pool,
+	left map[string]map[string]resource.Quantity,
+) bool {
 	sound := true
 	for _, slice := range p.slices {
 		if !reaches(node, slice) {
@@ -177,7 +194,9 @@ func (s *Scheduler) judge(ctx context.Context, node *nodeState, a *alternative, 
 			if perDevice && !isPlace(node, device.NodeName, device.AllNodes, device.NodeSelector) {
 				continue
 			}
-			c := candidate{Device: device, id: structured.MakeDeviceID(p.driver, p.name, device.Name)}
+			c := candidate{
+				Device: device, id: structured.MakeDeviceID(p.driver, p.name, device.Name),
+			}
 			i, err := s.excludes(ctx, a, p.driver, device)
 			switch {
 			case err != nil:
@@ -194,7 +213,9 @@ func (s *Scheduler) judge(ctx context.Context, node *nodeState, a *alternative, 
 }
 
 // excludes returns which selector is false for the device, or -1.
-func (s *Scheduler) excludes(ctx context.Context, a *alternative, driver string, device *resourceapi.Device) (int, error) {
+func (s *Scheduler) excludes(
+	ctx context.Context, a *alternative, driver string, device *resourceapi.Device,
+) (int, error) {
 	input := cel.Device{Driver: driver, AllowMultipleAllocations: device.AllowMultipleAllocations,
 		Attributes: device.Attributes, Capacity: device.Capacity}
 	for i, selector := range a.selectors {
@@ -209,8 +230,12 @@ func (s *Scheduler) excludes(ctx context.Context, a *alternative, driver string,
 	return -1, nil
 }
 
-// obstruct says what stands in the way of a device that the selectors select, in the allocator's order.
-func (s *Scheduler) obstruct(ctx context.Context, a *alternative, p *pool, c *candidate, left map[string]map[string]resource.Quantity) {
+// obstruct says what stands in the way of a device that the selectors select, in the allocator's
+// order.
+func (s *Scheduler) obstruct(
+	ctx context.Context, a *alternative, p *pool, c *candidate,
+	left map[string]map[string]resource.Quantity,
+) {
 	consumable := s.features.Allocator.ConsumableCapacity
 	if consumable && a.all && !s.holds(ctx, a, p, c, structured.AllocatedState{}) {
 		c.verdict, c.detail, c.ignored = CapacityShort, s.capacityLeft(a, c), true
@@ -227,7 +252,8 @@ func (s *Scheduler) obstruct(ctx context.Context, a *alternative, p *pool, c *ca
 			return
 		}
 	}
-	if taint := untolerated(c.Device, a.tolerate); taint != "" && s.features.Allocator.DeviceTaints {
+	if taint := untolerated(c.Device, a.tolerate); taint != "" &&
+		s.features.Allocator.DeviceTaints {
 		c.verdict, c.detail = DeviceTainted, taint
 		return
 	}
@@ -242,7 +268,8 @@ func shortage(device *resourceapi.Device, left map[string]map[string]resource.Qu
 		for _, name := range slices.Sorted(maps.Keys(consumed.Counters)) {
 			needed, has := consumed.Counters[name].Value, left[consumed.CounterSet][name]
 			if needed.Cmp(has) > 0 {
-				return fmt.Sprintf("%s of counter set %s, of which %s is left and %s needed", name, consumed.CounterSet, has.String(), needed.String())
+				return fmt.Sprintf("%s of counter set %s, of which %s is left and %s needed",
+					name, consumed.CounterSet, has.String(), needed.String())
 			}
 		}
 	}
@@ -255,7 +282,9 @@ func untolerated(device *resourceapi.Device, tolerations []resourceapi.DeviceTol
 		if taint.Effect == resourceapi.DeviceTaintEffectNone {
 			continue
 		}
-		if slices.ContainsFunc(tolerations, func(t resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(t, taint) }) {
+		if slices.ContainsFunc(tolerations, func(t resourceapi.DeviceToleration) bool {
+			return resourceclaim.ToleratesTaint(t, taint)
+		}) {
 			continue
 		}
 		if taint.Value == "" {
@@ -266,9 +295,12 @@ func untolerated(device *resourceapi.Device, tolerations []resourceapi.DeviceTol
 	return ""
 }
 
-// holds asks the allocator whether the device has the capacity that the request wants, after what the state says is taken:
-// alone, without selectors, counters and taints, so that nothing else can refuse.
-func (s *Scheduler) holds(ctx context.Context, a *alternative, p *pool, c *candidate, taken structured.AllocatedState) bool {
+// holds asks the allocator whether the device has the capacity that the request wants, after what
+// the state says is taken: alone, without selectors, counters and taints, so that nothing else can
+// refuse.
+func (s *Scheduler) holds(
+	ctx context.Context, a *alternative, p *pool, c *candidate, taken structured.AllocatedState,
+) bool {
 	if a.capacity == nil && !c.isShared() {
 		return true
 	}
@@ -282,14 +314,18 @@ func (s *Scheduler) holds(ctx context.Context, a *alternative, p *pool, c *candi
 	device.ConsumesCounters, device.Taints = nil, nil
 	device.NodeName, device.NodeSelector, device.AllNodes = nil, nil, nil
 	slice := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{
-		Driver: p.driver, Pool: resourceapi.ResourcePool{Name: p.name, ResourceSliceCount: 1}, AllNodes: &everywhere,
-		Devices: []resourceapi.Device{device},
+		Driver: p.driver, Pool: resourceapi.ResourcePool{Name: p.name, ResourceSliceCount: 1},
+		AllNodes: &everywhere,
+		Devices:  []resourceapi.Device{device},
 	}}
 	claim := &resourceapi.ResourceClaim{}
-	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: any, Exactly: &resourceapi.ExactDeviceRequest{
-		DeviceClassName: any, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1, Capacity: a.capacity,
-		AdminAccess: adminAccess,
-	}}}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: any,
+		Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: any, AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+			Count:       1,
+			Capacity:    a.capacity,
+			AdminAccess: adminAccess,
+		}}}
 	class := &resourceapi.DeviceClass{}
 	class.Name = any
 	allocator, err := structured.NewAllocator(ctx, s.features.Allocator, taken, classes{any: class},

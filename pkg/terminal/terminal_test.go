@@ -12,9 +12,11 @@ import (
 
 // attacks are texts of others, and what is shown of them.
 var attacks = map[string]struct{ text, shown string }{
-	"nothing":                   {"", ""},
-	"a name":                    {"web-0 übergröße 網卡 ✓ ├──", "web-0 übergröße 網卡 ✓ ├──"},
-	"quotes":                    {`device.attributes["a"].b == '\\'`, `device.attributes["a"].b == '\\'`},
+	"nothing": {"", ""},
+	"a name":  {"web-0 übergröße 網卡 ✓ ├──", "web-0 übergröße 網卡 ✓ ├──"},
+	"quotes": {
+		`device.attributes["a"].b == '\\'`, `device.attributes["a"].b == '\\'`,
+	},
 	"escaped before":            {`\x1b[2J`, `\x1b[2J`},
 	"clear the screen":          {"\x1b[2J", `\x1b[2J`},
 	"colours":                   {"\x1b[32mfine\x1b[0m", `\x1b[32mfine\x1b[0m`},

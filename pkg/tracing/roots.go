@@ -28,12 +28,14 @@ func (ids) NewSpanID(context.Context, trace.TraceID) (span trace.SpanID) {
 	return span
 }
 
-// sampler takes the spans of objects, and no others: most calls of OPI agents are for none. It is an sdktrace.Sampler.
+// sampler takes the spans of objects, and no others: most calls of OPI agents are for none. It is
+// an sdktrace.Sampler.
 type sampler struct{}
 
 func (sampler) ShouldSample(p sdktrace.SamplingParameters) sdktrace.SamplingResult {
 	result := sdktrace.SamplingResult{Decision: sdktrace.Drop}
-	if p.ParentContext.Value(rootKey{}) != nil || trace.SpanContextFromContext(p.ParentContext).IsSampled() {
+	if p.ParentContext.Value(rootKey{}) != nil ||
+		trace.SpanContextFromContext(p.ParentContext).IsSampled() {
 		result.Decision = sdktrace.RecordAndSample
 	}
 	return result

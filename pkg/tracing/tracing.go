@@ -1,7 +1,9 @@
-// Package tracing sends to an OpenTelemetry collector how long each stage took on the way from a claim to a Function that works.
+// Package tracing sends to an OpenTelemetry collector how long each stage took on the way from a
+// claim to a Function that works.
 //
-// Each claim, and each pod that has Functions without a claim, has one trace. Its id is the object's UID without dashes, so that
-// controller and agents need not tell each other about it, and people find the trace by the UID.
+// Each claim, and each pod that has Functions without a claim, has one trace. Its id is the
+// object's UID without dashes, so that controller and agents need not tell each other about it, and
+// people find the trace by the UID.
 package tracing
 
 import (
@@ -28,25 +30,29 @@ import (
 )
 
 // EndpointUsage says what the endpoint of [Dial] is, as the usage of a flag.
-const EndpointUsage = "URL of an OpenTelemetry collector that takes traces by OTLP over gRPC, such as http://collector:4317, or https:// for TLS; " +
+const EndpointUsage = "URL of an OpenTelemetry collector that takes traces by OTLP over gRPC, " +
+	"such as http://collector:4317, or https:// for TLS; " +
 	"OTEL_EXPORTER_OTLP_* in the environment say more; empty: no traces"
 
-// Tracer makes spans. Its methods may be called at any time from any goroutine, and do nothing for nil.
+// Tracer makes spans. Its methods may be called at any time from any goroutine, and do nothing for
+// nil.
 type Tracer struct {
 	log      logr.Logger
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 }
 
-// Dial returns a Tracer that sends spans by OTLP over gRPC to a collector, "http://host:port" or "https://host:port"; nil for "".
-// The environment says more, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_EXPORTER_OTLP_CERTIFICATE (the specification of
-// OpenTelemetry's protocol exporter). It does not wait for a connection. What a collector does not take is dropped, and logged.
+// Dial returns a Tracer that sends spans by OTLP over gRPC to a collector, "http://host:port" or
+// "https://host:port"; nil for "". The environment says more, such as OTEL_EXPORTER_OTLP_HEADERS
+// and OTEL_EXPORTER_OTLP_CERTIFICATE (the specification of OpenTelemetry's protocol exporter). It
+// does not wait for a connection. What a collector does not take is dropped, and logged.
 func Dial(ctx context.Context, endpoint, program string, log logr.Logger) (*Tracer, error) {
 	if endpoint == "" {
 		return nil, nil
 	}
 	if !strings.HasPrefix(endpoint, "http://") && !strings.HasPrefix(endpoint, "https://") {
-		return nil, fmt.Errorf("collector %q: must be a URL such as http://collector:4317, or https:// for TLS", endpoint)
+		return nil, fmt.Errorf("collector %q: must be a URL such as http://collector:4317, or "+
+			"https:// for TLS", endpoint)
 	}
 	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpointURL(endpoint))
 	if err != nil {
@@ -71,16 +77,19 @@ func (l logging) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan)
 // New returns a Tracer that gives spans to a processor.
 func New(processor sdktrace.SpanProcessor, program string, log logr.Logger) (*Tracer, error) {
 	described, err := resource.Merge(resource.Default(), resource.NewSchemaless(
-		attribute.String("service.name", program), attribute.String("service.version", version.String())))
+		attribute.String("service.name", program),
+		attribute.String("service.version", version.String())))
 	if err != nil {
 		return nil, fmt.Errorf("description of the program: %w", err)
 	}
-	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor), sdktrace.WithResource(described),
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(processor),
+		sdktrace.WithResource(described),
 		sdktrace.WithIDGenerator(ids{}), sdktrace.WithSampler(sampler{}))
 	return &Tracer{log, provider, provider.Tracer("github.com/opiproject/xpu-device-plugin")}, nil
 }
 
-// Stop sends what is left, if the collector takes it soon, though ctx may have ended. Nothing is sent any more then.
+// Stop sends what is left, if the collector takes it soon, though ctx may have ended. Nothing is
+// sent any more then.
 func (t *Tracer) Stop(ctx context.Context) {
 	if t == nil {
 		return
@@ -92,8 +101,9 @@ func (t *Tracer) Stop(ctx context.Context) {
 	}
 }
 
-// Stage begins a span of the trace of the object with this UID, to be ended with the error of the stage. Spans and OPI calls with
-// the context that it returns are parts of it. An object whose UID is no UUID has no trace.
+// Stage begins a span of the trace of the object with this UID, to be ended with the error of the
+// stage. Spans and OPI calls with the context that it returns are parts of it. An object whose UID
+// is no UUID has no trace.
 func (t *Tracer) Stage(
 	ctx context.Context, of types.UID, name string, attributes ...attribute.KeyValue,
 ) (_ context.Context, end func(error)) {
@@ -101,7 +111,8 @@ func (t *Tracer) Stage(
 	if t == nil || !ok {
 		return ctx, func(error) {}
 	}
-	ctx, span := t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, root), name, trace.WithAttributes(attributes...))
+	ctx, span := t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, root), name,
+		trace.WithAttributes(attributes...))
 	return ctx, func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())
@@ -111,7 +122,10 @@ func (t *Tracer) Stage(
 }
 
 // Whole writes the span that the stages of an object are parts of, and that ends now.
-func (t *Tracer) Whole(ctx context.Context, of types.UID, name string, begin time.Time, attributes ...attribute.KeyValue) {
+func (t *Tracer) Whole(
+	ctx context.Context, of types.UID, name string, begin time.Time,
+	attributes ...attribute.KeyValue,
+) {
 	root, ok := rootOf(of)
 	if t == nil || !ok {
 		return
@@ -121,13 +135,14 @@ func (t *Tracer) Whole(ctx context.Context, of types.UID, name string, begin tim
 	span.End()
 }
 
-// ClientHandler makes a span of each call of a gRPC client whose context is that of a [Tracer.Stage], and tells the server about
-// it (W3C Trace Context). It is nil for nil.
+// ClientHandler makes a span of each call of a gRPC client whose context is that of a
+// [Tracer.Stage], and tells the server about it (W3C Trace Context). It is nil for nil.
 func (t *Tracer) ClientHandler() stats.Handler {
 	if t == nil {
 		return nil
 	}
-	return otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(propagation.TraceContext{}))
+	return otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(t.provider),
+		otelgrpc.WithPropagators(propagation.TraceContext{}))
 }
 
 // rootOf is the span of the object as a whole. Its id is the second half of the UID.
@@ -138,6 +153,8 @@ func rootOf(uid types.UID) (trace.SpanContext, bool) {
 		return trace.SpanContext{}, false
 	}
 	copy(id[:], raw)
-	root := trace.SpanContextConfig{TraceID: id, SpanID: trace.SpanID(id[8:]), TraceFlags: trace.FlagsSampled, Remote: true}
+	root := trace.SpanContextConfig{
+		TraceID: id, SpanID: trace.SpanID(id[8:]), TraceFlags: trace.FlagsSampled, Remote: true,
+	}
 	return trace.NewSpanContext(root), id.IsValid()
 }

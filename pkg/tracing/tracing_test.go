@@ -38,7 +38,8 @@ const (
 func newTracer(t *testing.T) (*tracing.Tracer, *tracetest.InMemoryExporter) {
 	t.Helper()
 	exporter := tracetest.NewInMemoryExporter()
-	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-test", logr.Discard())
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-test",
+		logr.Discard())
 	must.Succeed(t, err)
 	return tracer, exporter
 }
@@ -47,7 +48,8 @@ func newTracer(t *testing.T) (*tracing.Tracer, *tracetest.InMemoryExporter) {
 func TestTrace(t *testing.T) {
 	agent, ofAgent := newTracer(t)
 	controller, ofController := newTracer(t)
-	ctx, end := agent.Stage(t.Context(), uid, "prepare claim", attribute.String("k8s.node.name", "node1"))
+	ctx, end := agent.Stage(t.Context(), uid, "prepare claim",
+		attribute.String("k8s.node.name", "node1"))
 	_, endInner := agent.Stage(ctx, uid, "attach Function")
 	endInner(nil)
 	end(errors.New("the xPU does not answer"))
@@ -73,13 +75,16 @@ func TestTrace(t *testing.T) {
 	if !slices.Contains(failed.Attributes, attribute.String("k8s.node.name", "node1")) {
 		t.Errorf("attributes %v, want the node's name", failed.Attributes)
 	}
-	if !slices.Contains(failed.Resource.Attributes(), attribute.String("service.name", "xpu-test")) {
+	if !slices.Contains(failed.Resource.Attributes(),
+		attribute.String("service.name", "xpu-test")) {
 		t.Errorf("resource %v, want the program's name", failed.Resource)
 	}
 	whole := ofController.GetSpans()
-	if len(whole) != 1 || whole[0].SpanContext.TraceID().String() != traceID || whole[0].SpanContext.SpanID().String() != rootID ||
+	if len(whole) != 1 || whole[0].SpanContext.TraceID().String() != traceID ||
+		whole[0].SpanContext.SpanID().String() != rootID ||
 		whole[0].Parent.IsValid() || !whole[0].StartTime.Equal(begin) {
-		t.Errorf("spans %v, want span %s of trace %s without a parent, from %s", whole, rootID, traceID, begin)
+		t.Errorf("spans %v, want span %s of trace %s without a parent, from %s", whole, rootID,
+			traceID, begin)
 	}
 }
 
@@ -94,7 +99,9 @@ func TestNoTrace(t *testing.T) {
 	}
 	some, exporter := newTracer(t)
 	for _, tracer := range []*tracing.Tracer{none, some} {
-		for _, of := range []string{"", "static-pod", "00000000-0000-0000-0000-000000000000", uid + uid} {
+		for _, of := range []string{
+			"", "static-pod", "00000000-0000-0000-0000-000000000000", uid + uid,
+		} {
 			ctx, end := tracer.Stage(t.Context(), types.UID(of), "prepare claim")
 			end(nil)
 			if ctx != t.Context() {
@@ -110,17 +117,23 @@ func TestNoTrace(t *testing.T) {
 	}
 }
 
-// TestClientHandler: calls in a stage are parts of it, and the server learns of it. Other calls have no trace.
+// TestClientHandler: calls in a stage are parts of it, and the server learns of it. Other calls
+// have no trace.
 func TestClientHandler(t *testing.T) {
 	tracer, exporter := newTracer(t)
 	var parents []string
-	listener := serve(t, func(s *grpc.Server) { healthpb.RegisterHealthServer(s, health.NewServer()) },
-		grpc.UnaryInterceptor(func(ctx context.Context, r any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	listener := serve(t, func(s *grpc.Server) {
+		healthpb.RegisterHealthServer(s, health.NewServer())
+	},
+		grpc.UnaryInterceptor(func(
+			ctx context.Context, r any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+		) (any, error) {
 			headers, _ := metadata.FromIncomingContext(ctx)
 			parents = append(parents, strings.Join(headers["traceparent"], ","))
 			return handle(ctx, r)
 		}))
-	conn, err := grpc.NewClient(listener, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStatsHandler(tracer.ClientHandler()))
+	conn, err := grpc.NewClient(listener, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStatsHandler(tracer.ClientHandler()))
 	must.Succeed(t, err)
 	defer conn.Close()
 	check := func(ctx context.Context) {
@@ -144,7 +157,8 @@ func TestClientHandler(t *testing.T) {
 		}
 		return stage.Name != "" && call.Name != ""
 	})
-	if len(exporter.GetSpans()) != 2 || call.Name != "grpc.health.v1.Health/Check" || call.Parent.SpanID() != stage.SpanContext.SpanID() {
+	if len(exporter.GetSpans()) != 2 || call.Name != "grpc.health.v1.Health/Check" ||
+		call.Parent.SpanID() != stage.SpanContext.SpanID() {
 		t.Errorf("spans %v, want serve Port and one call in it", exporter.GetSpans())
 	}
 	want := "00-" + traceID + "-" + call.SpanContext.SpanID().String() + "-01"
@@ -159,7 +173,9 @@ type collector struct {
 	names chan string
 }
 
-func (c *collector) Export(_ context.Context, r *collectorpb.ExportTraceServiceRequest) (*collectorpb.ExportTraceServiceResponse, error) {
+func (c *collector) Export(
+	_ context.Context, r *collectorpb.ExportTraceServiceRequest,
+) (*collectorpb.ExportTraceServiceResponse, error) {
 	for _, resource := range r.ResourceSpans {
 		for _, scope := range resource.ScopeSpans {
 			for _, span := range scope.Spans {
@@ -183,7 +199,8 @@ func TestDial(t *testing.T) {
 		t.Errorf("the collector got %q, want attach Function", got)
 	}
 	for _, endpoint := range []string{"collector:4317", "grpc://collector:4317"} {
-		if _, err := tracing.Dial(t.Context(), endpoint, "xpu-test", testr.New(t)); err == nil || !strings.Contains(err.Error(), endpoint) {
+		if _, err := tracing.Dial(t.Context(), endpoint, "xpu-test", testr.New(t)); err == nil ||
+			!strings.Contains(err.Error(), endpoint) {
 			t.Errorf("%s: error %v, want one that names it", endpoint, err)
 		}
 	}

@@ -19,7 +19,8 @@ func (e *InUseError) Error() string {
 	return "pods that have Functions: " + strings.Join(e.Pods, ", ")
 }
 
-// RemainsError says that objects of a kind have not gone in time. Objects of the kinds after it were not deleted.
+// RemainsError says that objects of a kind have not gone in time. Objects of the kinds after it
+// were not deleted.
 type RemainsError struct {
 	Kind    string
 	Objects []Remains

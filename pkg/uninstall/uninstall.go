@@ -1,5 +1,6 @@
-// Package uninstall deletes what was declared to xpu-device-plugin, in the order in which the objects can go: some have
-// finalizers that xpu-controller takes away only while others are there. It deletes no program and no CRD.
+// Package uninstall deletes what was declared to xpu-device-plugin, in the order in which the
+// objects can go: some have finalizers that xpu-controller takes away only while others are there.
+// It deletes no program and no CRD.
 package uninstall
 
 import (
@@ -27,23 +28,27 @@ type Options struct {
 	Namespace string
 	// Timeout is how long to wait for objects to go, in all.
 	Timeout time.Duration
-	// Force takes the finalizers away of objects that have not gone by then, or at once if no xpu-controller is ready. Their OPI
-	// agents are not asked, and may serve their ports on.
+	// Force takes the finalizers away of objects that have not gone by then, or at once if no
+	// xpu-controller is ready. Their OPI agents are not asked, and may serve their ports on.
 	Force bool
 	// Report gets a sentence about each step.
 	Report func(string)
 }
 
-// ErrNoController says that there are objects with finalizers, and no xpu-controller that would take them away.
-var ErrNoController = errors.New("no pod of xpu-controller is ready, and only it takes the finalizers of objects away")
+// ErrNoController says that there are objects with finalizers, and no xpu-controller that would
+// take them away.
+var ErrNoController = errors.New("no pod of xpu-controller is ready, and only it takes the " +
+	"finalizers of objects away")
 
-// kinds in the order in which they go. When an XPUTenant goes, the broker deletes what stands for the tenant's objects.
-// DevicePools may keep XPUPorts ahead of pods, XPUPorts are in XPUNetworks, and XPUs let go of both.
+// kinds in the order in which they go. When an XPUTenant goes, the broker deletes what stands for
+// the tenant's objects. DevicePools may keep XPUPorts ahead of pods, XPUPorts are in XPUNetworks,
+// and XPUs let go of both.
 func kinds() []string { return []string{"XPUTenant", "DevicePool", "XPUPort", "XPUNetwork", "XPU"} }
 
-// Run deletes all objects of the kinds that people declare, and returns when they are gone. It may be called again at any
-// time. It changes nothing if pods have Functions: the error is an [InUseError]. If objects do not go, the error is a
-// [RemainsError]. Kinds that the API server does not know have no objects.
+// Run deletes all objects of the kinds that people declare, and returns when they are gone. It may
+// be called again at any time. It changes nothing if pods have Functions: the error is an
+// [InUseError]. If objects do not go, the error is a [RemainsError]. Kinds that the API server does
+// not know have no objects.
 func Run(ctx context.Context, api client.WithWatch, o Options) error {
 	r := &run{api: api, Options: o}
 	users, err := r.users(ctx)
@@ -79,7 +84,8 @@ func (r *run) report(format string, args ...any) { r.Report(fmt.Sprintf(format, 
 // needController returns [ErrNoController] if there are objects with finalizers and no controller.
 func (r *run) needController(ctx context.Context) error {
 	var deployments appsv1.DeploymentList
-	err := r.api.List(ctx, &deployments, client.InNamespace(r.Namespace), client.MatchingLabels{"app.kubernetes.io/name": "xpu-controller"})
+	err := r.api.List(ctx, &deployments, client.InNamespace(r.Namespace),
+		client.MatchingLabels{"app.kubernetes.io/name": "xpu-controller"})
 	if err != nil {
 		return fmt.Errorf("list Deployments of namespace %s: %w", r.Namespace, err)
 	}
@@ -92,7 +98,9 @@ func (r *run) needController(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		hasFinalizers := func(o unstructured.Unstructured) bool { return len(o.GetFinalizers()) > 0 }
+		hasFinalizers := func(o unstructured.Unstructured) bool {
+			return len(o.GetFinalizers()) > 0
+		}
 		if slices.ContainsFunc(list.Items, hasFinalizers) {
 			return fmt.Errorf("namespace %s: %w", r.Namespace, ErrNoController)
 		}
@@ -100,8 +108,8 @@ func (r *run) needController(ctx context.Context) error {
 	return nil
 }
 
-// remove deletes the objects of a kind and waits until they are gone, until patience ends. XPUs that brokers of other clusters
-// made are only waited for: their brokers would make them again.
+// remove deletes the objects of a kind and waits until they are gone, until patience ends. XPUs
+// that brokers of other clusters made are only waited for: their brokers would make them again.
 func (r *run) remove(ctx, patience context.Context, kind string) error {
 	if kind == "XPU" {
 		if err := r.removeServices(ctx); err != nil {
@@ -164,21 +172,25 @@ func (r *run) abandon(ctx context.Context, kind string, o *unstructured.Unstruct
 	return nil
 }
 
-// takeFinalizers tries for a while: an API server enforces a policy for some moments after its binding was deleted.
+// takeFinalizers tries for a while: an API server enforces a policy for some moments after its
+// binding was deleted.
 func (r *run) takeFinalizers(ctx context.Context, o *unstructured.Unstructured) error {
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`))
 	var failed error
-	_ = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (done bool, _ error) {
-		failed = client.IgnoreNotFound(r.api.Patch(ctx, o, patch))
-		return !apierrors.IsInvalid(failed) && !apierrors.IsForbidden(failed), nil // a policy may say either
-	})
+	_ = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 10*time.Second, true,
+		func(ctx context.Context) (done bool, _ error) {
+			failed = client.IgnoreNotFound(r.api.Patch(ctx, o, patch))
+			// a policy may say either
+			return !apierrors.IsInvalid(failed) && !apierrors.IsForbidden(failed), nil
+		})
 	return failed
 }
 
 // removeServices deletes the Services by which xpu-controller makes XPUs.
 func (r *run) removeServices(ctx context.Context) error {
 	var services corev1.ServiceList
-	if err := r.api.List(ctx, &services, client.InNamespace(r.Namespace), client.HasLabels{v1alpha1.LabelAgents}); err != nil {
+	if err := r.api.List(ctx, &services, client.InNamespace(r.Namespace),
+		client.HasLabels{v1alpha1.LabelAgents}); err != nil {
 		return fmt.Errorf("list Services of namespace %s: %w", r.Namespace, err)
 	}
 	for i := range services.Items {
@@ -190,7 +202,8 @@ func (r *run) removeServices(ctx context.Context) error {
 	return nil
 }
 
-// removePolicy lets others than xpu-controller and members of system:masters take the finalizers of XPUPorts away.
+// removePolicy lets others than xpu-controller and members of system:masters take the finalizers of
+// XPUPorts away.
 func (r *run) removePolicy(ctx context.Context) error {
 	binding := &unstructured.Unstructured{}
 	binding.SetAPIVersion("admissionregistration.k8s.io/v1")

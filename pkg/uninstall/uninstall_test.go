@@ -39,10 +39,12 @@ func TestMain(m *testing.M) {
 
 const (
 	namespace = "xpu-system"
-	finalizer = v1alpha1.GroupName + "/port" // of every object, as what they are called does not matter here
+	// of every object, as what they are called does not matter here
+	finalizer = v1alpha1.GroupName + "/port"
 )
 
-// world is a cluster in which the product is installed and something is declared. It is as empty afterwards as before.
+// world is a cluster in which the product is installed and something is declared. It is as empty
+// afterwards as before.
 type world struct {
 	*testing.T
 	api client.WithWatch
@@ -58,8 +60,12 @@ func newWorld(t *testing.T) *world {
 	w := &world{T: t, api: api}
 	t.Cleanup(func() {
 		must.Succeed(t, w.run(uninstall.Options{Force: true}))
-		for _, o := range []client.Object{&appsv1.Deployment{}, &corev1.Pod{}, &resourceapi.ResourceClaim{}} {
-			must.Succeed(t, api.DeleteAllOf(context.Background(), o, client.InNamespace(namespace), client.GracePeriodSeconds(0)))
+		for _, o := range []client.Object{
+			&appsv1.Deployment{}, &corev1.Pod{}, &resourceapi.ResourceClaim{},
+		} {
+			must.Succeed(t,
+				api.DeleteAllOf(context.Background(), o, client.InNamespace(namespace),
+					client.GracePeriodSeconds(0)))
 		}
 	})
 	return w
@@ -68,7 +74,9 @@ func newWorld(t *testing.T) *world {
 func clientOf(t *testing.T, config *rest.Config) client.WithWatch {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	must.Succeed(t, errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme), apiextensionsv1.AddToScheme(scheme)))
+	must.Succeed(t,
+		errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme),
+			apiextensionsv1.AddToScheme(scheme)))
 	api, err := client.NewWithWatch(config, client.Options{Scheme: scheme})
 	must.Succeed(t, err)
 	return api
@@ -101,7 +109,8 @@ func (w *world) run(o uninstall.Options) error {
 func (w *world) deletions() []string {
 	var kinds []string
 	for _, report := range w.reports {
-		if kind, _, _ := strings.Cut(report, " "); strings.HasSuffix(report, " is deleted") && !slices.Contains(kinds, kind) {
+		if kind, _, _ := strings.Cut(report, " "); strings.HasSuffix(report, " is deleted") &&
+			!slices.Contains(kinds, kind) {
 			kinds = append(kinds, kind)
 		}
 	}
@@ -115,17 +124,22 @@ func (w *world) declare() {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name, Finalizers: []string{finalizer}}
 	}
 	because := []metav1.Condition{{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "Releasing", Message: "the OPI agent does not answer",
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "Releasing",
+		Message:            "the OPI agent does not answer",
 		LastTransitionTime: metav1.Now(),
 	}}
 	w.create(
 		&v1alpha1.XPUTenant{ObjectMeta: held("", "a"), Spec: v1alpha1.XPUTenantSpec{
-			Member: v1alpha1.TenantMember{SecretName: "a"}, VLANs: v1alpha1.VLANRange{First: 1, Last: 2}, DeletionPolicy: "Delete",
+			Member: v1alpha1.TenantMember{SecretName: "a"}, VLANs: v1alpha1.VLANRange{
+				First: 1, Last: 2,
+			}, DeletionPolicy: "Delete",
 			XPUs: v1alpha1.TenantXPUs{Names: []string{"dpu-1"}},
 		}},
-		&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "plain"}, Spec: v1alpha1.DevicePoolSpec{
-			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Publish: v1alpha1.PublishDevicePlugin,
-		}},
+		&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "plain"},
+			Spec: v1alpha1.DevicePoolSpec{
+				Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
+				Publish:   v1alpha1.PublishDevicePlugin,
+			}},
 		&v1alpha1.XPUNetwork{ObjectMeta: held("", "blue"), Spec: v1alpha1.XPUNetworkSpec{
 			AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
 		}},
@@ -139,8 +153,13 @@ func (w *world) declare() {
 			Status: v1alpha1.XPUPortStatus{Conditions: because},
 		},
 		&corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "opi-bridge", Labels: map[string]string{v1alpha1.LabelAgents: ""}},
-			Spec:       corev1.ServiceSpec{ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 50151}}},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: namespace, Name: "opi-bridge",
+				Labels: map[string]string{v1alpha1.LabelAgents: ""},
+			},
+			Spec: corev1.ServiceSpec{
+				ClusterIP: "None", Ports: []corev1.ServicePort{{Port: 50151}},
+			},
 		},
 	)
 }
@@ -155,18 +174,24 @@ func (w *world) install() {
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "xpu-controller", Image: "xpu-controller"}}},
+				Spec: corev1.PodSpec{
+					Containers: []corev1.Container{
+						{Name: "xpu-controller", Image: "xpu-controller"},
+					},
+				},
 			},
 		},
 		Status: appsv1.DeploymentStatus{Replicas: 1, ReadyReplicas: 1},
 	})
 }
 
-// control is xpu-controller and a broker: it takes the finalizer of an object away when the object is to go.
+// control is xpu-controller and a broker: it takes the finalizer of an object away when the object
+// is to go.
 func (w *world) control() {
 	w.Helper()
 	for _, list := range []client.ObjectList{
-		&v1alpha1.XPUTenantList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{},
+		&v1alpha1.XPUTenantList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{},
+		&v1alpha1.XPUList{},
 	} {
 		watch, err := w.api.Watch(w.Context(), list)
 		must.Succeed(w, err)
@@ -179,7 +204,8 @@ func (w *world) control() {
 				}
 				before := o.DeepCopyObject().(client.Object)
 				o.SetFinalizers(nil)
-				if err := w.api.Patch(context.Background(), o, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+				if err := w.api.Patch(context.Background(), o,
+					client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
 					w.Errorf("take the finalizer away: %v", err)
 				}
 			}
@@ -200,14 +226,19 @@ func TestKindByKind(t *testing.T) {
 	must.Succeed(t, w.run(uninstall.Options{})) // there is nothing to do
 }
 
-// TestForeignXPU: an XPU that a broker keeps goes when the broker lets it go, and nobody else deletes it.
+// TestForeignXPU: an XPU that a broker keeps goes when the broker lets it go, and nobody else
+// deletes it.
 func TestForeignXPU(t *testing.T) {
 	w := newWorld(t)
-	kept := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "dpu-2", Labels: map[string]string{v1alpha1.LabelTenant: "a"}}}
+	kept := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{
+		Name: "dpu-2", Labels: map[string]string{v1alpha1.LabelTenant: "a"},
+	}}
 	w.create(kept)
 	var remains *uninstall.RemainsError
-	if err := w.run(uninstall.Options{Timeout: time.Second}); !errors.As(err, &remains) || remains.Kind != "XPU" ||
-		remains.Objects[0].String() != "dpu-2: a broker keeps it until the XPUTenant is deleted in the infra cluster" {
+	if err := w.run(uninstall.Options{Timeout: time.Second}); !errors.As(err, &remains) ||
+		remains.Kind != "XPU" ||
+		remains.Objects[0].String() != "dpu-2: a broker keeps it until the XPUTenant is deleted "+
+			"in the infra cluster" {
 		t.Fatalf("error %v, want one that names the XPU", err)
 	}
 	must.Succeed(t, w.api.Get(t.Context(), client.ObjectKeyFromObject(kept), kept))
@@ -226,16 +257,21 @@ func TestInUse(t *testing.T) {
 		claim("ours", v1alpha1.GroupName, "claims"),
 		claim("unused", v1alpha1.GroupName),
 		claim("gpu", "gpu.example.com", "computes"),
-		pod("asks", corev1.PodPending, corev1.ResourceList{"xpu.opiproject.org/plain": resource.MustParse("1")}),
-		pod("ended", corev1.PodSucceeded, corev1.ResourceList{"xpu.opiproject.org/plain": resource.MustParse("1")}),
-		pod("other", corev1.PodRunning, corev1.ResourceList{"example.com/plain": resource.MustParse("1")}),
+		pod("asks", corev1.PodPending,
+			corev1.ResourceList{"xpu.opiproject.org/plain": resource.MustParse("1")}),
+		pod("ended", corev1.PodSucceeded,
+			corev1.ResourceList{"xpu.opiproject.org/plain": resource.MustParse("1")}),
+		pod("other", corev1.PodRunning,
+			corev1.ResourceList{"example.com/plain": resource.MustParse("1")}),
 	)
 	for _, force := range []bool{false, true} {
 		var inUse *uninstall.InUseError
 		if err := w.run(uninstall.Options{Force: force}); !errors.As(err, &inUse) {
 			t.Fatalf("force %v: error %v, want one that names the pods", force, err)
 		}
-		if want := []string{"xpu-system/asks", "xpu-system/claims"}; !slices.Equal(inUse.Pods, want) {
+		if want := []string{
+			"xpu-system/asks", "xpu-system/claims",
+		}; !slices.Equal(inUse.Pods, want) {
 			t.Errorf("force %v: in use by %q, want %q", force, inUse.Pods, want)
 		}
 	}
@@ -243,31 +279,38 @@ func TestInUse(t *testing.T) {
 		t.Errorf("%q were deleted under pods", deleted)
 	}
 	w.api.DeleteAllOf(t.Context(), &resourceapi.ResourceClaim{}, client.InNamespace(namespace))
-	must.Succeed(t, w.api.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace), client.GracePeriodSeconds(0)))
+	must.Succeed(t,
+		w.api.DeleteAllOf(t.Context(), &corev1.Pod{}, client.InNamespace(namespace),
+			client.GracePeriodSeconds(0)))
 }
 
 func TestWithoutController(t *testing.T) {
 	w := newWorld(t)
 	w.declare()
-	if err := w.run(uninstall.Options{Timeout: time.Minute}); !errors.Is(err, uninstall.ErrNoController) {
+	if err := w.run(uninstall.Options{Timeout: time.Minute}); !errors.Is(err,
+		uninstall.ErrNoController) {
 		t.Fatalf("error %v, want %v", err, uninstall.ErrNoController)
 	}
 	if deleted := w.deletions(); len(deleted) > 0 {
 		t.Errorf("%q were deleted", deleted)
 	}
 	w.operate()
-	must.Succeed(t, w.run(uninstall.Options{Timeout: time.Hour, Force: true})) // and nothing is waited for
-	must.Succeed(t, w.run(uninstall.Options{}))                                // without finalizers nobody is needed
+	// and nothing is waited for
+	must.Succeed(t, w.run(uninstall.Options{Timeout: time.Hour, Force: true}))
+	// without finalizers nobody is needed
+	must.Succeed(t, w.run(uninstall.Options{}))
 }
 
-// TestRemains: the controller is there and cannot have the port go, as its OPI agent does not answer.
+// TestRemains: the controller is there and cannot have the port go, as its OPI agent does not
+// answer.
 func TestRemains(t *testing.T) {
 	w := newWorld(t)
 	w.declare()
 	w.install()
 	must.Succeed(t, w.takeFinalizers(&v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
 	err := w.run(uninstall.Options{Timeout: time.Second})
-	want := "XPUPorts that have not gone: default/node1-0000-3b-00-2: Releasing: the OPI agent does not answer"
+	want := "XPUPorts that have not gone: default/node1-0000-3b-00-2: Releasing: the OPI agent " +
+		"does not answer"
 	if err == nil || err.Error() != want {
 		t.Fatalf("error %v, want %s", err, want)
 	}
@@ -275,7 +318,8 @@ func TestRemains(t *testing.T) {
 		t.Errorf("%q were deleted, want %q", w.deletions(), want)
 	}
 	must.Succeed(t, w.run(uninstall.Options{Timeout: time.Second, Force: true}))
-	if last := w.reports[len(w.reports)-1]; last != "XPU dpu-1 is deleted by force, and no OPI agent was asked" {
+	if last := w.reports[len(w.reports)-1]; last != "XPU dpu-1 is deleted by force, and no OPI "+
+		"agent was asked" {
 		t.Errorf("the last report is %q", last)
 	}
 }
@@ -283,13 +327,16 @@ func TestRemains(t *testing.T) {
 // TestMissingKind: a cluster may lack CRDs, such as after an uninstall that was interrupted.
 func TestMissingKind(t *testing.T) {
 	w := newWorld(t)
-	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "xputenants." + v1alpha1.GroupName}}
+	crd := &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "xputenants." + v1alpha1.GroupName},
+	}
 	must.Succeed(t, w.api.Delete(t.Context(), crd))
 	must.Eventually(t, "the CRD is gone", func() bool {
 		return apierrors.IsNotFound(w.api.Get(t.Context(), client.ObjectKeyFromObject(crd), crd))
 	})
 	t.Cleanup(func() {
-		_, err := envtest.InstallCRDs(cluster.Admin(), envtest.CRDInstallOptions{Paths: []string{"../../deploy/crds"}})
+		_, err := envtest.InstallCRDs(cluster.Admin(),
+			envtest.CRDInstallOptions{Paths: []string{"../../deploy/crds"}})
 		must.Succeed(t, err)
 	})
 	w = newWorld(t) // with a client that has not seen the kind
@@ -302,20 +349,25 @@ func TestEnded(t *testing.T) {
 	w.install()
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(100*time.Millisecond, cancel)
-	err := uninstall.Run(ctx, w.api, uninstall.Options{Namespace: namespace, Timeout: time.Hour, Force: true, Report: func(string) {}})
+	err := uninstall.Run(ctx, w.api, uninstall.Options{
+		Namespace: namespace, Timeout: time.Hour, Force: true, Report: func(string) {},
+	})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
 }
 
-// operate makes the world's client that of an administrator who is no member of system:masters, whom policies bind.
+// operate makes the world's client that of an administrator who is no member of system:masters,
+// whom policies bind.
 func (w *world) operate() {
 	w.Helper()
 	const operator = "operator"
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: operator},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: operator}},
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin",
+		},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: operator}},
 	}
 	admin := w.api
 	must.Succeed(w, admin.Create(w.Context(), binding))
@@ -324,7 +376,9 @@ func (w *world) operate() {
 		must.Succeed(w, admin.Delete(context.Background(), binding))
 	})
 	config := cluster.Admin()
-	config.Impersonate = rest.ImpersonationConfig{UserName: operator, Groups: []string{"system:authenticated"}}
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: operator, Groups: []string{"system:authenticated"},
+	}
 	w.api = clientOf(w.T, config)
 	must.Eventually(w, "the API server knows the operator's rights", func() bool {
 		return w.api.List(w.Context(), &v1alpha1.XPUList{}) == nil
@@ -332,14 +386,18 @@ func (w *world) operate() {
 }
 
 func (w *world) takeFinalizers(o client.Object) error {
-	return w.api.Patch(w.Context(), o, client.RawPatch("application/merge-patch+json", []byte(`{"metadata": {"finalizers": null}}`)))
+	return w.api.Patch(w.Context(),
+		o, client.RawPatch("application/merge-patch+json",
+			[]byte(`{"metadata": {"finalizers": null}}`)))
 }
 
 func pod(name string, phase corev1.PodPhase, requests corev1.ResourceList) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: corev1.PodSpec{Containers: []corev1.Container{{
-			Name: "c", Image: "c", Resources: corev1.ResourceRequirements{Requests: requests, Limits: requests},
+			Name: "c", Image: "c", Resources: corev1.ResourceRequirements{
+				Requests: requests, Limits: requests,
+			},
 		}}},
 		Status: corev1.PodStatus{Phase: phase},
 	}
@@ -354,12 +412,15 @@ func claim(name, driver string, pods ...string) *resourceapi.ResourceClaim {
 		}}}},
 	}
 	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "nic", Driver: driver, Pool: "p", Device: "d"}},
+		Results: []resourceapi.DeviceRequestAllocationResult{
+			{Request: "nic", Driver: driver, Pool: "p", Device: "d"},
+		},
 	}}
 	for _, pod := range pods {
-		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
-			Resource: "pods", Name: pod, UID: "1",
-		})
+		c.Status.ReservedFor = append(c.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{
+				Resource: "pods", Name: pod, UID: "1",
+			})
 	}
 	return c
 }

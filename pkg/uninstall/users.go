@@ -13,8 +13,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// users are the pods that have Functions or may get some, as "namespace/name", sorted: those for which a ResourceClaim with
-// devices of the driver is reserved, and those that ask for the extended resource of a DevicePool and have not ended.
+// users are the pods that have Functions or may get some, as "namespace/name", sorted: those for
+// which a ResourceClaim with devices of the driver is reserved, and those that ask for the extended
+// resource of a DevicePool and have not ended.
 func (r *run) users(ctx context.Context) ([]string, error) {
 	users := sets.New[string]()
 	if err := r.usersOfClaims(ctx, users); err != nil {
@@ -31,7 +32,9 @@ func (r *run) usersOfClaims(ctx context.Context, users sets.Set[string]) error {
 	if err := r.api.List(ctx, &claims); err != nil {
 		return fmt.Errorf("list ResourceClaims: %w", err)
 	}
-	isOurs := func(d resourceapi.DeviceRequestAllocationResult) bool { return d.Driver == v1alpha1.GroupName }
+	isOurs := func(d resourceapi.DeviceRequestAllocationResult) bool {
+		return d.Driver == v1alpha1.GroupName
+	}
 	for _, claim := range claims.Items {
 		allocation := claim.Status.Allocation
 		if allocation == nil || !slices.ContainsFunc(allocation.Devices.Results, isOurs) {
@@ -56,7 +59,8 @@ func (r *run) usersOfResources(ctx context.Context, users sets.Set[string]) erro
 		return fmt.Errorf("list pods: %w", err)
 	}
 	for _, pod := range pods.Items {
-		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && requests(pod, resources) {
+		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed &&
+			requests(pod, resources) {
 			users.Insert(pod.Namespace + "/" + pod.Name)
 		}
 	}
@@ -87,5 +91,6 @@ func requests(pod corev1.Pod, resources sets.Set[corev1.ResourceName]) bool {
 	asks := func(c corev1.Container) bool {
 		return resources.HasAny(slices.Collect(maps.Keys(c.Resources.Requests))...)
 	}
-	return slices.ContainsFunc(pod.Spec.Containers, asks) || slices.ContainsFunc(pod.Spec.InitContainers, asks)
+	return slices.ContainsFunc(pod.Spec.Containers, asks) ||
+		slices.ContainsFunc(pod.Spec.InitContainers, asks)
 }

@@ -30,13 +30,16 @@ func (r *run) wait(ctx context.Context, kind string) error {
 	}
 }
 
-// watch returns when the objects of the list are gone, or when the API server ends the watch, as it does now and then.
+// watch returns when the objects of the list are gone, or when the API server ends the watch, as it
+// does now and then.
 func (r *run) watch(ctx context.Context, list *unstructured.UnstructuredList) error {
 	left := sets.New[types.UID]()
 	for _, o := range list.Items {
 		left.Insert(o.GetUID())
 	}
-	since := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()}}
+	since := &client.ListOptions{
+		Raw: &metav1.ListOptions{ResourceVersion: list.GetResourceVersion()},
+	}
 	w, err := r.api.Watch(ctx, list, since)
 	if err != nil {
 		return err

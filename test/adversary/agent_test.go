@@ -10,8 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestHostileAgent: an agent that answers nothing, lists without end, says a book for an error or loses its ports harms its own
-// node only, and an object says so.
+// TestHostileAgent: an agent that answers nothing, lists without end, says a book for an error or
+// loses its ports harms its own node only, and an object says so.
 func TestHostileAgent(t *testing.T) {
 	for name, test := range map[string]struct {
 		behaviour func(*opitest.Behaviour)
@@ -27,7 +27,8 @@ func TestHostileAgent(t *testing.T) {
 			w := newWorld(t, ours)
 			hostile, good := opitest.Start(t), opitest.Start(t)
 			bad := xpu("bad", "node1", hostile.Config().Endpoint)
-			w.create(bad, xpu("good", "node2", good.Config().Endpoint), network("blue", 100, ""), pool("fast"))
+			w.create(bad, xpu("good", "node2", good.Config().Endpoint), network("blue", 100, ""),
+				pool("fast"))
 			w.claim("before", "node1", 0, `"network": "blue"`)
 			w.port("default", "node1", 0, v1alpha1.ReasonUp, "")
 			hostile.Set(test.behaviour)

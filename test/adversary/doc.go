@@ -1,5 +1,6 @@
-// Package adversary attacks the control plane from outside, as it is deployed: an API server with the roles and admission
-// policies of deploy/, controllers with the rights of their own ServiceAccount, and OPI agents in memory. There is a file for
-// each adversary: another installation at the same agent, a hostile agent, a hostile node, and a hostile tenant. What single
-// parts withstand is tested with them.
+// Package adversary attacks the control plane from outside, as it is deployed: an API server with
+// the roles and admission policies of deploy/, controllers with the rights of their own
+// ServiceAccount, and OPI agents in memory. There is a file for each adversary: another
+// installation at the same agent, a hostile agent, a hostile node, and a hostile tenant. What
+// single parts withstand is tested with them.
 package adversary

@@ -10,8 +10,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestTwoClustersAtOneAgent: both clusters have a node of the same name with the same addresses, and networks of the same name and
-// VLAN. The first keeps its port and its network whatever the second does, which is told why it gets none.
+// TestTwoClustersAtOneAgent: both clusters have a node of the same name with the same addresses,
+// and networks of the same name and VLAN. The first keeps its port and its network whatever the
+// second does, which is told why it gets none.
 func TestTwoClustersAtOneAgent(t *testing.T) {
 	ours.Need(t)
 	second, err := kubeapitest.Start(deploy)
@@ -20,7 +21,8 @@ func TestTwoClustersAtOneAgent(t *testing.T) {
 	agent := opitest.Start(t)
 	us, them := newWorld(t, ours), newWorld(t, second)
 	for _, w := range []*world{us, them} {
-		w.create(xpu("card", "node1", agent.Config().Endpoint), network("blue", 100, ""), pool("fast"))
+		w.create(xpu("card", "node1", agent.Config().Endpoint), network("blue", 100, ""),
+			pool("fast"))
 	}
 	us.claim("a", "node1", 0, `"network": "blue"`)
 	first := us.port("default", "node1", 0, v1alpha1.ReasonUp, "")
@@ -37,8 +39,10 @@ func TestTwoClustersAtOneAgent(t *testing.T) {
 	them.gone(network("blue", 100, ""))
 	them.gone(xpu("card", "node1", ""))
 	compared(t, agent)
-	if !slices.Contains(agent.Ports(), first.Status.BridgePort) || !slices.Equal(agent.Networks(), networks) {
-		t.Errorf("the agent has ports %q and networks %q, want %s in %q", agent.Ports(), agent.Networks(), first.Status.BridgePort, networks)
+	if !slices.Contains(agent.Ports(), first.Status.BridgePort) ||
+		!slices.Equal(agent.Networks(), networks) {
+		t.Errorf("the agent has ports %q and networks %q, want %s in %q", agent.Ports(),
+			agent.Networks(), first.Status.BridgePort, networks)
 	}
 	us.port("default", "node1", 0, v1alpha1.ReasonUp, "")
 }

@@ -18,7 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// agentsPort is the Port of a node's n-th VF as the node's agent makes it, for a pod in a namespace.
+// agentsPort is the Port of a node's n-th VF as the node's agent makes it, for a pod in a
+// namespace.
 func agentsPort(node string, n int, card, network, namespace string) *v1alpha1.XPUPort {
 	return claim.NewPort(kubeapitest.AgentNamespace, vf(n), "plain", v1alpha1.XPUPortSpec{
 		NodeName: node, XPU: card, Network: network, MAC: string(claim.DerivedMAC("", node, vf(n))),
@@ -26,28 +27,38 @@ func agentsPort(node string, n int, card, network, namespace string) *v1alpha1.X
 	})
 }
 
-// TestHostileNode: who has node2's agent writes node2's objects only, and gets no port but one of its own card, in a network
-// that allows the namespace, with a MAC address that nobody has.
+// TestHostileNode: who has node2's agent writes node2's objects only, and gets no port but one of
+// its own card, in a network that allows the namespace, with a MAC address that nobody has.
 func TestHostileNode(t *testing.T) {
 	w := newWorld(t, ours)
 	first, second := opitest.Start(t), opitest.Start(t)
-	w.create(xpu("card1", "node1", first.Config().Endpoint), xpu("card2", "node2", second.Config().Endpoint),
+	w.create(xpu("card1", "node1", first.Config().Endpoint),
+		xpu("card2", "node2", second.Config().Endpoint),
 		network("blue", 100, "default"), network("secret", 200, "treasury"), pool("fast"))
 	w.claim("victim", "node1", 0, `"network": "blue"`)
 	victim := w.port("default", "node1", 0, v1alpha1.ReasonUp, "")
 	hostile, err := kubeapitest.Client(w.cluster.Agent("node2"))
 	must.Succeed(t, err)
 
-	status := client.RawPatch(types.MergePatchType, []byte(`{"status":{"functions":7,"bridgePort":"mine"}}`))
+	status := client.RawPatch(types.MergePatchType,
+		[]byte(`{"status":{"functions":7,"bridgePort":"mine"}}`))
 	slice := func(node, pool string) *resourceapi.ResourceSlice {
-		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "hostile"}, Spec: resourceapi.ResourceSliceSpec{
-			Driver: v1alpha1.GroupName, NodeName: &node, Pool: resourceapi.ResourcePool{Name: pool, ResourceSliceCount: 1},
-		}}
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "hostile"},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: v1alpha1.GroupName, NodeName: &node, Pool: resourceapi.ResourcePool{
+					Name: pool, ResourceSliceCount: 1,
+				},
+			}}
 	}
-	frozen := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node2"}, Status: v1alpha1.XPUNodeStatus{
-		Pools: []v1alpha1.XPUNodePool{{Name: "fast", ObservedGeneration: -1, Shortages: []v1alpha1.Shortage{{PF: "x", Reason: "a b"}}}},
-	}}
-	invalid := func(err error) error { // the API server refuses such an object, as it forbids the others
+	frozen := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node2"},
+		Status: v1alpha1.XPUNodeStatus{
+			Pools: []v1alpha1.XPUNodePool{
+				{Name: "fast", ObservedGeneration: -1,
+					Shortages: []v1alpha1.Shortage{{PF: "x", Reason: "a b"}}},
+			},
+		}}
+	// the API server refuses such an object, as it forbids the others
+	invalid := func(err error) error {
 		if apierrors.IsInvalid(err) {
 			return apierrors.NewForbidden(schema.GroupResource{}, "", err)
 		}
@@ -55,19 +66,32 @@ func TestHostileNode(t *testing.T) {
 	}
 	theirs := agentsPort("node1", 1, "card1", "blue", "default")
 	for what, err := range map[string]error{
-		"writes node1's slice":             hostile.Create(t.Context(), slice("node1", "node1/pool")),
-		"names its pool after node1":       hostile.Create(t.Context(), slice("node2", "node1/pool")),
-		"writes node1's XPUNode":           hostile.Create(t.Context(), &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}),
-		"freezes a DevicePool's status":    invalid(hostile.Create(t.Context(), frozen)),
-		"makes a Port of node1":            hostile.Create(t.Context(), theirs),
-		"deletes the victim's Port":        hostile.Delete(t.Context(), victim.DeepCopy()),
-		"says that the victim's Port is":   hostile.Status().Patch(t.Context(), victim.DeepCopy(), status),
-		"changes a DevicePool":             hostile.Status().Patch(t.Context(), pool("fast"), status),
-		"changes an XPU":                   hostile.Status().Patch(t.Context(), xpu("card1", "", ""), status),
-		"opens a network":                  hostile.Patch(t.Context(), network("secret", 200, ""), client.RawPatch(types.MergePatchType, []byte(`{"spec":{"allowedNamespaces":{"from":"All","selector":null}}}`))),
-		"reads the controller's secrets":   hostile.Get(t.Context(), client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: "x"}, &corev1.Secret{}),
-		"allocates a claim of its own":     hostile.Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "mine"}}),
-		"takes the place of node1's agent": hostile.Delete(t.Context(), &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}),
+		"writes node1's slice": hostile.Create(t.Context(),
+			slice("node1", "node1/pool")),
+		"names its pool after node1": hostile.Create(t.Context(),
+			slice("node2", "node1/pool")),
+		"writes node1's XPUNode": hostile.Create(t.Context(),
+			&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}),
+		"freezes a DevicePool's status": invalid(hostile.Create(t.Context(), frozen)),
+		"makes a Port of node1":         hostile.Create(t.Context(), theirs),
+		"deletes the victim's Port":     hostile.Delete(t.Context(), victim.DeepCopy()),
+		"says that the victim's Port is": hostile.Status().Patch(t.Context(),
+			victim.DeepCopy(), status),
+		"changes a DevicePool": hostile.Status().Patch(t.Context(),
+			pool("fast"), status),
+		"changes an XPU": hostile.Status().Patch(t.Context(),
+			xpu("card1", "", ""), status),
+		"opens a network": hostile.Patch(t.Context(), network("secret", 200, ""),
+			client.RawPatch(types.MergePatchType,
+				[]byte(`{"spec":{"allowedNamespaces":{"from":"All","selector":null}}}`))),
+		"reads the controller's secrets": hostile.Get(t.Context(),
+			client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: "x"}, &corev1.Secret{}),
+		"allocates a claim of its own": hostile.Create(t.Context(),
+			&resourceapi.ResourceClaim{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "mine"},
+			}),
+		"takes the place of node1's agent": hostile.Delete(t.Context(),
+			&v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}),
 	} {
 		if !apierrors.IsForbidden(err) && !kubeapitest.DeniedByPolicy(err) {
 			t.Errorf("a hostile node %s: error %v, want it to be forbidden", what, err)
@@ -76,14 +100,17 @@ func TestHostileNode(t *testing.T) {
 
 	foreign := agentsPort("node2", 0, "card1", "blue", "default") // the id is the victim's
 	must.Succeed(t, hostile.Create(t.Context(), foreign))
-	w.ready(foreign, &foreign.Status.Conditions, v1alpha1.ReasonNoXPU, "is that of node node1, not of node node2")
+	w.ready(foreign, &foreign.Status.Conditions, v1alpha1.ReasonNoXPU,
+		"is that of node node1, not of node node2")
 	closed := agentsPort("node2", 1, "card2", "secret", "default")
 	must.Succeed(t, hostile.Create(t.Context(), closed))
-	w.ready(closed, &closed.Status.Conditions, v1alpha1.ReasonForbidden, "does not let pods of namespace default join")
+	w.ready(closed, &closed.Status.Conditions, v1alpha1.ReasonForbidden,
+		"does not let pods of namespace default join")
 	disguised := agentsPort("node2", 2, "card2", "blue", "default")
 	disguised.Spec.MAC = victim.Spec.MAC
 	must.Succeed(t, hostile.Create(t.Context(), disguised))
-	w.ready(disguised, &disguised.Status.Conditions, v1alpha1.ReasonConflict, "is that of XPUPort default/"+victim.Name)
+	w.ready(disguised, &disguised.Status.Conditions, v1alpha1.ReasonConflict,
+		"is that of XPUPort default/"+victim.Name)
 	ahead := func(n int, network, mac string) *v1alpha1.XPUPort {
 		p := claim.NewPort(kubeapitest.AgentNamespace, vf(n), "fast", v1alpha1.XPUPortSpec{
 			NodeName: "node2", XPU: "card2", Network: network, MAC: mac, Ahead: true,
@@ -94,7 +121,8 @@ func TestHostileNode(t *testing.T) {
 	thief := ahead(4, "blue", victim.Spec.MAC)
 	w.ready(thief, &thief.Status.Conditions, v1alpha1.ReasonForbidden, "is not that of Function")
 	unasked := ahead(5, "secret", string(claim.DerivedMAC("", "node2", vf(5))))
-	w.ready(unasked, &unasked.Status.Conditions, v1alpha1.ReasonForbidden, "does not have Ports made ahead in XPUNetwork secret")
+	w.ready(unasked, &unasked.Status.Conditions, v1alpha1.ReasonForbidden,
+		"does not have Ports made ahead in XPUNetwork secret")
 	own := agentsPort("node2", 3, "card2", "blue", "default")
 	must.Succeed(t, hostile.Create(t.Context(), own))
 	w.ready(own, &own.Status.Conditions, v1alpha1.ReasonUp, "")

@@ -29,8 +29,10 @@ func (w *world) inDefault(user string, groups ...string) client.Client {
 	w.Helper()
 	binding := &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", GenerateName: "mallory-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin",
+		},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
 	}
 	w.create(binding)
 	w.Cleanup(func() { must.Succeed(w, w.admin.Delete(context.Background(), binding)) })
@@ -41,31 +43,42 @@ func (w *world) inDefault(user string, groups ...string) client.Client {
 	tenant, err := kubeapitest.Client(config)
 	must.Succeed(w, err)
 	must.Eventually(w, "the role is known", func() bool {
-		return tenant.List(w.Context(), &v1alpha1.XPUPortList{}, client.InNamespace("default")) == nil
+		return tenant.List(w.Context(), &v1alpha1.XPUPortList{},
+			client.InNamespace("default")) == nil
 	})
 	return tenant
 }
 
-// TestHostileTenant: who may do everything in a namespace joins no network that does not allow it, sets nothing that the
-// DevicePool leaves to the administrator, takes nobody's address, and makes no Port.
+// TestHostileTenant: who may do everything in a namespace joins no network that does not allow it,
+// sets nothing that the DevicePool leaves to the administrator, takes nobody's address, and makes
+// no Port.
 func TestHostileTenant(t *testing.T) {
 	w := newWorld(t, ours)
 	agent := opitest.Start(t)
 	secret := network("secret", 200, "treasury")
-	w.create(xpu("card", "node1", agent.Config().Endpoint), network("blue", 100, "default", "10.1.0.0/24"), secret,
+	w.create(xpu("card", "node1", agent.Config().Endpoint),
+		network("blue", 100, "default", "10.1.0.0/24"), secret,
 		pool("fast", v1alpha1.FieldMAC, v1alpha1.FieldAddresses))
 	w.claim("victim", "node1", 0, `"network": "blue"`)
 	victim := w.port("default", "node1", 0, v1alpha1.ReasonUp, "")
 	tenant := w.tenant()
 
 	for name, test := range map[string]struct{ fields, reason, text string }{
-		"closed":  {`"network": "secret"`, v1alpha1.ReasonForbidden, "XPUNetwork secret does not let pods of namespace default join"},
-		"trust":   {`"network": "blue", "vf": {"trust": true}`, v1alpha1.ReasonForbidden, "vf.trust: Forbidden"},
-		"vlan":    {`"vf": {"vlan": 200}`, v1alpha1.ReasonForbidden, "vf.vlan: Forbidden"},
-		"mac":     {`"network": "blue", "mac": "` + victim.Spec.MAC + `"`, v1alpha1.ReasonConflict, victim.Name},
-		"address": {`"network": "blue", "addresses": ["` + victim.Spec.Addresses[0] + `"]`, v1alpha1.ReasonConflict, victim.Name},
-		"gateway": {`"network": "blue", "addresses": ["10.1.0.1/24"]`, v1alpha1.ReasonInvalidConfig, "gateway"},
-		"prefix":  {`"network": "blue", "addresses": ["10.1.0.9/1"]`, v1alpha1.ReasonInvalidConfig, "prefix length"},
+		"closed": {
+			`"network": "secret"`, v1alpha1.ReasonForbidden,
+			"XPUNetwork secret does not let pods of namespace default join",
+		},
+		"trust": {`"network": "blue", "vf": {"trust": true}`, v1alpha1.ReasonForbidden,
+			"vf.trust: Forbidden"},
+		"vlan": {`"vf": {"vlan": 200}`, v1alpha1.ReasonForbidden, "vf.vlan: Forbidden"},
+		"mac": {`"network": "blue", "mac": "` + victim.Spec.MAC + `"`, v1alpha1.ReasonConflict,
+			victim.Name},
+		"address": {`"network": "blue", "addresses": ["` + victim.Spec.Addresses[0] + `"]`,
+			v1alpha1.ReasonConflict, victim.Name},
+		"gateway": {`"network": "blue", "addresses": ["10.1.0.1/24"]`, v1alpha1.ReasonInvalidConfig,
+			"gateway"},
+		"prefix": {`"network": "blue", "addresses": ["10.1.0.9/1"]`, v1alpha1.ReasonInvalidConfig,
+			"prefix length"},
 	} {
 		c, err := w.allocated(tenant, name, "node1", 1, test.fields)
 		must.Succeed(t, err)
@@ -77,9 +90,11 @@ func TestHostileTenant(t *testing.T) {
 	late.Spec.Network = secret.Name
 	w.create(late)
 	id := claim.PoolID{Node: "node1", PF: testPF, DevicePool: late.Name}
-	hidden, err := w.make(tenant, claimtest.Allocated("hidden", claimtest.Result("nic", id.String(), vf(1).DeviceName())))
+	hidden, err := w.make(tenant,
+		claimtest.Allocated("hidden", claimtest.Result("nic", id.String(), vf(1).DeviceName())))
 	must.Succeed(t, err)
-	w.told(hidden, v1alpha1.ReasonForbidden, "XPUNetwork secret does not let pods of namespace default join")
+	w.told(hidden, v1alpha1.ReasonForbidden,
+		"XPUNetwork secret does not let pods of namespace default join")
 
 	w.writesNoPort(tenant, victim)
 	compared(t, agent)
@@ -97,8 +112,9 @@ func (w *world) writesNoPort(tenant client.Client, victim *v1alpha1.XPUPort) {
 	free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
 
 	for what, err := range map[string]error{
-		"makes a Port":                      tenant.Create(w.Context(), made),
-		"says that one is up":               tenant.Status().Patch(w.Context(), victim.DeepCopy(), up),
+		"makes a Port": tenant.Create(w.Context(), made),
+		"says that one is up": tenant.Status().Patch(w.Context(),
+			victim.DeepCopy(), up),
 		"takes the victim's finalizer away": tenant.Patch(w.Context(), victim.DeepCopy(), free),
 	} {
 		if !kubeapitest.DeniedByPolicy(err) {

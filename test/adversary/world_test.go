@@ -65,7 +65,8 @@ func (w *world) startController() {
 	scheme, err := controller.Scheme()
 	must.Succeed(w, err)
 	mgr, err := ctrl.NewManager(w.cluster.Controller(), ctrl.Options{
-		Scheme: scheme, Logger: logr.Discard(), Cache: controller.CacheOptions(kubeapitest.AgentNamespace),
+		Scheme: scheme, Logger: logr.Discard(),
+		Cache:      controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: new(true)},
 	})
@@ -73,9 +74,12 @@ func (w *world) startController() {
 	installation, err := controller.Installation(w.Context(), mgr.GetAPIReader())
 	must.Succeed(w, err)
 	must.Succeed(w, controller.Setup(w.Context(), mgr, controller.Options{
-		Installation: installation, Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
-		Debounce: 50 * time.Millisecond, FailedGrace: 50 * time.Millisecond, CheckInterval: 50 * time.Millisecond,
-		OrphanGrace: 300 * time.Millisecond, BridgeGrace: 50 * time.Millisecond, ResyncPeriod: 200 * time.Millisecond,
+		Installation: installation, Namespace: kubeapitest.AgentNamespace,
+		Registerer: prometheus.NewRegistry(),
+		Debounce:   50 * time.Millisecond, FailedGrace: 50 * time.Millisecond,
+		CheckInterval: 50 * time.Millisecond,
+		OrphanGrace:   300 * time.Millisecond, BridgeGrace: 50 * time.Millisecond,
+		ResyncPeriod: 200 * time.Millisecond,
 		AgentTimeout: 2 * time.Second,
 	}))
 	must.Run(w, mgr.Start)
@@ -84,14 +88,16 @@ func (w *world) startController() {
 // sweep removes what would disturb the next test.
 func (w *world) sweep() {
 	for _, all := range []client.ObjectList{
-		&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{},
+		&resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{},
+		&v1alpha1.XPUList{},
 		&v1alpha1.DevicePoolList{}, &v1alpha1.XPUNodeList{}, &resourceapi.ResourceSliceList{},
 	} {
 		must.Succeed(w, w.admin.List(context.Background(), all))
 		_ = meta.EachListItem(all, func(item runtime.Object) error {
 			o := item.(client.Object)
 			if len(o.GetFinalizers()) > 0 {
-				free := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+				free := client.RawPatch("application/merge-patch+json",
+					[]byte(`{"metadata":{"finalizers":null}}`))
 				must.Succeed(w, client.IgnoreNotFound(w.admin.Patch(context.Background(), o, free)))
 			}
 			must.Succeed(w, client.IgnoreNotFound(w.admin.Delete(context.Background(), o)))
@@ -109,7 +115,9 @@ func (w *world) create(objects ...client.Object) {
 
 func xpu(name, node, endpoint string) *v1alpha1.XPU {
 	return &v1alpha1.XPU{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{NodeName: node, Endpoint: endpoint, Insecure: true},
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.XPUSpec{
+			NodeName: node, Endpoint: endpoint, Insecure: true,
+		},
 	}
 }
 
@@ -117,39 +125,55 @@ func xpu(name, node, endpoint string) *v1alpha1.XPU {
 func network(name string, vlan int32, namespace string, subnets ...string) *v1alpha1.XPUNetwork {
 	allowed := v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}
 	if namespace != "" {
-		allowed = v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromSelector, Selector: &metav1.LabelSelector{
-			MatchLabels: map[string]string{corev1.LabelMetadataName: namespace},
-		}}
+		allowed = v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromSelector,
+			Selector: &metav1.LabelSelector{
+				MatchLabels: map[string]string{corev1.LabelMetadataName: namespace},
+			}}
 	}
 	return &v1alpha1.XPUNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.XPUNetworkSpec{VLAN: vlan, AllowedNamespaces: allowed, Subnets: subnets},
+		Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: vlan, AllowedNamespaces: allowed, Subnets: subnets,
+		},
 	}
 }
 
 // pool lets claims set these fields.
 func pool(name string, allow ...v1alpha1.PrivilegedField) *v1alpha1.DevicePool {
-	return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Allow: allow,
-	}}
+	return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Allow: allow,
+		}}
 }
 
 const testPF = pci.Address("0000:3b:00.0")
 
-func vf(n int) function.ID { return function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:02.%d", n))} }
+func vf(n int) function.ID {
+	return function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:02.%d", n))}
+}
 
-// allocated is a claim that the scheduler gave the n-th VF of a node, made by the client, with an InterfaceConfig.
-func (w *world) allocated(by client.Client, name, node string, n int, fields string) (*resourceapi.ResourceClaim, error) {
+// allocated is a claim that the scheduler gave the n-th VF of a node, made by the client, with an
+// InterfaceConfig.
+func (w *world) allocated(
+	by client.Client, name, node string, n int, fields string,
+) (*resourceapi.ResourceClaim, error) {
 	id := claim.PoolID{Node: node, PF: testPF, DevicePool: "fast"}
-	return w.make(by, claimtest.Allocated(name, claimtest.Result("nic", id.String(), vf(n).DeviceName()), claimtest.FromClaim(fields)))
+	return w.make(by,
+		claimtest.Allocated(name, claimtest.Result("nic", id.String(), vf(n).DeviceName()),
+			claimtest.FromClaim(fields)))
 }
 
 // make has the client make a claim, and the scheduler allocate it.
-func (w *world) make(by client.Client, c *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
+func (w *world) make(
+	by client.Client, c *resourceapi.ResourceClaim,
+) (*resourceapi.ResourceClaim, error) {
 	c.UID = ""
-	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}}
+	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{
+		{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}},
+	}
 	for _, one := range c.Status.Allocation.Devices.Config {
-		c.Spec.Devices.Config = append(c.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{DeviceConfiguration: one.DeviceConfiguration})
+		c.Spec.Devices.Config = append(c.Spec.Devices.Config,
+			resourceapi.DeviceClaimConfiguration{DeviceConfiguration: one.DeviceConfiguration})
 	}
 	status := c.Status
 	if err := by.Create(w.Context(), c); err != nil {
@@ -167,7 +191,8 @@ func (w *world) claim(name, node string, n int, fields string) *resourceapi.Reso
 	return c
 }
 
-// ready waits until the condition Ready of an object has this reason and text, and reads the object.
+// ready waits until the condition Ready of an object has this reason and text, and reads the
+// object.
 func (w *world) ready(o client.Object, conditions *[]metav1.Condition, reason, text string) {
 	w.Helper()
 	var last string
@@ -190,7 +215,9 @@ func (w *world) ready(o client.Object, conditions *[]metav1.Condition, reason, t
 // port waits until the Port of a node's n-th VF has this reason.
 func (w *world) port(namespace, node string, n int, reason, text string) *v1alpha1.XPUPort {
 	w.Helper()
-	p := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: claim.PortName(node, vf(n))}}
+	p := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: claim.PortName(node, vf(n))},
+	}
 	w.ready(p, &p.Status.Conditions, reason, text)
 	return p
 }
@@ -199,10 +226,12 @@ func (w *world) port(namespace, node string, n int, reason, text string) *v1alph
 func (w *world) told(c *resourceapi.ResourceClaim, reason, text string) {
 	w.Helper()
 	must.Eventually(w, fmt.Sprintf("claim %s is told %s: %s", c.Name, reason, text), func() bool {
-		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(c), c); err != nil || len(c.Status.Devices) != 1 {
+		if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(c), c); err != nil ||
+			len(c.Status.Devices) != 1 {
 			return false
 		}
-		told := meta.FindStatusCondition(c.Status.Devices[0].Conditions, v1alpha1.ConditionProvisioned)
+		told := meta.FindStatusCondition(c.Status.Devices[0].Conditions,
+			v1alpha1.ConditionProvisioned)
 		return told != nil && told.Reason == reason && strings.Contains(told.Message, text)
 	})
 }
@@ -220,5 +249,7 @@ func (w *world) gone(o client.Object) {
 func compared(t testing.TB, agent *opitest.Agent) {
 	t.Helper()
 	before := agent.Calls("ListBridgePorts")
-	must.Eventually(t, "the agent is compared", func() bool { return agent.Calls("ListBridgePorts")-before >= 8 })
+	must.Eventually(t, "the agent is compared", func() bool {
+		return agent.Calls("ListBridgePorts")-before >= 8
+	})
 }

@@ -46,14 +46,17 @@ func (b *bench) newHost(ctx context.Context, vfs int) (*host, error) {
 	return h, h.clear()
 }
 
-// simulate makes a host as the configuration says, which need not have more than network namespaces.
+// simulate makes a host as the configuration says, which need not have more than network
+// namespaces.
 func (b *bench) simulate(ctx context.Context, vfs int, config simulate.Config) (*host, error) {
 	dir, err := os.MkdirTemp(b.dir, "host-")
 	if err != nil {
 		return nil, err
 	}
 	h := &host{dir: dir, runDir: filepath.Join(b.runDir, filepath.Base(dir)), vfs: vfs}
-	config.Root, config.Cards, config.Log = dir, []simulate.Card{{PFs: pfs, VFs: vfs / pfs}}, logr.Discard()
+	config.Root, config.Cards, config.Log = dir, []simulate.Card{
+		{PFs: pfs, VFs: vfs / pfs},
+	}, logr.Discard()
 	if h.simulated, err = simulate.New(ctx, config); err != nil {
 		return nil, fmt.Errorf("simulated host: %w", err)
 	}
@@ -63,12 +66,15 @@ func (b *bench) simulate(ctx context.Context, vfs int, config simulate.Config) (
 
 // showNetdev shows a netdev that there is none of: what an agent reads about it when it starts.
 func (h *host) showNetdev(f simulate.Function) error {
-	dir := filepath.Join(h.simulated.SysRoot(), "bus/pci/devices", string(f.Address), "net", f.Netdev)
+	dir := filepath.Join(h.simulated.SysRoot(), "bus/pci/devices", string(f.Address),
+		"net", f.Netdev)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	var errs []error
-	for name, value := range map[string]string{"operstate": "up", "carrier": "1", "phys_port_name": "", "dev_port": "0", "mtu": "1500"} {
+	for name, value := range map[string]string{
+		"operstate": "up", "carrier": "1", "phys_port_name": "", "dev_port": "0", "mtu": "1500",
+	} {
 		errs = append(errs, os.WriteFile(filepath.Join(dir, name), []byte(value+"\n"), 0o644))
 	}
 	return errors.Join(errs...)
@@ -117,7 +123,9 @@ func (b *bench) startAgent(c *cluster, h *host) (*agent, error) {
 
 // startDirect starts an agent that has no API server. Its pools are those of [host.writePools].
 func (b *bench) startDirect(h *host, more ...string) (*agent, error) {
-	return b.startAgentWith(h, append([]string{"--provisioner=direct", "--config-file=" + h.path("config.json")}, more...)...)
+	return b.startAgentWith(h,
+		append([]string{"--provisioner=direct", "--config-file=" + h.path("config.json")},
+			more...)...)
 }
 
 func (b *bench) startAgentWith(h *host, mode ...string) (*agent, error) {
@@ -131,9 +139,12 @@ func (b *bench) startAgentWith(h *host, mode ...string) (*agent, error) {
 	}
 	p, err := b.start(h.dir, "xpu-agent", append([]string{
 		"--node-name=" + nodeName, "--sys-root=" + h.simulated.SysRoot(),
-		"--state-dir=" + h.path("state"), "--kubelet-dir=" + h.path("kubelet"), "--cdi-dir=" + h.path("cdi"),
-		"--cni-socket=" + h.cniSocket(), "--spool-dir=" + h.spoolDir(), "--devinfo-dir=" + filepath.Join(h.runDir, "devinfo"),
-		"--hooks-dir=" + h.path("hooks.d"), "--nri-socket=" + h.path("nri.sock"), "--listen=" + address,
+		"--state-dir=" + h.path("state"), "--kubelet-dir=" + h.path("kubelet"), "--cdi-dir=" +
+			h.path("cdi"),
+		"--cni-socket=" + h.cniSocket(), "--spool-dir=" + h.spoolDir(), "--devinfo-dir=" +
+			filepath.Join(h.runDir, "devinfo"),
+		"--hooks-dir=" + h.path("hooks.d"), "--nri-socket=" + h.path("nri.sock"),
+		"--listen=" + address,
 	}, mode...)...)
 	if err != nil {
 		kubelet.Stop()

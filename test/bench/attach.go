@@ -46,15 +46,17 @@ func (j *timedJournal) count(begin time.Time) {
 	j.writes++
 }
 
-// attachment is a node's attach engine put together as package agent does it, with a VF and a pod's namespace.
+// attachment is a node's attach engine put together as package agent does it, with a VF and a pod's
+// namespace.
 type attachment struct {
-	host       *host
-	vf         simulate.Function
-	inventory  *inventory.Inventory
-	journal    *timedJournal
-	engine     *netdev.Engine
-	lifecycle  *lifecycle.Manager
-	own        *netlink.Handle // of the node's namespace, which is the process's own, as an agent's is
+	host      *host
+	vf        simulate.Function
+	inventory *inventory.Inventory
+	journal   *timedJournal
+	engine    *netdev.Engine
+	lifecycle *lifecycle.Manager
+	// of the node's namespace, which is the process's own, as an agent's is
+	own        *netlink.Handle
 	ownNS      *os.File
 	sysRoot    string // where sysfs shows the netdevs of that namespace
 	pod        *netns.Namespace
@@ -70,15 +72,18 @@ type times struct {
 	attachFsync    time.Duration // bare, for as many writes
 }
 
-// measureAttach compares attach and detach with the bare move of the same netdev into a namespace and back.
+// measureAttach compares attach and detach with the bare move of the same netdev into a namespace
+// and back.
 func measureAttach(ctx context.Context, b *bench) (out []Measurement, err error) {
 	a, err := b.newAttachment(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, a.close()) }()
-	into := Measurement{What: "attach a Function, without the journal", Unit: Seconds, Reference: "bare move into the pod", Goal: atMostTimes(1.15)}
-	back := Measurement{What: "detach a Function, without the journal", Unit: Seconds, Reference: "bare move back", Goal: atMostTimes(1.15)}
+	into := Measurement{What: "attach a Function, without the journal", Unit: Seconds,
+		Reference: "bare move into the pod", Goal: atMostTimes(1.15)}
+	back := Measurement{What: "detach a Function, without the journal", Unit: Seconds,
+		Reference: "bare move back", Goal: atMostTimes(1.15)}
 	writes := Measurement{What: "journal of an attach", Unit: Seconds}
 	for round := range b.runs(60) + b.warmUp() {
 		t, err := a.round(ctx, round)
@@ -144,7 +149,8 @@ func (b *bench) newAttachment(ctx context.Context) (_ *attachment, err error) {
 		return nil, err
 	}
 	const bootID = "bench"
-	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{BootID: bootID}, logr.Discard())
+	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{BootID: bootID},
+		logr.Discard())
 	return a, nil
 }
 
@@ -207,13 +213,17 @@ func (a *attachment) round(ctx context.Context, number int) (t times, err error)
 		Claim: journal.Claim{Namespace: "default", Name: "claim", UID: claim},
 		Pod:   journal.Pod{Namespace: "default", Name: "pod", UID: "pod"},
 		Interface: function.Interface{
-			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/24")},
+			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/24")},
 		},
 	})
 	if err != nil {
 		return t, err
 	}
-	sandbox := lifecycle.Sandbox{ID: string(claim), NetNS: a.pod.Path(), Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod"}}
+	sandbox := lifecycle.Sandbox{
+		ID: string(claim), NetNS: a.pod.Path(),
+		Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod"},
+	}
 	t.attach, t.attachJournal, t.attachWrites, err = a.time(func() error {
 		_, err := a.lifecycle.Attach(ctx, id, sandbox)
 		return err
@@ -243,7 +253,8 @@ func (a *attachment) time(f func() error) (without, journal time.Duration, write
 	return took - journal, journal, a.journal.writes - written, err
 }
 
-// moveBare moves a netdev to the namespace of a file descriptor with one message to the kernel, and nothing else.
+// moveBare moves a netdev to the namespace of a file descriptor with one message to the kernel, and
+// nothing else.
 func moveBare(netdev string, from *netlink.Handle, to int) (time.Duration, error) {
 	l, err := from.LinkByName(netdev)
 	if err != nil {

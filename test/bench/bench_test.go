@@ -34,17 +34,29 @@ func TestMissed(t *testing.T) {
 		m    Measurement
 		want bool
 	}{
-		"no goal":                {Measurement{Samples: three}, false},
-		"less":                   {Measurement{Samples: three, Goal: lessThan(3)}, false},
-		"not less":               {Measurement{Samples: three, Goal: lessThan(2)}, true},
-		"at most":                {Measurement{Samples: three, Goal: atMost(2)}, false},
-		"more than at most":      {Measurement{Samples: three, Goal: atMost(1)}, true},
-		"nothing measured":       {Measurement{Goal: atMost(1)}, true},
-		"within the factor":      {Measurement{Samples: three, ReferenceSamples: []float64{1}, Goal: atMostTimes(2)}, false},
-		"beyond the factor":      {Measurement{Samples: three, ReferenceSamples: []float64{1}, Goal: atMostTimes(1.9)}, true},
+		"no goal":           {Measurement{Samples: three}, false},
+		"less":              {Measurement{Samples: three, Goal: lessThan(3)}, false},
+		"not less":          {Measurement{Samples: three, Goal: lessThan(2)}, true},
+		"at most":           {Measurement{Samples: three, Goal: atMost(2)}, false},
+		"more than at most": {Measurement{Samples: three, Goal: atMost(1)}, true},
+		"nothing measured":  {Measurement{Goal: atMost(1)}, true},
+		"within the factor": {
+			Measurement{Samples: three, ReferenceSamples: []float64{1}, Goal: atMostTimes(2)},
+			false,
+		},
+		"beyond the factor": {
+			Measurement{Samples: three, ReferenceSamples: []float64{1}, Goal: atMostTimes(1.9)},
+			true,
+		},
 		"factor of no reference": {Measurement{Samples: three, Goal: atMostTimes(100)}, true},
-		"less than the factor":   {Measurement{Samples: three, ReferenceSamples: []float64{2.1}, Goal: lessThanTimes(1)}, false},
-		"the very factor":        {Measurement{Samples: three, ReferenceSamples: []float64{2}, Goal: lessThanTimes(1)}, true},
+		"less than the factor": {
+			Measurement{Samples: three, ReferenceSamples: []float64{2.1}, Goal: lessThanTimes(1)},
+			false,
+		},
+		"the very factor": {
+			Measurement{Samples: three, ReferenceSamples: []float64{2}, Goal: lessThanTimes(1)},
+			true,
+		},
 	} {
 		if got := test.m.missed(); got != test.want {
 			t.Errorf("%s: missed is %t, want %t", name, got, test.want)
@@ -75,14 +87,16 @@ func TestPercentile(t *testing.T) {
 }
 
 func TestWithout(t *testing.T) {
-	if diff := cmp.Diff([]float64{8, 18}, without([]float64{1, 2, 50}, []float64{10, 20})); diff != "" {
+	if diff := cmp.Diff([]float64{8, 18},
+		without([]float64{1, 2, 50}, []float64{10, 20})); diff != "" {
 		t.Errorf("samples (-want +got):\n%s", diff)
 	}
 }
 
 func TestUnits(t *testing.T) {
 	for want, got := range map[string]string{
-		"1.25 s": Seconds(1.25), "404 ms": Seconds(0.404), "2.5 ms": Seconds(0.0025), "652 us": Seconds(0.000652),
+		"1.25 s": Seconds(1.25), "404 ms": Seconds(0.404), "2.5 ms": Seconds(0.0025),
+		"652 us":  Seconds(0.000652),
 		"47.1 MB": Bytes(47.1e6), "0": Count(0), "5.25": PerPod(5.25),
 	} {
 		if got != want {
@@ -94,8 +108,10 @@ func TestUnits(t *testing.T) {
 func TestPrintTable(t *testing.T) {
 	var out bytes.Buffer
 	err := printTable(&out, []Measurement{
-		{What: "fast", Unit: Seconds, Samples: []float64{0.001, 0.003, 0.002}, Reference: "bare", ReferenceSamples: []float64{0.001}, Goal: atMostTimes(3)},
-		{What: "many", Unit: Count, Samples: []float64{5}, Goal: atMost(4), Details: []string{"5 create things"}},
+		{What: "fast", Unit: Seconds, Samples: []float64{0.001, 0.003, 0.002}, Reference: "bare",
+			ReferenceSamples: []float64{0.001}, Goal: atMostTimes(3)},
+		{What: "many", Unit: Count, Samples: []float64{5}, Goal: atMost(4),
+			Details: []string{"5 create things"}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -119,8 +135,10 @@ func TestPrintTable(t *testing.T) {
 func TestWritesSince(t *testing.T) {
 	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	line := func(at time.Time, user, verb, resource, subresource string) string {
-		return `{"verb":"` + verb + `","user":{"username":"` + user + `"},"objectRef":{"resource":"` + resource +
-			`","subresource":"` + subresource + `","namespace":"` + namespace + `"},"requestReceivedTimestamp":"` + at.Format(time.RFC3339Nano) + `"}`
+		return `{"verb":"` + verb + `","user":{"username":"` + user +
+			`"},"objectRef":{"resource":"` + resource +
+			`","subresource":"` + subresource + `","namespace":"` + namespace +
+			`"},"requestReceivedTimestamp":"` + at.Format(time.RFC3339Nano) + `"}`
 	}
 	path := filepath.Join(t.TempDir(), "audit.log")
 	log := strings.Join([]string{
@@ -138,7 +156,8 @@ func TestWritesSince(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"2 update resourceclaims/status by xpu-agent"}, kinds(writes, product)); diff != "" {
+	if diff := cmp.Diff([]string{"2 update resourceclaims/status by xpu-agent"},
+		kinds(writes, product)); diff != "" {
 		t.Errorf("writes (-want +got):\n%s", diff)
 	}
 }
@@ -146,24 +165,33 @@ func TestWritesSince(t *testing.T) {
 // TestQuick shows that every benchmark runs, not how fast.
 func TestQuick(t *testing.T) {
 	runQuick(t, nil,
-		"start to 64 VFs published", "restart with 64 VFs, writes", "idle for 2s, writes", "memory (RSS) idle", "Prepare a claim",
-		"Prepare 4 claims at once", "attach a Function", "detach a Function", "Port up at opi-bridge", "size of the program",
-		"start to 64 VFs in 1 pool registered", "start to 64 VFs in 1 pool listed", "VF added", "VF removed",
-		"Allocate one of 64 VFs, p50", "Allocate one of 64 VFs, p99", "direct mode, memory (RSS) idle",
-		"start of the shim", "ADD by the shim", "DEL by the shim", "4 ADDs at once", "shim, memory (RSS)",
-		"ADD with a network, direct", "ADD with a network, crd", "leader killed", "one pod's life, writes",
+		"start to 64 VFs published", "restart with 64 VFs, writes", "idle for 2s, writes",
+		"memory (RSS) idle", "Prepare a claim",
+		"Prepare 4 claims at once", "attach a Function", "detach a Function",
+		"Port up at opi-bridge", "size of the program",
+		"start to 64 VFs in 1 pool registered", "start to 64 VFs in 1 pool listed", "VF added",
+		"VF removed",
+		"Allocate one of 64 VFs, p50", "Allocate one of 64 VFs, p99",
+		"direct mode, memory (RSS) idle",
+		"start of the shim", "ADD by the shim", "DEL by the shim", "4 ADDs at once",
+		"shim, memory (RSS)",
+		"ADD with a network, direct", "ADD with a network, crd", "leader killed",
+		"one pod's life, writes",
 	)
 }
 
 // TestQuickScale does that for the benchmarks of growth.
 func TestQuickScale(t *testing.T) {
-	runQuick(t, []string{"--scale"}, "xPU flaps: RPCs to others", "start: 4 xPUs", "a Port more, 16 there", "24 Ports and claims",
-		"bytes to an agent while 8 nodes start", "largest object", "claims of others with 255 kB each", "2 tenants, 8 there", "the broker's writes for each")
+	runQuick(t, []string{"--scale"}, "xPU flaps: RPCs to others", "start: 4 xPUs",
+		"a Port more, 16 there", "24 Ports and claims",
+		"bytes to an agent while 8 nodes start", "largest object",
+		"claims of others with 255 kB each", "2 tenants, 8 there", "the broker's writes for each")
 }
 
 // TestQuickSchedule does that for xpuctl schedule.
 func TestQuickSchedule(t *testing.T) {
-	runQuick(t, []string{"--schedule"}, "xpuctl schedule, 1 VF, 10 nodes x 128 VFs, 90 % taken", "where there are 4 with 32 VFs")
+	runQuick(t, []string{"--schedule"}, "xpuctl schedule, 1 VF, 10 nodes x 128 VFs, 90 % taken",
+		"where there are 4 with 32 VFs")
 }
 
 func runQuick(t *testing.T, args []string, rows ...string) {
@@ -179,7 +207,8 @@ func runQuick(t *testing.T, args []string, rows ...string) {
 		t.Skip("needs the programs and images that make images builds in bin/")
 	}
 	program := filepath.Join(t.TempDir(), "bench")
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", program,
+		".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	cmd := exec.CommandContext(t.Context(), program, append(args, "--quick")...)
@@ -206,7 +235,8 @@ func TestAsDeployed(t *testing.T) {
 	}
 	for _, variable := range asDeployed {
 		name, value, _ := strings.Cut(variable, "=")
-		if want := "{name: " + name + ", value: " + value + "}"; !strings.Contains(string(deployment), want) {
+		if want := "{name: " + name + ", value: " + value +
+			"}"; !strings.Contains(string(deployment), want) {
 			t.Errorf("deployment.yaml has no variable %s", want)
 		}
 	}

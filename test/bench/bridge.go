@@ -27,7 +27,8 @@ const (
 	portsOfANetwork = 100
 )
 
-// bridgeLab is opi-bridge in a network namespace of its own, with an uplink, and a netdev for each port to be its representor.
+// bridgeLab is opi-bridge in a network namespace of its own, with an uplink, and a netdev for each
+// port to be its representor.
 type bridgeLab struct {
 	*bench
 	plane    bridge.DataPlane
@@ -44,12 +45,16 @@ type bridgeLab struct {
 	size   int          // ports there
 }
 
-// measureBridge measures what opi-bridge's calls cost with more and more ports and networks there, with each data plane.
+// measureBridge measures what opi-bridge's calls cost with more and more ports and networks there,
+// with each data plane.
 func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error) {
-	for _, plane := range []bridge.DataPlane{bridge.DataPlaneBridgePerNetwork, bridge.DataPlaneVLANAware} {
+	for _, plane := range []bridge.DataPlane{
+		bridge.DataPlaneBridgePerNetwork, bridge.DataPlaneVLANAware,
+	} {
 		rows, err := b.measurePlane(ctx, plane)
 		if errors.Is(err, errNoVLANFiltering) {
-			fmt.Fprintf(os.Stderr, "%s is measured in a guest only, by make test-qemu-full: %v\n", plane, err)
+			fmt.Fprintf(os.Stderr, "%s is measured in a guest only, by make test-qemu-full: %v\n",
+				plane, err)
 			continue
 		}
 		if err != nil {
@@ -63,7 +68,9 @@ func measureBridge(ctx context.Context, b *bench) (all []Measurement, err error)
 	return all, nil
 }
 
-func (b *bench) measurePlane(ctx context.Context, plane bridge.DataPlane) (all []Measurement, err error) {
+func (b *bench) measurePlane(
+	ctx context.Context, plane bridge.DataPlane,
+) (all []Measurement, err error) {
 	l, err := b.newBridgeLab(ctx, plane)
 	if err != nil {
 		return nil, err
@@ -95,7 +102,8 @@ func (b *bench) measurePlane(ctx context.Context, plane bridge.DataPlane) (all [
 	}
 	all = append(all, Measurement{
 		What: fmt.Sprintf("port up, %d there", l.size), Unit: Seconds, Samples: last,
-		Reference: fmt.Sprintf("with %d there", sizes[0]), ReferenceSamples: first, Goal: atMostTimes(1.2),
+		Reference: fmt.Sprintf("with %d there", sizes[0]), ReferenceSamples: first,
+		Goal: atMostTimes(1.2),
 	})
 	network, err := l.measureNetworks(ctx, networks)
 	return append(all, network), err
@@ -129,7 +137,9 @@ func (l *bridgeLab) newBridge(name string) (netlink.Link, error) {
 	return made, l.handle.LinkSetUp(made)
 }
 
-func (b *bench) newBridgeLab(ctx context.Context, plane bridge.DataPlane) (_ *bridgeLab, err error) {
+func (b *bench) newBridgeLab(
+	ctx context.Context, plane bridge.DataPlane,
+) (_ *bridgeLab, err error) {
 	l := &bridgeLab{bench: b, plane: plane}
 	defer func() {
 		if err != nil {
@@ -155,17 +165,25 @@ func (b *bench) newBridgeLab(ctx context.Context, plane bridge.DataPlane) (_ *br
 	if err != nil {
 		return nil, err
 	}
-	if err := l.handle.AddrAdd(uplink, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(198, 51, 100, 1), Mask: net.CIDRMask(24, 32)}}); err != nil {
+	if err := l.handle.AddrAdd(uplink,
+		&netlink.Addr{IPNet: &net.IPNet{
+			IP: net.IPv4(198, 51, 100, 1), Mask: net.CIDRMask(24, 32),
+		}}); err != nil {
 		return nil, err
 	}
 	if err := l.handle.LinkSetUp(uplink); err != nil {
 		return nil, err
 	}
-	l.conn, err = grpc.NewClient("passthrough:///"+bridgeAddress, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	l.conn, err = grpc.NewClient("passthrough:///"+bridgeAddress,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond}, MinConnectTimeout: time.Second,
+			Backoff: backoff.Config{
+				BaseDelay: time.Millisecond, Multiplier: 1, MaxDelay: time.Millisecond,
+			}, MinConnectTimeout: time.Second,
 		}),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (conn net.Conn, err error) {
+		grpc.WithContextDialer(func(
+			ctx context.Context, address string,
+		) (conn net.Conn, err error) {
 			err = l.ns.Do(func() error {
 				conn, err = (&net.Dialer{}).DialContext(ctx, "tcp", address)
 				return err
@@ -175,7 +193,9 @@ func (b *bench) newBridgeLab(ctx context.Context, plane bridge.DataPlane) (_ *br
 	if err != nil {
 		return nil, err
 	}
-	l.networks, l.ports = evpn.NewLogicalBridgeServiceClient(l.conn), evpn.NewBridgePortServiceClient(l.conn)
+	l.networks, l.ports = evpn.NewLogicalBridgeServiceClient(
+		l.conn,
+	), evpn.NewBridgePortServiceClient(l.conn)
 	l.health = healthpb.NewHealthClient(l.conn)
 	_, err = l.serve(ctx)
 	return l, err
@@ -203,7 +223,8 @@ func (l *bridgeLab) serve(ctx context.Context) (took time.Duration, err error) {
 	defer cancel()
 	begin := time.Now()
 	err = l.ns.Do(func() (err error) {
-		l.program, err = l.start(l.dir, "opi-bridge", "--listen="+bridgeAddress, "--uplink=p0", "--data-plane="+string(l.plane),
+		l.program, err = l.start(l.dir, "opi-bridge", "--listen="+bridgeAddress, "--uplink=p0",
+			"--data-plane="+string(l.plane),
 			"--representor=rep-*", "--state="+filepath.Join(l.dir, string(l.plane)+".db"))
 		return err
 	})
@@ -252,7 +273,8 @@ func (l *bridgeLab) grow(ctx context.Context, size int) error {
 	}
 	for ; l.size < size; l.size++ {
 		if l.size%portsOfANetwork == 0 {
-			if err := l.createNetwork(ctx, benchNetwork(l.size/portsOfANetwork), uint32(1+l.size/portsOfANetwork), nil); err != nil {
+			if err := l.createNetwork(ctx, benchNetwork(l.size/portsOfANetwork),
+				uint32(1+l.size/portsOfANetwork), nil); err != nil {
 				return err
 			}
 		}
@@ -265,7 +287,8 @@ func (l *bridgeLab) grow(ctx context.Context, size int) error {
 
 func (l *bridgeLab) createNetwork(ctx context.Context, id string, vlan uint32, vni *uint32) error {
 	got, err := l.networks.CreateLogicalBridge(ctx, &evpn.CreateLogicalBridgeRequest{
-		LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan, Vni: vni}},
+		LogicalBridgeId: id,
+		LogicalBridge:   &evpn.LogicalBridge{Spec: &evpn.LogicalBridgeSpec{VlanId: vlan, Vni: vni}},
 	})
 	if err == nil && got.GetStatus().GetOperStatus() != evpn.LBOperStatus_LB_OPER_STATUS_UP {
 		err = fmt.Errorf("network %s is not up: %s", id, got.GetStatus())
@@ -291,12 +314,15 @@ func (l *bridgeLab) end(port int) netns.End {
 	return netns.End{NetNS: l.ns, Netdev: "of-" + representorName(port), MAC: portAddress(port)}
 }
 
-func portAddress(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)} }
+func portAddress(i int) net.HardwareAddr {
+	return net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}
+}
 
 // measurePorts makes and removes one more port, by turns with the same by bare netlink.
 func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 	what := func(call string) string { return fmt.Sprintf("%s, %d there", call, l.size) }
-	up := Measurement{What: what("port up"), Unit: Seconds, Reference: "bare netlink, synced", Goal: atMostTimes(2)}
+	up := Measurement{What: what("port up"), Unit: Seconds, Reference: "bare netlink, synced",
+		Goal: atMostTimes(2)}
 	get := Measurement{What: what("get"), Unit: Seconds, Reference: "empty call"}
 	list := Measurement{What: what("list of all"), Unit: Seconds}
 	down := Measurement{What: what("port gone"), Unit: Seconds, Reference: "bare netlink, synced"}
@@ -333,9 +359,12 @@ func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 		if round < l.warmUp() {
 			continue
 		}
-		up.Samples, up.ReferenceSamples = append(up.Samples, samples[0]), append(up.ReferenceSamples, samples[4])
-		get.Samples, get.ReferenceSamples = append(get.Samples, samples[1]), append(get.ReferenceSamples, samples[2])
-		down.Samples, down.ReferenceSamples = append(down.Samples, samples[3]), append(down.ReferenceSamples, samples[5])
+		up.Samples, up.ReferenceSamples = append(up.Samples,
+			samples[0]), append(up.ReferenceSamples, samples[4])
+		get.Samples, get.ReferenceSamples = append(get.Samples,
+			samples[1]), append(get.ReferenceSamples, samples[2])
+		down.Samples, down.ReferenceSamples = append(down.Samples,
+			samples[3]), append(down.ReferenceSamples, samples[5])
 	}
 	for range l.runs(10) {
 		took, err := timed(func() error { return l.listPorts(ctx) })
@@ -350,7 +379,8 @@ func (l *bridgeLab) measurePorts(ctx context.Context) ([]Measurement, error) {
 func (l *bridgeLab) listPorts(ctx context.Context) error {
 	n := 0
 	for token := ""; ; {
-		page, err := l.ports.ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{PageSize: 250, PageToken: token})
+		page, err := l.ports.ListBridgePorts(ctx,
+			&evpn.ListBridgePortsRequest{PageSize: 250, PageToken: token})
 		if err != nil {
 			return err
 		}
@@ -365,9 +395,11 @@ func (l *bridgeLab) listPorts(ctx context.Context) error {
 	return nil
 }
 
-// measureRestart ends the program and starts it again, by turns with its asking it to end and killing it, while one port sends to another.
+// measureRestart ends the program and starts it again, by turns with its asking it to end and
+// killing it, while one port sends to another.
 func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
-	took := Measurement{What: fmt.Sprintf("restart until it serves, %d there", l.size), Unit: Seconds, Goal: lessThan(2)}
+	took := Measurement{What: fmt.Sprintf("restart until it serves, %d there", l.size),
+		Unit: Seconds, Goal: lessThan(2)}
 	lost := Measurement{What: "frames lost over a restart", Unit: Count, Goal: atMost(0)}
 	for range l.runs(6) {
 		traffic, err := netns.Send(l.end(0), l.end(1))
@@ -389,15 +421,18 @@ func (l *bridgeLab) measureRestart(ctx context.Context) ([]Measurement, error) {
 		if err != nil {
 			return nil, err
 		}
-		took.Samples, lost.Samples = append(took.Samples, serving.Seconds()), append(lost.Samples, float64(missing))
+		took.Samples, lost.Samples = append(took.Samples, serving.Seconds()), append(lost.Samples,
+			float64(missing))
 	}
 	return []Measurement{took, lost}, nil
 }
 
-// measureNetworks makes networks with a VNI, and by turns the netdevs of such networks by bare netlink.
+// measureNetworks makes networks with a VNI, and by turns the netdevs of such networks by bare
+// netlink.
 func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, error) {
 	m := Measurement{
-		What: fmt.Sprintf("network with VNI up, %d there", n), Unit: Seconds, Reference: "bare netlink, synced", Goal: atMostTimes(2),
+		What: fmt.Sprintf("network with VNI up, %d there", n), Unit: Seconds,
+		Reference: "bare netlink, synced", Goal: atMostTimes(2),
 	}
 	uplink, err := l.handle.LinkByName("p0")
 	if err != nil {
@@ -406,7 +441,9 @@ func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, er
 	last := n - l.runs(50)
 	for i := range n {
 		id := uint32(2000 + i)
-		took, err := timed(func() error { return l.createNetwork(ctx, fmt.Sprintf("vni-%d", i), id, proto.Uint32(id)) })
+		took, err := timed(func() error {
+			return l.createNetwork(ctx, fmt.Sprintf("vni-%d", i), id, proto.Uint32(id))
+		})
 		if err != nil {
 			return m, err
 		}
@@ -417,7 +454,8 @@ func (l *bridgeLab) measureNetworks(ctx context.Context, n int) (Measurement, er
 		if err != nil {
 			return m, err
 		}
-		m.Samples, m.ReferenceSamples = append(m.Samples, took.Seconds()), append(m.ReferenceSamples, reference.Seconds())
+		m.Samples, m.ReferenceSamples = append(m.Samples,
+			took.Seconds()), append(m.ReferenceSamples, reference.Seconds())
 	}
 	return m, nil
 }
@@ -434,8 +472,9 @@ func (l *bridgeLab) bareNetwork(uplink netlink.Link, i int) (err error) {
 	attrs.Name, attrs.MasterIndex = fmt.Sprintf("barex-%d", i), bridge.Attrs().Index
 	vni := 100_000 + i
 	vxlan := &netlink.Vxlan{
-		LinkAttrs: attrs, VxlanId: vni, VtepDevIndex: uplink.Attrs().Index, Port: 4789, Learning: true,
-		Group: net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4(),
+		LinkAttrs: attrs, VxlanId: vni, VtepDevIndex: uplink.Attrs().Index, Port: 4789,
+		Learning: true,
+		Group:    net.IPv4(239, byte(vni>>16), byte(vni>>8), byte(vni)).To4(),
 	}
 	if err := errors.Join(l.handle.LinkAdd(vxlan), l.handle.LinkSetUp(vxlan)); err != nil {
 		return err
@@ -474,7 +513,8 @@ func (l *bridgeLab) newBarePort() (*barePort, error) {
 		return nil, err
 	}
 	p := &barePort{bridgeLab: l, link: link, entry: &netlink.Neigh{
-		LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE, Flags: netlink.NTF_MASTER | netlink.NTF_STICKY,
+		LinkIndex: link.Attrs().Index, Family: unix.AF_BRIDGE,
+		Flags: netlink.NTF_MASTER | netlink.NTF_STICKY,
 		State: netlink.NUD_NOARP, HardwareAddr: portMAC,
 	}}
 	if l.filtersVLANs() {
@@ -491,5 +531,7 @@ func (p *barePort) up() error {
 }
 
 func (p *barePort) down() error {
-	return errors.Join(p.handle.LinkSetDown(p.link), p.handle.LinkSetNoMaster(p.link), p.sync(), p.sync()) // the state is written twice
+	// the state is written twice
+	return errors.Join(p.handle.LinkSetDown(p.link), p.handle.LinkSetNoMaster(p.link),
+		p.sync(), p.sync())
 }

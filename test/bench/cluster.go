@@ -40,8 +40,8 @@ const (
 	agentUser = "system:serviceaccount:" + namespace + ":xpu-agent"
 )
 
-// cluster is an API server with etcd, the project's CRDs and the agent's rights, and nothing that works on its own.
-// etcd does not wait for the disk.
+// cluster is an API server with etcd, the project's CRDs and the agent's rights, and nothing that
+// works on its own. etcd does not wait for the disk.
 type cluster struct {
 	environment *envtest.Environment
 	config      *rest.Config
@@ -49,7 +49,8 @@ type cluster struct {
 	client      client.Client
 	dir         string
 	node        *corev1.Node
-	// agentKubeconfig is a file with the agent's own token, which is bound to its node as in a real cluster.
+	// agentKubeconfig is a file with the agent's own token, which is bound to its node as in a real
+	// cluster.
 	agentKubeconfig, controllerKubeconfig string
 }
 
@@ -101,7 +102,8 @@ func (b *bench) newCluster(ctx context.Context, name string) (*cluster, error) {
 		Set("advertise-address", "127.0.0.1") // else it looks for a default route
 	var err error
 	if c.config, err = c.environment.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("API server of %s: %w", b.assets, err), c.environment.Stop())
+		return nil, errors.Join(fmt.Errorf("API server of %s: %w", b.assets, err),
+			c.environment.Stop())
 	}
 	if err := c.connect(); err != nil {
 		return nil, errors.Join(err, c.stop())
@@ -109,13 +111,14 @@ func (b *bench) newCluster(ctx context.Context, name string) (*cluster, error) {
 	return c, nil
 }
 
-// buildAPIServer puts etcd and kube-apiserver where they are looked for. It leaves those that are there alone: others
-// may be using them.
+// buildAPIServer puts etcd and kube-apiserver where they are looked for. It leaves those that are
+// there alone: others may be using them.
 func (b *bench) buildAPIServer(ctx context.Context) error {
 	if _, err := os.Stat(filepath.Join(b.assets, "kube-apiserver")); err == nil {
 		return nil
 	}
-	build := exec.CommandContext(ctx, filepath.Join(b.bin, "devcluster"), "build", "--bin", b.assets)
+	build := exec.CommandContext(ctx, filepath.Join(b.bin, "devcluster"), "build",
+		"--bin", b.assets)
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("etcd and kube-apiserver: %s: %w:\n%s", build, err, out)
 	}
@@ -133,7 +136,8 @@ func (c *cluster) connect() (err error) {
 		return err
 	}
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientscheme.AddToScheme(scheme),
+		v1alpha1.AddToScheme(scheme)); err != nil {
 		return err
 	}
 	c.client, err = client.New(c.config, client.Options{Scheme: scheme})
@@ -142,14 +146,18 @@ func (c *cluster) connect() (err error) {
 
 // prepare makes a node, and what deploy/ gives agent and controller.
 func (c *cluster) prepare(ctx context.Context, source string) (err error) {
-	for _, file := range []string{"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml", "controller/rbac.yaml"} {
+	for _, file := range []string{
+		"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml",
+		"controller/rbac.yaml",
+	} {
 		if err := c.apply(ctx, filepath.Join(source, "deploy", file)); err != nil {
 			return err
 		}
 	}
 	node := &corev1.Node{}
 	node.Name = nodeName
-	if c.node, err = c.clientset.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil {
+	if c.node, err = c.clientset.CoreV1().Nodes().Create(ctx,
+		node, metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	if c.agentKubeconfig, err = c.kubeconfig(ctx, namespace, "xpu-agent"); err != nil {
@@ -158,8 +166,10 @@ func (c *cluster) prepare(ctx context.Context, source string) (err error) {
 	if c.controllerKubeconfig, err = c.kubeconfig(ctx, namespace, "xpu-controller"); err != nil {
 		return err
 	}
-	// The API server opens the storage of a kind when it is first asked for, and sends watchers away for a second.
-	if err := errors.Join(c.client.List(ctx, &v1alpha1.XPUPortList{}), c.client.List(ctx, &v1alpha1.DevicePoolList{}),
+	// The API server opens the storage of a kind when it is first asked for, and sends watchers
+	// away for a second.
+	if err := errors.Join(c.client.List(ctx, &v1alpha1.XPUPortList{}),
+		c.client.List(ctx, &v1alpha1.DevicePoolList{}),
 		c.client.List(ctx, &v1alpha1.XPUNodeList{})); err != nil {
 		return err
 	}
@@ -176,13 +186,14 @@ func (c *cluster) awaitRights(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-		_, err := agent.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
-		if apierrors.IsForbidden(err) {
-			return false, nil
-		}
-		return err == nil, err
-	})
+	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 30*time.Second,
+		true, func(ctx context.Context) (bool, error) {
+			_, err := agent.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+			if apierrors.IsForbidden(err) {
+				return false, nil
+			}
+			return err == nil, err
+		})
 }
 
 // apply makes the objects of a manifest.
@@ -213,11 +224,14 @@ func (c *cluster) kubeconfig(ctx context.Context, namespace, account string) (st
 	pod := &corev1.Pod{Spec: corev1.PodSpec{
 		NodeName: nodeName, ServiceAccountName: account,
 		SecurityContext: &corev1.PodSecurityContext{
-			RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+			RunAsNonRoot:   ptr.To(true),
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 		},
-		Containers: []corev1.Container{{Name: account, Image: account, SecurityContext: &corev1.SecurityContext{
-			AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-		}}},
+		Containers: []corev1.Container{{Name: account, Image: account,
+			SecurityContext: &corev1.SecurityContext{
+				AllowPrivilegeEscalation: ptr.To(false),
+				Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			}}},
 	}}
 	pod.Name = account
 	pod, err := c.clientset.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
@@ -226,15 +240,20 @@ func (c *cluster) kubeconfig(ctx context.Context, namespace, account string) (st
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64(3600)),
-		BoundObjectRef:    &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID},
+		BoundObjectRef: &authenticationv1.BoundObjectReference{
+			Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID,
+		},
 	}}
-	token, err := c.clientset.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account, request, metav1.CreateOptions{})
+	token, err := c.clientset.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, account,
+		request, metav1.CreateOptions{})
 	if err != nil {
 		return "", fmt.Errorf("token of service account %s: %w", account, err)
 	}
 	path := filepath.Join(c.dir, account+".kubeconfig")
 	return path, clientcmd.WriteToFile(clientcmdapi.Config{
-		Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: c.config.Host, CertificateAuthorityData: c.config.CAData}},
+		Clusters: map[string]*clientcmdapi.Cluster{
+			"c": {Server: c.config.Host, CertificateAuthorityData: c.config.CAData},
+		},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: token.Status.Token}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},
 		CurrentContext: "x",
@@ -250,7 +269,8 @@ func (c *cluster) reset(ctx context.Context) error {
 		return err
 	}
 	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Allow: v1alpha1.PrivilegedFields(),
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
+		Allow:     v1alpha1.PrivilegedFields(),
 	}}
 	pool.Name = poolName
 	if err := c.client.Delete(ctx, pool.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
@@ -260,7 +280,8 @@ func (c *cluster) reset(ctx context.Context) error {
 }
 
 func (c *cluster) deleteSlices(ctx context.Context) error {
-	return c.clientset.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+	return c.clientset.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{})
 }
 
 func (c *cluster) slices(ctx context.Context) (*resourceapi.ResourceSliceList, error) {
@@ -294,8 +315,8 @@ func (w write) String() string {
 	return w.Verb + " " + w.ObjectRef.Resource + "/" + w.ObjectRef.Subresource
 }
 
-// writesSince reads from an audit log the writes that were received from then on and satisfy which. Audit logs are
-// written before the client has its answer.
+// writesSince reads from an audit log the writes that were received from then on and satisfy which.
+// Audit logs are written before the client has its answer.
 func writesSince(path string, begin time.Time, which func(write) bool) (out []write, err error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -40,8 +40,11 @@ func measureFailover(ctx context.Context, b *bench) (out []Measurement, err erro
 	return out, nil
 }
 
-// failOver runs two controllers and ends the one that leads. The other works once a new DevicePool has its condition.
-func (b *bench) failOver(ctx context.Context, c *cluster, signal syscall.Signal) (took time.Duration, err error) {
+// failOver runs two controllers and ends the one that leads. The other works once a new DevicePool
+// has its condition.
+func (b *bench) failOver(
+	ctx context.Context, c *cluster, signal syscall.Signal,
+) (took time.Duration, err error) {
 	leader, err := b.startReplica(ctx, c)
 	if err != nil {
 		return 0, err
@@ -78,12 +81,15 @@ func (b *bench) startReplica(ctx context.Context, c *cluster) (*process, error) 
 	if err != nil {
 		return nil, err
 	}
-	p, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig, "--namespace="+namespace, "--leader-elect",
+	p, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig,
+		"--namespace="+namespace, "--leader-elect",
 		"--metrics-bind-address=0", "--health-probe-bind-address="+probes)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.await(ctx, "is ready", func(ctx context.Context) error { return ready(ctx, probes) }); err != nil {
+	if err := p.await(ctx, "is ready", func(ctx context.Context) error {
+		return ready(ctx, probes)
+	}); err != nil {
 		return nil, errors.Join(err, p.end())
 	}
 	return p, nil
@@ -97,7 +103,11 @@ func ready(ctx context.Context, address string) error {
 
 // works waits until the controller says of a new DevicePool that no node has Functions of it.
 func (c *cluster) works(ctx context.Context, controller *process) error {
-	pool := &v1alpha1.DevicePool{Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"ffff"}}}}}
+	pool := &v1alpha1.DevicePool{
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"ffff"}}},
+		},
+	}
 	pool.Name = "of-no-node"
 	if err := c.client.Create(ctx, pool); err != nil {
 		return err

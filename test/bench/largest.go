@@ -31,12 +31,16 @@ func measureLargest(ctx context.Context, b *bench) (out []Measurement, err error
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.end(ctx)) }()
-	create := func(ctx context.Context, i int) error { return s.client.Create(ctx, largestClaim(i)) }
+	create := func(ctx context.Context, i int) error {
+		return s.client.Create(ctx, largestClaim(i))
+	}
 	if err := s.each(ctx, count, create); err != nil {
 		return nil, err
 	}
 	defer func() {
-		remove := func(ctx context.Context, i int) error { return s.client.Delete(ctx, largestClaim(i)) }
+		remove := func(ctx context.Context, i int) error {
+			return s.client.Delete(ctx, largestClaim(i))
+		}
 		err = errors.Join(err, s.each(context.WithoutCancel(ctx), count, remove))
 	}()
 
@@ -77,10 +81,13 @@ func largestClaim(i int) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "default", Name: fmt.Sprintf("of-others-%d", i),
-			Annotations: map[string]string{"example.com/a": strings.Repeat("a", largestAnnotations)},
+			Annotations: map[string]string{
+				"example.com/a": strings.Repeat("a", largestAnnotations),
+			},
 		},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
-			Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.example.com"},
+			Name:    "gpu",
+			Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.example.com"},
 		}}}},
 	}
 }

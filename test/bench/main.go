@@ -1,5 +1,5 @@
-// Command bench measures what the project promises, each number beside a reference from the same run, and prints one
-// table. See docs/reference/benchmarks.md for what the rows mean.
+// Command bench measures what the project promises, each number beside a reference from the same
+// run, and prints one table. See docs/reference/benchmarks.md for what the rows mean.
 package main
 
 import (
@@ -29,7 +29,8 @@ type bench struct {
 	quick               bool
 	slow                bool // an emulated machine: fewer runs
 
-	// dir is for everything that is written; it is removed at the end. runDir in it is in memory, as /run is.
+	// dir is for everything that is written; it is removed at the end. runDir in it is in memory,
+	// as /run is.
 	dir, runDir string
 
 	cluster *cluster
@@ -124,11 +125,16 @@ to it, and the goal. A goal that is missed is no error: machines differ.`,
 	flags.StringVar(&b.source, "source", ".", "root of the project")
 	flags.StringVar(&b.bin, "bin", "bin", "directory of the built programs and images")
 	flags.StringVar(&b.assets, "assets", "bin/kubernetes", "directory of etcd and kube-apiserver")
-	flags.BoolVar(&b.quick, "quick", false, "measure everything once, small: shows that it runs, not how fast")
-	flags.StringVar(&only, "only", "", "regular expression: run only the benchmarks whose name matches ("+strings.Join(names(benchmarks()), ", ")+
-		"; with --scale "+strings.Join(names(scaleBenchmarks()), ", ")+"; with --schedule "+strings.Join(names(scheduleBenchmarks()), ", ")+")")
-	flags.BoolVar(&scale, "scale", false, "measure what the control plane costs as clusters grow; takes an hour")
-	flags.BoolVar(&schedule, "schedule", false, "measure xpuctl schedule; takes a quarter of an hour")
+	flags.BoolVar(&b.quick, "quick", false,
+		"measure everything once, small: shows that it runs, not how fast")
+	flags.StringVar(&only, "only", "", "regular expression: run only the benchmarks whose name "+
+		"matches ("+strings.Join(names(benchmarks()), ", ")+
+		"; with --scale "+strings.Join(names(scaleBenchmarks()), ", ")+"; with --schedule "+
+		strings.Join(names(scheduleBenchmarks()), ", ")+")")
+	flags.BoolVar(&scale, "scale", false,
+		"measure what the control plane costs as clusters grow; takes an hour")
+	flags.BoolVar(&schedule, "schedule", false,
+		"measure xpuctl schedule; takes a quarter of an hour")
 	flags.BoolVar(&isolated, "isolated", false, "")
 	_ = flags.MarkHidden("isolated")
 	return cmd
@@ -152,13 +158,14 @@ func selectBenchmarks(all []benchmark, only string) (out []benchmark, err error)
 		}
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("--only %q: matches none of %s", only, strings.Join(names(all), ", "))
+		return nil, fmt.Errorf("--only %q: matches none of %s",
+			only, strings.Join(names(all), ", "))
 	}
 	return out, nil
 }
 
-// isolate runs the program again in a new network namespace, so that what it starts has loopback, ports and netdevs of
-// its own.
+// isolate runs the program again in a new network namespace, so that what it starts has loopback,
+// ports and netdevs of its own.
 func isolate(ctx context.Context) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root, to make network namespaces")
@@ -168,7 +175,9 @@ func isolate(ctx context.Context) error {
 	defer runtime.UnlockOSThread()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", append(os.Args[1:], "--isolated")...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM,
+	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = time.Minute
 	if err := cmd.Run(); err != nil {
@@ -213,7 +222,8 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 		err = errors.Join(err, unmount(b.runDir), os.RemoveAll(b.dir))
 	}()
 	b.runDir = filepath.Join(b.dir, "run")
-	if err := errors.Join(os.Mkdir(b.runDir, 0o755), unix.Mount("bench", b.runDir, "tmpfs", 0, "")); err != nil {
+	if err := errors.Join(os.Mkdir(b.runDir, 0o755),
+		unix.Mount("bench", b.runDir, "tmpfs", 0, "")); err != nil {
 		return fmt.Errorf("mount %s: %w", b.runDir, err)
 	}
 	var measurements []Measurement
@@ -221,7 +231,8 @@ func (b *bench) run(ctx context.Context, selected []benchmark) (err error) {
 		begin := time.Now()
 		some, err := m.run(ctx, b)
 		if err != nil { // what is measured is worth a look
-			return errors.Join(fmt.Errorf("%s: %w", m.name, err), printTable(os.Stdout, measurements))
+			return errors.Join(fmt.Errorf("%s: %w", m.name, err),
+				printTable(os.Stdout, measurements))
 		}
 		fmt.Fprintf(os.Stderr, "%-9s %5.1f s\n", m.name, time.Since(begin).Seconds())
 		measurements = append(measurements, some...)

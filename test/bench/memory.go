@@ -31,14 +31,19 @@ func measureControllerMemory(ctx context.Context, b *bench) (out []Measurement, 
 	return []Measurement{m}, nil
 }
 
-func (b *bench) controllerOnce(ctx context.Context, c *cluster, metrics, probes string) (resident float64, err error) {
-	p, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig, "--namespace="+namespace,
+func (b *bench) controllerOnce(
+	ctx context.Context, c *cluster, metrics, probes string,
+) (resident float64, err error) {
+	p, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig,
+		"--namespace="+namespace,
 		"--metrics-bind-address="+metrics, "--health-probe-bind-address="+probes)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, p.end()) }()
-	if err := p.await(ctx, "is ready", func(ctx context.Context) error { return ready(ctx, probes) }); err != nil {
+	if err := p.await(ctx, "is ready", func(ctx context.Context) error {
+		return ready(ctx, probes)
+	}); err != nil {
 		return 0, err
 	}
 	if err := sleep(ctx, 5*time.Second); err != nil {

@@ -31,7 +31,8 @@ func resources(n int) (out []string) {
 	return out
 }
 
-// writePools declares n resources, as for sriov-network-device-plugin. Each has as many of the VFs of every PF.
+// writePools declares n resources, as for sriov-network-device-plugin. Each has as many of the VFs
+// of every PF.
 func (h *host) writePools(n int) error {
 	type selectors struct {
 		PFNames []string `json:"pfNames"`
@@ -48,7 +49,8 @@ func (h *host) writePools(n int) error {
 		r := resource{Name: fmt.Sprintf("pool%d", i)}
 		for _, f := range h.functions {
 			if f.Index < 0 {
-				r.Selectors.PFNames = append(r.Selectors.PFNames, fmt.Sprintf("%s#%d-%d", f.Netdev, i*perPF/n, (i+1)*perPF/n-1))
+				r.Selectors.PFNames = append(r.Selectors.PFNames,
+					fmt.Sprintf("%s#%d-%d", f.Netdev, i*perPF/n, (i+1)*perPF/n-1))
 			}
 		}
 		config.Resources = append(config.Resources, r)
@@ -65,17 +67,20 @@ type plugins struct {
 	*kubelettest.Kubelet
 	*agent
 	resources []string
-	// registered and listed are how long it took from the start of the agent's program until all resources were
-	// registered, and until all VFs were in the kubelet's lists.
+	// registered and listed are how long it took from the start of the agent's program until all
+	// resources were registered, and until all VFs were in the kubelet's lists.
 	registered, listed time.Duration
 }
 
 // startPlugins starts a kubelet and, once it waits for plugins, an agent.
-func (b *bench) startPlugins(ctx context.Context, h *host, pools int, more ...string) (_ *plugins, err error) {
+func (b *bench) startPlugins(
+	ctx context.Context, h *host, pools int, more ...string,
+) (_ *plugins, err error) {
 	if err := errors.Join(h.clear(), h.writePools(pools)); err != nil {
 		return nil, err
 	}
-	p := &plugins{Kubelet: kubelettest.New(h.path("kubelet"), kubelettest.Options{}), resources: resources(pools)}
+	p := &plugins{Kubelet: kubelettest.New(h.path("kubelet"), kubelettest.Options{}),
+		resources: resources(pools)}
 	if err := p.Start(); err != nil {
 		return nil, err
 	}
@@ -86,7 +91,9 @@ func (b *bench) startPlugins(ctx context.Context, h *host, pools int, more ...st
 	}
 	if err = p.until(ctx, "are registered", p.known); err == nil {
 		p.registered = time.Since(begin)
-		err = p.until(ctx, fmt.Sprintf("have %d VFs", h.vfs), func() bool { return p.healthy() == h.vfs })
+		err = p.until(ctx, fmt.Sprintf("have %d VFs", h.vfs), func() bool {
+			return p.healthy() == h.vfs
+		})
 		p.listed = time.Since(begin)
 	}
 	if err != nil {
@@ -102,7 +109,9 @@ func (p *plugins) close() error {
 }
 
 func (p *plugins) known() bool {
-	return !slices.ContainsFunc(p.resources, func(resource string) bool { return p.Registrations(resource) == 0 })
+	return !slices.ContainsFunc(p.resources, func(resource string) bool {
+		return p.Registrations(resource) == 0
+	})
 }
 
 // healthy is how many devices the kubelet could give away.
@@ -118,12 +127,14 @@ func (p *plugins) until(ctx context.Context, what string, condition func() bool)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := p.Wait(ctx, condition); err != nil {
-		return fmt.Errorf("wait until %q %s: %w; they have %d:\n%s", p.resources, what, err, p.healthy(), p.lastWords())
+		return fmt.Errorf("wait until %q %s: %w; they have %d:\n%s", p.resources, what, err,
+			p.healthy(), p.lastWords())
 	}
 	return nil
 }
 
-// measurePlugins is how long a node takes from the start of the agent's program until the kubelet knows its VFs.
+// measurePlugins is how long a node takes from the start of the agent's program until the kubelet
+// knows its VFs.
 func measurePlugins(ctx context.Context, b *bench) (out []Measurement, err error) {
 	sizes := []struct{ vfs, pools int }{{64, 1}, {1024, 1}, {1024, 10}}
 	if b.quick {
@@ -139,7 +150,9 @@ func measurePlugins(ctx context.Context, b *bench) (out []Measurement, err error
 	return out, nil
 }
 
-func (b *bench) startManyPlugins(ctx context.Context, vfs, pools int) (out []Measurement, err error) {
+func (b *bench) startManyPlugins(
+	ctx context.Context, vfs, pools int,
+) (out []Measurement, err error) {
 	h, err := b.newHost(ctx, vfs)
 	if err != nil {
 		return nil, err
@@ -150,8 +163,12 @@ func (b *bench) startManyPlugins(ctx context.Context, vfs, pools int) (out []Mea
 		what = fmt.Sprintf("start to %d VFs in 1 pool ", vfs)
 	}
 	const reference = "start it bare, read the tree"
-	registered := Measurement{What: what + "registered", Unit: Seconds, Goal: lessThan(0.3), Reference: reference}
-	listed := Measurement{What: what + "listed", Unit: Seconds, Goal: lessThan(0.3), Reference: reference}
+	registered := Measurement{
+		What: what + "registered", Unit: Seconds, Goal: lessThan(0.3), Reference: reference,
+	}
+	listed := Measurement{
+		What: what + "listed", Unit: Seconds, Goal: lessThan(0.3), Reference: reference,
+	}
 	for round := range b.runs(7) + b.warmUp() {
 		p, err := b.startPlugins(ctx, h, pools)
 		if err != nil {
@@ -175,10 +192,11 @@ func (b *bench) startManyPlugins(ctx context.Context, vfs, pools int) (out []Mea
 	return []Measurement{registered, listed}, nil
 }
 
-// startBare does what any device plugin has to do: the agent's program is started, to say its version only, and of each
-// Function is read what pools select by, one after the other.
+// startBare does what any device plugin has to do: the agent's program is started, to say its
+// version only, and of each Function is read what pools select by, one after the other.
 func (b *bench) startBare(ctx context.Context, h *host) error {
-	if err := exec.CommandContext(ctx, filepath.Join(b.bin, "xpu-agent"), "--version").Run(); err != nil {
+	if err := exec.CommandContext(ctx, filepath.Join(b.bin, "xpu-agent"),
+		"--version").Run(); err != nil {
 		return err
 	}
 	devices := filepath.Join(h.simulated.SysRoot(), "bus/pci/devices")
@@ -217,34 +235,50 @@ func measureVF(ctx context.Context, b *bench) (out []Measurement, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
-	pf := h.functions[slices.IndexFunc(h.functions, func(f simulate.Function) bool { return f.Index < 0 })].Address
+	pf := h.functions[slices.IndexFunc(h.functions, func(f simulate.Function) bool {
+		return f.Index < 0
+	})].Address
 	others := vfs - vfs/pfs
 	added := Measurement{
-		What: fmt.Sprintf("VF added to %d others, listed", others), Unit: Seconds, Goal: lessThan(1), Reference: "make the VF",
+		What: fmt.Sprintf("VF added to %d others, listed", others), Unit: Seconds,
+		Goal: lessThan(1), Reference: "make the VF",
 	}
-	removed := Measurement{What: "VF removed, listed", Unit: Seconds, Goal: lessThan(1), Reference: "remove the VF"}
-	if err := p.change(ctx, nil, others, func() error { return h.simulated.RemoveVFs(pf) }); err != nil {
+	removed := Measurement{
+		What: "VF removed, listed", Unit: Seconds, Goal: lessThan(1), Reference: "remove the VF",
+	}
+	if err := p.change(ctx, nil, others, func() error {
+		return h.simulated.RemoveVFs(pf)
+	}); err != nil {
 		return nil, err
 	}
 	for range b.runs(6) {
-		if err := p.change(ctx, &added, others+1, func() error { return h.simulated.AddVFs(pf, 1) }); err != nil {
+		if err := p.change(ctx, &added, others+1, func() error {
+			return h.simulated.AddVFs(pf, 1)
+		}); err != nil {
 			return nil, err
 		}
-		if err := p.change(ctx, &removed, others, func() error { return h.simulated.RemoveVFs(pf) }); err != nil {
+		if err := p.change(ctx, &removed, others, func() error {
+			return h.simulated.RemoveVFs(pf)
+		}); err != nil {
 			return nil, err
 		}
 	}
 	return []Measurement{added, removed}, nil
 }
 
-// change takes the time from the begin of a change to the kubelet's list that shows it. m may be nil.
-func (p *plugins) change(ctx context.Context, m *Measurement, healthy int, change func() error) error {
+// change takes the time from the begin of a change to the kubelet's list that shows it. m may be
+// nil.
+func (p *plugins) change(
+	ctx context.Context, m *Measurement, healthy int, change func() error,
+) error {
 	begin := time.Now()
 	bare, err := timed(change)
 	if err != nil {
 		return err
 	}
-	err = p.until(ctx, fmt.Sprintf("have %d VFs", healthy), func() bool { return p.healthy() == healthy })
+	err = p.until(ctx, fmt.Sprintf("have %d VFs", healthy), func() bool {
+		return p.healthy() == healthy
+	})
 	if err != nil {
 		return err
 	}
@@ -255,7 +289,8 @@ func (p *plugins) change(ctx context.Context, m *Measurement, healthy int, chang
 	return sleep(ctx, 500*time.Millisecond) // until the simulation has nothing more to tell
 }
 
-// newLiveHost makes a host whose Functions have netdevs, in this network namespace, which the tree follows.
+// newLiveHost makes a host whose Functions have netdevs, in this network namespace, which the tree
+// follows.
 func (b *bench) newLiveHost(ctx context.Context, vfs int) (_ *host, err error) {
 	xpu, err := netns.Make(filepath.Join(b.dir, "xpu.netns"))
 	if err != nil {
@@ -269,8 +304,8 @@ func (b *bench) newLiveHost(ctx context.Context, vfs int) (_ *host, err error) {
 	return h, h.clear()
 }
 
-// measureAllocate is how long the kubelet waits when it gives a container a VF, which it does for one container at a
-// time.
+// measureAllocate is how long the kubelet waits when it gives a container a VF, which it does for
+// one container at a time.
 func measureAllocate(ctx context.Context, b *bench) (out []Measurement, err error) {
 	vfs, calls := 1024, 2000
 	if b.quick {
@@ -288,7 +323,9 @@ func measureAllocate(ctx context.Context, b *bench) (out []Measurement, err erro
 	return append(out, memory), err
 }
 
-func (b *bench) allocateMany(ctx context.Context, h *host, calls int) (out []Measurement, err error) {
+func (b *bench) allocateMany(
+	ctx context.Context, h *host, calls int,
+) (out []Measurement, err error) {
 	p, err := b.startPlugins(ctx, h, 1)
 	if err != nil {
 		return nil, err
@@ -303,7 +340,9 @@ func (b *bench) allocateMany(ctx context.Context, h *host, calls int) (out []Mea
 	const reference = "empty call of the same server"
 	what := fmt.Sprintf("Allocate one of %d VFs, ", h.vfs)
 	middle := Measurement{What: what + "p50", Unit: Seconds, Reference: reference}
-	worst := Measurement{What: what + "p99", Unit: Seconds, Reference: reference, Goal: lessThan(0.001)}
+	worst := Measurement{
+		What: what + "p99", Unit: Seconds, Reference: reference, Goal: lessThan(0.001),
+	}
 	for round := range b.runs(5) + b.warmUp() {
 		took, bare, err := h.allocate(ctx, client, calls)
 		if err != nil {
@@ -323,19 +362,27 @@ func (b *bench) allocateMany(ctx context.Context, h *host, calls int) (out []Mea
 	return []Measurement{middle, worst}, nil
 }
 
-// allocate allocates one VF after the other, by turns with calls of the same server that do nothing.
+// allocate allocates one VF after the other, by turns with calls of the same server that do
+// nothing.
 func (h *host) allocate(
 	ctx context.Context, client pluginapi.DevicePluginClient, calls int,
 ) (took, bare []float64, err error) {
-	vfs := slices.DeleteFunc(slices.Clone(h.functions), func(f simulate.Function) bool { return f.Index < 0 })
+	vfs := slices.DeleteFunc(slices.Clone(h.functions), func(f simulate.Function) bool {
+		return f.Index < 0
+	})
 	for i := range calls {
 		id := function.ID{Address: vfs[i%len(vfs)].Address}.String()
 		one, err := timed(func() error {
 			response, err := client.Allocate(ctx, &pluginapi.AllocateRequest{
-				ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}},
+				ContainerRequests: []*pluginapi.ContainerAllocateRequest{
+					{DevicesIds: []string{id}},
+				},
 			}, grpc.WaitForReady(true))
-			if err == nil && (len(response.ContainerResponses) != 1 || len(response.ContainerResponses[0].Envs) == 0) {
-				err = fmt.Errorf("allocate %s: response %v, want one container with an environment", id, response)
+			if err == nil &&
+				(len(response.ContainerResponses) != 1 ||
+					len(response.ContainerResponses[0].Envs) == 0) {
+				err = fmt.Errorf("allocate %s: response %v, want one container with an environment",
+					id, response)
 			}
 			return err
 		})
@@ -366,7 +413,8 @@ func percentile(samples []float64, percent int) float64 {
 // measureDirectMemory is what the agent needs without an API server, idle.
 func (b *bench) measureDirectMemory(ctx context.Context, h *host) (m Measurement, err error) {
 	m = Measurement{
-		What: fmt.Sprintf("agent with %d VFs, direct mode, memory (RSS) idle", h.vfs), Unit: Bytes, Goal: lessThan(50e6),
+		What: fmt.Sprintf("agent with %d VFs, direct mode, memory (RSS) idle", h.vfs), Unit: Bytes,
+		Goal: lessThan(50e6),
 	}
 	for range b.runs(3) {
 		resident, err := b.directMemoryOnce(ctx, h)

@@ -40,7 +40,8 @@ func (b *bench) portOfSlowAgent(ctx context.Context) (m Measurement, err error) 
 	}
 	defer agent.Kill()
 	agent.Set(func(behaviour *opitest.Behaviour) { behaviour.UpDelay = delay })
-	return b.comparePorts(ctx, agent.Config().Endpoint, fmt.Sprintf("Port up at an OPI agent that needs %s", delay))
+	return b.comparePorts(ctx, agent.Config().Endpoint,
+		fmt.Sprintf("Port up at an OPI agent that needs %s", delay))
 }
 
 // portOfBridge has our own OPI agent, with a representor in this network namespace.
@@ -65,7 +66,8 @@ func (b *bench) portOfBridge(ctx context.Context) (m Measurement, err error) {
 // startBridge starts our own OPI agent and waits until it listens.
 func (b *bench) startBridge(ctx context.Context, address, state string) (*process, error) {
 	// An earlier one of the same run may have left networks.
-	p, err := b.start(filepath.Dir(state), "opi-bridge", "--listen="+address, "--state="+state, "--new-state")
+	p, err := b.start(filepath.Dir(state), "opi-bridge", "--listen="+address, "--state="+state,
+		"--new-state")
 	if err != nil {
 		return nil, err
 	}
@@ -93,15 +95,20 @@ const (
 var portMAC = net.HardwareAddr{0x02, 0, 0, 0, 0, 1}
 
 // comparePorts makes the same port by turns with our client and with bare calls.
-func (b *bench) comparePorts(ctx context.Context, endpoint, what string) (m Measurement, err error) {
+func (b *bench) comparePorts(
+	ctx context.Context, endpoint, what string,
+) (m Measurement, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	ours, err := opi.Dial(opi.Config{Endpoint: endpoint, Dialect: evpngw.Dialect, Installation: installation})
+	ours, err := opi.Dial(opi.Config{
+		Endpoint: endpoint, Dialect: evpngw.Dialect, Installation: installation,
+	})
 	if err != nil {
 		return m, err
 	}
 	defer func() { err = errors.Join(err, ours.Close()) }()
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithNoProxy())
 	if err != nil {
 		return m, err
 	}
@@ -113,7 +120,9 @@ func (b *bench) comparePorts(ctx context.Context, endpoint, what string) (m Meas
 	}
 	port := opi.Port{ID: portID, MAC: portMAC, Networks: []string{network.ID}}
 
-	m = Measurement{What: what, Unit: Seconds, Reference: "bare Create, Get until up", Goal: atMostTimes(2)}
+	m = Measurement{
+		What: what, Unit: Seconds, Reference: "bare Create, Get until up", Goal: atMostTimes(2),
+	}
 	for round := range b.runs(60) + b.warmUp() {
 		took, err := timed(func() error { return ours.EnsurePort(ctx, port) })
 		if err := errors.Join(err, ours.DeletePort(ctx, port.ID)); err != nil {
@@ -132,11 +141,17 @@ func (b *bench) comparePorts(ctx context.Context, endpoint, what string) (m Meas
 	return m, nil
 }
 
-// createBarePort asks without a pause whether the port is up, so that it takes what the agent takes.
-func createBarePort(ctx context.Context, client evpn.BridgePortServiceClient, network string) error {
-	port, err := client.CreateBridgePort(ctx, &evpn.CreateBridgePortRequest{BridgePortId: portID, BridgePort: &evpn.BridgePort{Spec: &evpn.BridgePortSpec{
-		MacAddress: portMAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS, LogicalBridges: []string{bridgeName + network},
-	}}})
+// createBarePort asks without a pause whether the port is up, so that it takes what the agent
+// takes.
+func createBarePort(
+	ctx context.Context, client evpn.BridgePortServiceClient, network string,
+) error {
+	port, err := client.CreateBridgePort(ctx,
+		&evpn.CreateBridgePortRequest{BridgePortId: portID,
+			BridgePort: &evpn.BridgePort{Spec: &evpn.BridgePortSpec{
+				MacAddress: portMAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
+				LogicalBridges: []string{bridgeName + network},
+			}}})
 	for err == nil && port.GetStatus().GetOperStatus() != evpn.BPOperStatus_BP_OPER_STATUS_UP {
 		port, err = client.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: portName})
 	}

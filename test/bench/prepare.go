@@ -21,13 +21,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// register does what the kubelet does with a driver's registration socket, and connects to the driver.
+// register does what the kubelet does with a driver's registration socket, and connects to the
+// driver.
 func (h *host) register(ctx context.Context) (*kubelettest.DRADriver, error) {
 	return kubelettest.RegisterDRADriver(ctx, h.path("kubelet"), v1alpha1.GroupName)
 }
 
 // prepare prepares one claim, as the kubelet does for a pod with one.
-func prepare(ctx context.Context, driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim) error {
+func prepare(
+	ctx context.Context, driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim,
+) error {
 	devices, err := driver.Prepare(ctx, c)
 	if err == nil && len(devices) != 1 {
 		err = fmt.Errorf("%d devices", len(devices))
@@ -92,8 +95,12 @@ func measurePrepare(ctx context.Context, b *bench) (out []Measurement, err error
 }
 
 // prepareAlone prepares one claim after the other.
-func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, driver *kubelettest.DRADriver, claims []*resourceapi.ResourceClaim) (m Measurement, err error) {
-	m = Measurement{What: "Prepare a claim", Unit: Seconds, Reference: "GET the claim, sync 4 kB", Goal: lessThan(0.010)}
+func (b *bench) prepareAlone(
+	ctx context.Context, c *cluster, h *host, driver *kubelettest.DRADriver,
+	claims []*resourceapi.ResourceClaim,
+) (m Measurement, err error) {
+	m = Measurement{What: "Prepare a claim", Unit: Seconds, Reference: "GET the claim, sync 4 kB",
+		Goal: lessThan(0.010)}
 	file, err := os.Create(filepath.Join(h.path("state"), "reference"))
 	if err != nil {
 		return m, err
@@ -106,7 +113,8 @@ func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, driver *k
 		}
 		m.Samples = append(m.Samples, took.Seconds())
 		reference, err := timed(func() error {
-			if _, err := c.clientset.ResourceV1().ResourceClaims(one.Namespace).Get(ctx, one.Name, metav1.GetOptions{}); err != nil {
+			if _, err := c.clientset.ResourceV1().ResourceClaims(one.Namespace).Get(ctx, one.Name,
+				metav1.GetOptions{}); err != nil {
 				return err
 			}
 			_, err := writeAndSync(file, 1)
@@ -123,10 +131,13 @@ func (b *bench) prepareAlone(ctx context.Context, c *cluster, h *host, driver *k
 	return m, nil
 }
 
-// prepareTogether prepares all claims at once, each in a call of its own, as for as many pods. Its number is the time
-// from the first call to the last answer, for each claim.
-func (b *bench) prepareTogether(ctx context.Context, driver *kubelettest.DRADriver, claims []*resourceapi.ResourceClaim) (m Measurement, err error) {
-	m = Measurement{What: fmt.Sprintf("Prepare %d claims at once, each", len(claims)), Unit: Seconds, Goal: lessThan(0.010)}
+// prepareTogether prepares all claims at once, each in a call of its own, as for as many pods. Its
+// number is the time from the first call to the last answer, for each claim.
+func (b *bench) prepareTogether(
+	ctx context.Context, driver *kubelettest.DRADriver, claims []*resourceapi.ResourceClaim,
+) (m Measurement, err error) {
+	m = Measurement{What: fmt.Sprintf("Prepare %d claims at once, each", len(claims)),
+		Unit: Seconds, Goal: lessThan(0.010)}
 	for range b.runs(5) {
 		errs := make([]error, len(claims))
 		var group sync.WaitGroup
@@ -147,7 +158,9 @@ func (b *bench) prepareTogether(ctx context.Context, driver *kubelettest.DRADriv
 }
 
 // makeClaims makes claims with an allocated VF each, and the Ports that serve them.
-func (c *cluster) makeClaims(ctx context.Context, h *host, n int) (claims []*resourceapi.ResourceClaim, err error) {
+func (c *cluster) makeClaims(
+	ctx context.Context, h *host, n int,
+) (claims []*resourceapi.ResourceClaim, err error) {
 	for _, f := range h.functions {
 		if f.Index < 0 || len(claims) == n {
 			continue
@@ -170,10 +183,14 @@ func (c *cluster) makeClaims(ctx context.Context, h *host, n int) (claims []*res
 const request = "nic"
 
 // makeClaim does what user and scheduler do.
-func (c *cluster) makeClaim(ctx context.Context, f simulate.Function, name string) (*resourceapi.ResourceClaim, error) {
+func (c *cluster) makeClaim(
+	ctx context.Context, f simulate.Function, name string,
+) (*resourceapi.ResourceClaim, error) {
 	client := c.clientset.ResourceV1().ResourceClaims(metav1.NamespaceDefault)
 	made := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-		Requests: []resourceapi.DeviceRequest{{Name: request, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}},
+		Requests: []resourceapi.DeviceRequest{
+			{Name: request, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}},
+		},
 	}}}
 	made.Name = name
 	made, err := client.Create(ctx, made, metav1.CreateOptions{})
@@ -190,30 +207,40 @@ func (c *cluster) makeClaim(ctx context.Context, f simulate.Function, name strin
 			Config: []resourceapi.DeviceAllocationConfiguration{{
 				Source: resourceapi.AllocationConfigSourceClaim,
 				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-					Driver:     v1alpha1.GroupName,
-					Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","network":"blue"}`)},
+					Driver: v1alpha1.GroupName,
+					Parameters: runtime.RawExtension{
+						Raw: []byte(
+							`{"apiVersion":"xpu.opiproject.org/v1alpha1","kind":"InterfaceConfig","network":"blue"}`,
+						),
+					},
 				}},
 			}},
 		}},
-		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod-" + name, UID: types.UID("pod-" + name)}},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: "pod-" + name, UID: types.UID("pod-" + name)},
+		},
 	}
 	return client.UpdateStatus(ctx, made, metav1.UpdateOptions{})
 }
 
 // makePort does what the controller and an OPI agent do.
-func (c *cluster) makePort(ctx context.Context, f simulate.Function, one *resourceapi.ResourceClaim, number int) error {
+func (c *cluster) makePort(
+	ctx context.Context, f simulate.Function, one *resourceapi.ResourceClaim, number int,
+) error {
 	id := function.ID{Address: f.Address}
 	port := &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
 		NodeName: nodeName, Function: claim.FunctionRef(id), XPU: "xpu-1", Network: "blue",
-		MAC: fmt.Sprintf("02:00:00:00:01:%02x", number), MTU: 1400, Addresses: []string{fmt.Sprintf("10.10.0.%d/24", number+1)},
-		Claim: v1alpha1.ClaimRef{Name: one.Name, UID: one.UID, Request: request},
+		MAC: fmt.Sprintf("02:00:00:00:01:%02x", number), MTU: 1400,
+		Addresses: []string{fmt.Sprintf("10.10.0.%d/24", number+1)},
+		Claim:     v1alpha1.ClaimRef{Name: one.Name, UID: one.UID, Request: request},
 	}}
 	port.Namespace, port.Name = one.Namespace, claim.PortName(nodeName, id)
 	if err := c.client.Create(ctx, port); err != nil {
 		return err
 	}
 	port.Status.Conditions = []metav1.Condition{{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp, LastTransitionTime: metav1.Now(),
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp,
+		LastTransitionTime: metav1.Now(),
 	}}
 	return c.client.Status().Update(ctx, port)
 }

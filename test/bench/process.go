@@ -29,8 +29,12 @@ func (b *bench) start(dir, program string, args ...string) (*process, error) {
 }
 
 // startWith is start with variables of the form NAME=value beside those of the environment.
-func (b *bench) startWith(variables []string, dir, program string, args ...string) (*process, error) {
-	p := &process{name: program, log: filepath.Join(dir, program+".log"), ended: make(chan struct{})}
+func (b *bench) startWith(
+	variables []string, dir, program string, args ...string,
+) (*process, error) {
+	p := &process{
+		name: program, log: filepath.Join(dir, program+".log"), ended: make(chan struct{}),
+	}
 	log, err := os.Create(p.log)
 	if err != nil {
 		return nil, err
@@ -109,8 +113,8 @@ func kilobytes(pid int, file string, pattern *regexp.Regexp) (float64, error) {
 	return kB * 1024, err
 }
 
-// await calls check until it succeeds, or the process ends. The pause is long, because to be asked costs the process
-// memory; nothing that is timed waits here.
+// await calls check until it succeeds, or the process ends. The pause is long, because to be asked
+// costs the process memory; nothing that is timed waits here.
 func (p *process) await(ctx context.Context, what string, check func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -151,7 +155,8 @@ func measureSizes(_ context.Context, b *bench) ([]Measurement, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w; make images builds it", err)
 		}
-		m := Measurement{What: program.Name() + ", size of the program", Unit: Bytes, Samples: []float64{float64(info.Size())}}
+		m := Measurement{What: program.Name() + ", size of the program", Unit: Bytes,
+			Samples: []float64{float64(info.Size())}}
 		if program.Name() == shim {
 			m.Goal = lessThan(5e6)
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// measureProvision is how long an ADD takes that has opi-bridge serve the Function first, in both ways in which that
-// can be asked for.
+// measureProvision is how long an ADD takes that has opi-bridge serve the Function first, in both
+// ways in which that can be asked for.
 func measureProvision(ctx context.Context, b *bench) (out []Measurement, err error) {
 	p, err := b.newPods(ctx, pfs)
 	if err != nil {
@@ -46,14 +46,19 @@ func measureProvision(ctx context.Context, b *bench) (out []Measurement, err err
 const networkName = "blue"
 
 // provisionDirect has an agent that calls opi-bridge itself.
-func (b *bench) provisionDirect(ctx context.Context, p *pods, endpoint string) (m Measurement, err error) {
-	const form = "xpus: [{name: xpu, endpoint: %q, insecure: true}]\nnetworks: {%s: {vlan: 20, allowedNamespaces: {from: All}}}\n"
+func (b *bench) provisionDirect(
+	ctx context.Context, p *pods, endpoint string,
+) (m Measurement, err error) {
+	const form = "xpus: [{name: xpu, endpoint: %q, insecure: true}]\nnetworks: {%s: {vlan: 20, " +
+		"allowedNamespaces: {from: All}}}\n"
 	config := fmt.Sprintf(form, endpoint, networkName)
 	file := p.path("direct.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		return m, err
 	}
-	a, err := p.startAgent(func() (*agent, error) { return b.startDirect(p.host, "--direct-config="+file) })
+	a, err := p.startAgent(func() (*agent, error) {
+		return b.startDirect(p.host, "--direct-config="+file)
+	})
 	if err != nil {
 		return m, err
 	}
@@ -62,28 +67,37 @@ func (b *bench) provisionDirect(ctx context.Context, p *pods, endpoint string) (
 }
 
 // provisionCRD has an agent and a controller that meet at the API server.
-func (b *bench) provisionCRD(ctx context.Context, p *pods, endpoint string) (m Measurement, err error) {
+func (b *bench) provisionCRD(
+	ctx context.Context, p *pods, endpoint string,
+) (m Measurement, err error) {
 	c, err := b.startCluster(ctx)
 	if err != nil {
 		return m, err
 	}
-	xpu := &v1alpha1.XPU{Spec: v1alpha1.XPUSpec{NodeName: nodeName, Endpoint: endpoint, Insecure: true}}
+	xpu := &v1alpha1.XPU{
+		Spec: v1alpha1.XPUSpec{NodeName: nodeName, Endpoint: endpoint, Insecure: true},
+	}
 	xpu.Name = "xpu"
-	// Not the VLAN of direct mode, which is another installation: its network stays at the OPI agent.
-	network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{VLAN: 21, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}}}
+	// Not the VLAN of direct mode, which is another installation: its network stays at the OPI
+	// agent.
+	network := &v1alpha1.XPUNetwork{Spec: v1alpha1.XPUNetworkSpec{
+		VLAN: 21, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
+	}}
 	network.Name = networkName
 	metrics, err := freeAddress()
 	if err != nil {
 		return m, err
 	}
-	controller, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig, "--namespace="+namespace,
+	controller, err := b.start(b.dir, "xpu-controller", "--kubeconfig="+c.controllerKubeconfig,
+		"--namespace="+namespace,
 		"--metrics-bind-address="+metrics, "--health-probe-bind-address=0")
 	if err != nil {
 		return m, err
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
 	// The claims of other benchmarks are about the same VFs.
-	if err := errors.Join(c.removeClaims(ctx), c.reset(ctx), c.publishByDevicePlugin(ctx)); err != nil {
+	if err := errors.Join(c.removeClaims(ctx), c.reset(ctx),
+		c.publishByDevicePlugin(ctx)); err != nil {
 		return m, err
 	}
 	if err := errors.Join(c.client.Create(ctx, xpu), c.client.Create(ctx, network)); err != nil {
@@ -99,7 +113,9 @@ func (b *bench) provisionCRD(ctx context.Context, p *pods, endpoint string) (m M
 }
 
 // compareProvisioned has a VF come and go, by turns with a network of the xPU and without.
-func (b *bench) compareProvisioned(ctx context.Context, p *pods, a *agent, what string) (m Measurement, err error) {
+func (b *bench) compareProvisioned(
+	ctx context.Context, p *pods, a *agent, what string,
+) (m Measurement, err error) {
 	m = Measurement{What: what, Unit: Seconds, Reference: "ADD without"}
 	if err := p.serves(ctx, a); err != nil {
 		return m, err
@@ -155,20 +171,23 @@ func (c *cluster) publishByDevicePlugin(ctx context.Context) error {
 // removeClaims removes all ResourceClaims, and their XPUPorts, for which a controller has to run.
 func (c *cluster) removeClaims(ctx context.Context) error {
 	claims := c.clientset.ResourceV1().ResourceClaims(metav1.NamespaceDefault)
-	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	if err := claims.DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{}); err != nil {
 		return err
 	}
-	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		list, err := claims.List(ctx, metav1.ListOptions{})
-		if err != nil || len(list.Items) > 0 {
-			return false, err
-		}
-		var ports v1alpha1.XPUPortList
-		if err := c.client.List(ctx, &ports); err != nil || len(ports.Items) == 0 {
-			return err == nil, err
-		}
-		return false, c.client.DeleteAllOf(ctx, &v1alpha1.XPUPort{}, client.InNamespace(metav1.NamespaceDefault))
-	})
+	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, patience, true,
+		func(ctx context.Context) (bool, error) {
+			list, err := claims.List(ctx, metav1.ListOptions{})
+			if err != nil || len(list.Items) > 0 {
+				return false, err
+			}
+			var ports v1alpha1.XPUPortList
+			if err := c.client.List(ctx, &ports); err != nil || len(ports.Items) == 0 {
+				return err == nil, err
+			}
+			return false, c.client.DeleteAllOf(ctx, &v1alpha1.XPUPort{},
+				client.InNamespace(metav1.NamespaceDefault))
+		})
 }
 
 // remove removes an object and waits until it is gone.
@@ -176,11 +195,12 @@ func (c *cluster) remove(ctx context.Context, object client.Object) error {
 	if err := c.client.Delete(ctx, object); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		err := c.client.Get(ctx, client.ObjectKeyFromObject(object), object)
-		if apierrors.IsNotFound(err) {
-			return true, nil
-		}
-		return false, err
-	})
+	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, patience, true,
+		func(ctx context.Context) (bool, error) {
+			err := c.client.Get(ctx, client.ObjectKeyFromObject(object), object)
+			if apierrors.IsNotFound(err) {
+				return true, nil
+			}
+			return false, err
+		})
 }

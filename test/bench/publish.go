@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// measurePublish is how long a fresh node takes from the start of the agent's program until all its VFs are in
-// ResourceSlices.
+// measurePublish is how long a fresh node takes from the start of the agent's program until all its
+// VFs are in ResourceSlices.
 func measurePublish(ctx context.Context, b *bench) (out []Measurement, err error) {
 	sizes := []int{64, 256, 1024}
 	if b.quick {
@@ -62,7 +62,9 @@ func (b *bench) publishMany(ctx context.Context, c *cluster, vfs int) (m Measure
 }
 
 // publishOnce runs the agent once.
-func (b *bench) publishOnce(ctx context.Context, c *cluster, h *host) (took time.Duration, published []resourceapi.ResourceSlice, err error) {
+func (b *bench) publishOnce(
+	ctx context.Context, c *cluster, h *host,
+) (took time.Duration, published []resourceapi.ResourceSlice, err error) {
 	if err := errors.Join(h.clear(), c.reset(ctx)); err != nil {
 		return 0, nil, err
 	}
@@ -70,7 +72,8 @@ func (b *bench) publishOnce(ctx context.Context, c *cluster, h *host) (took time
 	if err != nil {
 		return 0, nil, err
 	}
-	events, err := c.clientset.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{ResourceVersion: before.ResourceVersion})
+	events, err := c.clientset.ResourceV1().ResourceSlices().Watch(ctx,
+		metav1.ListOptions{ResourceVersion: before.ResourceVersion})
 	if err != nil {
 		return 0, nil, err
 	}
@@ -93,7 +96,8 @@ func (b *bench) publishOnce(ctx context.Context, c *cluster, h *host) (took time
 	return took, list.Items, err
 }
 
-// watchSlices returns when all devices are published. That there are fewer than before at any moment is an error.
+// watchSlices returns when all devices are published. That there are fewer than before at any
+// moment is an error.
 func (a *agent) watchSlices(ctx context.Context, events watch.Interface, devices int) error {
 	seen := map[string]int{}
 	total := 0
@@ -112,7 +116,8 @@ func (a *agent) watchSlices(ctx context.Context, events watch.Interface, devices
 				now = 0
 			}
 			if now == 0 || now < seen[slice.Name] {
-				return fmt.Errorf("ResourceSlice %s: %s with %d devices, it had %d", slice.Name, event.Type, now, seen[slice.Name])
+				return fmt.Errorf("ResourceSlice %s: %s with %d devices, it had %d", slice.Name,
+					event.Type, now, seen[slice.Name])
 			}
 			total += now - seen[slice.Name]
 			seen[slice.Name] = now
@@ -128,7 +133,9 @@ func (a *agent) watchSlices(ctx context.Context, events watch.Interface, devices
 }
 
 // createBare creates the same slices for another driver with a bare client, one after the other.
-func (c *cluster) createBare(ctx context.Context, slices []resourceapi.ResourceSlice) (time.Duration, error) {
+func (c *cluster) createBare(
+	ctx context.Context, slices []resourceapi.ResourceSlice,
+) (time.Duration, error) {
 	if err := c.deleteSlices(ctx); err != nil {
 		return 0, err
 	}
@@ -145,7 +152,8 @@ func (c *cluster) createBare(ctx context.Context, slices []resourceapi.ResourceS
 	return time.Since(begin), nil
 }
 
-// measureRestart counts what a restart of the agent writes, and what it writes when nothing happens.
+// measureRestart counts what a restart of the agent writes, and what it writes when nothing
+// happens.
 func measureRestart(ctx context.Context, b *bench) (out []Measurement, err error) {
 	vfs, idle := 1024, 10*time.Second
 	if b.quick {
@@ -163,9 +171,14 @@ func measureRestart(ctx context.Context, b *bench) (out []Measurement, err error
 	if _, _, err := b.publishOnce(ctx, c, h); err != nil {
 		return nil, err
 	}
-	restart := Measurement{What: fmt.Sprintf("restart with %d VFs, writes", vfs), Unit: Count, Goal: atMost(0)}
-	quiet := Measurement{What: fmt.Sprintf("idle for %s, writes", idle), Unit: Count, Goal: atMost(0)}
-	memory := Measurement{What: fmt.Sprintf("agent with %d VFs, memory (RSS) idle", vfs), Unit: Bytes, Goal: lessThan(50e6)}
+	restart := Measurement{
+		What: fmt.Sprintf("restart with %d VFs, writes", vfs), Unit: Count, Goal: atMost(0),
+	}
+	quiet := Measurement{
+		What: fmt.Sprintf("idle for %s, writes", idle), Unit: Count, Goal: atMost(0),
+	}
+	memory := Measurement{What: fmt.Sprintf("agent with %d VFs, memory (RSS) idle", vfs),
+		Unit: Bytes, Goal: lessThan(50e6)}
 	for range b.runs(3) {
 		writes, idleWrites, resident, err := b.restartOnce(ctx, c, h, idle)
 		if err != nil {
@@ -178,7 +191,9 @@ func measureRestart(ctx context.Context, b *bench) (out []Measurement, err error
 	return []Measurement{restart, quiet, memory}, nil
 }
 
-func (b *bench) restartOnce(ctx context.Context, c *cluster, h *host, idle time.Duration) (writes, idleWrites, resident float64, err error) {
+func (b *bench) restartOnce(
+	ctx context.Context, c *cluster, h *host, idle time.Duration,
+) (writes, idleWrites, resident float64, err error) {
 	before, err := c.slices(ctx)
 	if err != nil {
 		return 0, 0, 0, err
@@ -192,7 +207,8 @@ func (b *bench) restartOnce(ctx context.Context, c *cluster, h *host, idle time.
 	if err := a.await(ctx, "publishes", a.published(h.vfs)); err != nil {
 		return 0, 0, 0, err
 	}
-	// The agent has handed the slices over; what compares them with those in the cluster works on, and is given time.
+	// The agent has handed the slices over; what compares them with those in the cluster works on,
+	// and is given time.
 	if err := sleep(ctx, 5*time.Second); err != nil {
 		return 0, 0, 0, err
 	}
@@ -203,7 +219,9 @@ func (b *bench) restartOnce(ctx context.Context, c *cluster, h *host, idle time.
 	if err := sleep(ctx, idle); err != nil {
 		return 0, 0, 0, err
 	}
-	all, err := writesSince(c.auditLog(), begin, func(w write) bool { return w.User.Username == agentUser })
+	all, err := writesSince(c.auditLog(), begin, func(w write) bool {
+		return w.User.Username == agentUser
+	})
 	if err != nil {
 		return 0, 0, 0, err
 	}
@@ -229,7 +247,8 @@ func checkVersions(before, after []resourceapi.ResourceSlice) error {
 	}
 	for _, slice := range after {
 		if versions[slice.Name] != slice.ResourceVersion {
-			return fmt.Errorf("ResourceSlice %s was written, but the audit log does not tell", slice.Name)
+			return fmt.Errorf("ResourceSlice %s was written, but the audit log does not tell",
+				slice.Name)
 		}
 	}
 	return nil

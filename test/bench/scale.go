@@ -27,7 +27,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/opitest"
 )
 
-// scaleBenchmarks show what the control plane costs as clusters grow, with OPI agents and nodes that are in memory.
+// scaleBenchmarks show what the control plane costs as clusters grow, with OPI agents and nodes
+// that are in memory.
 func scaleBenchmarks() []benchmark {
 	return []benchmark{
 		{"flap", measureFlap},
@@ -73,18 +74,24 @@ func (b *bench) newSite(ctx context.Context, name string, xpus, networks int) (s
 	}
 	var objects []client.Object
 	for i, agent := range s.agents {
-		objects = append(objects, &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: s.node(i)}, Spec: v1alpha1.XPUSpec{
-			NodeName: s.node(i), Endpoint: agent.Config().Endpoint, Insecure: true,
-		}})
+		objects = append(objects,
+			&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: s.node(i)}, Spec: v1alpha1.XPUSpec{
+				NodeName: s.node(i), Endpoint: agent.Config().Endpoint, Insecure: true,
+			}})
 	}
 	for i := range networks {
 		s.networks = append(s.networks, fmt.Sprintf("%s-%d", name, i))
-		objects = append(objects, &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: s.networks[i]}, Spec: v1alpha1.XPUNetworkSpec{
-			VLAN: int32(i + 1), AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
-			Subnets: []string{fmt.Sprintf("10.%d.0.0/16", i)},
-		}})
+		objects = append(objects,
+			&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: s.networks[i]},
+				Spec: v1alpha1.XPUNetworkSpec{
+					VLAN:              int32(i + 1),
+					AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
+					Subnets:           []string{fmt.Sprintf("10.%d.0.0/16", i)},
+				}})
 	}
-	return s, s.each(ctx, len(objects), func(ctx context.Context, i int) error { return s.client.Create(ctx, objects[i]) })
+	return s, s.each(ctx, len(objects), func(ctx context.Context, i int) error {
+		return s.client.Create(ctx, objects[i])
+	})
 }
 
 func (s *site) node(i int) string { return fmt.Sprintf("%s-n%d", s.name, i) }
@@ -115,8 +122,8 @@ func (s *site) claim(ctx context.Context, n int) error {
 	})
 }
 
-// bare is how long n claims take that are made and allocated like those of claim, but by another driver, so that nobody does anything
-// for them. They are gone when it returns.
+// bare is how long n claims take that are made and allocated like those of claim, but by another
+// driver, so that nobody does anything for them. They are gone when it returns.
 func (s *site) bare(ctx context.Context, n int) (seconds float64, err error) {
 	claims := make([]*resourceapi.ResourceClaim, n)
 	begin := time.Now()
@@ -136,17 +143,26 @@ func (s *site) bare(ctx context.Context, n int) (seconds float64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	return seconds, s.each(ctx, n, func(ctx context.Context, i int) error { return s.client.Delete(ctx, claims[i]) })
+	return seconds, s.each(ctx, n, func(ctx context.Context, i int) error {
+		return s.client.Delete(ctx, claims[i])
+	})
 }
 
 func (s *site) claimNumber(number int) *resourceapi.ResourceClaim {
 	xpu, index := number%len(s.agents), number/len(s.agents)
 	id := claim.PoolID{Node: s.node(xpu), PF: "0000:3b:00.0", DevicePool: s.name}
-	vf := function.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x40+index/256, index%256/8, index%8))}
-	c := claimtest.Allocated(fmt.Sprintf("%s-%d", s.name, number), claimtest.Result("nic", id.String(), vf.DeviceName()),
-		claimtest.FromClaim(fmt.Sprintf(`"network": %q`, s.networks[(number/len(s.agents)+number)%len(s.networks)])))
+	vf := function.ID{
+		Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x40+index/256,
+			index%256/8, index%8)),
+	}
+	c := claimtest.Allocated(fmt.Sprintf("%s-%d", s.name, number),
+		claimtest.Result("nic", id.String(), vf.DeviceName()),
+		claimtest.FromClaim(fmt.Sprintf(`"network": %q`,
+			s.networks[(number/len(s.agents)+number)%len(s.networks)])))
 	c.UID = ""
-	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}}
+	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{
+		{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}},
+	}
 	return c
 }
 
@@ -166,7 +182,8 @@ func (s *site) up(ctx context.Context, controller *process, n int) error {
 	}
 }
 
-// atAgents waits until the agents have been asked for n Ports in all. It costs the same however many there are.
+// atAgents waits until the agents have been asked for n Ports in all. It costs the same however
+// many there are.
 func (s *site) atAgents(ctx context.Context, controller *process, n int) error {
 	for {
 		have := 0
@@ -222,7 +239,10 @@ func (s *site) end(ctx context.Context) error {
 	errs := []error{
 		s.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{}, client.InNamespace("default")),
 	}
-	for _, list := range []client.ObjectList{&v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &v1alpha1.XPUNodeList{}, &v1alpha1.DevicePoolList{}} {
+	for _, list := range []client.ObjectList{
+		&v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{},
+		&v1alpha1.XPUNodeList{}, &v1alpha1.DevicePoolList{},
+	} {
 		errs = append(errs, s.clear(ctx, list))
 	}
 	for _, agent := range s.agents {
@@ -258,7 +278,8 @@ type scaled struct {
 	metrics string
 }
 
-// asDeployed are the variables of deploy/controller/deployment.yaml that decide how much memory a controller takes.
+// asDeployed are the variables of deploy/controller/deployment.yaml that decide how much memory a
+// controller takes.
 var asDeployed = []string{"GOMEMLIMIT=210MiB"}
 
 func (b *bench) startScaled(c *cluster) (*scaled, error) {
@@ -271,8 +292,10 @@ func (b *bench) startRole(dir, role, kubeconfig, namespace string) (*scaled, err
 	if err != nil {
 		return nil, err
 	}
-	p, err := b.startWith(asDeployed, dir, "xpu-controller", "--role="+role, "--kubeconfig="+kubeconfig, "--namespace="+namespace,
-		"--metrics-bind-address="+metrics, "--health-probe-bind-address=0", "--resync-period=1h", "--provision-timeout=1h",
+	p, err := b.startWith(asDeployed, dir, "xpu-controller", "--role="+role,
+		"--kubeconfig="+kubeconfig, "--namespace="+namespace,
+		"--metrics-bind-address="+metrics, "--health-probe-bind-address=0", "--resync-period=1h",
+		"--provision-timeout=1h",
 		"--kube-api-qps=5000", "--kube-api-burst=10000", "--log-verbosity=-1")
 	if err != nil {
 		return nil, err
@@ -283,12 +306,13 @@ func (b *bench) startRole(dir, role, kubeconfig, namespace string) (*scaled, err
 // writes is how many requests the controller has sent that change something at the API server.
 func (p *scaled) writes(ctx context.Context) (n float64, err error) {
 	return p.sum(ctx, func(series string) bool {
-		return strings.HasPrefix(series, "rest_client_requests_total{") && !strings.Contains(series, `method="GET"`)
+		return strings.HasPrefix(series, "rest_client_requests_total{") &&
+			!strings.Contains(series, `method="GET"`)
 	})
 }
 
-// awaitUp waits until the controller says that n Ports are up. Unlike [site.allReady] it has the API server do nothing, which would
-// disturb what is measured next.
+// awaitUp waits until the controller says that n Ports are up. Unlike [site.allReady] it has the
+// API server do nothing, which would disturb what is measured next.
 func (p *scaled) awaitUp(ctx context.Context, n int) error {
 	for {
 		up, err := p.sum(ctx, func(series string) bool {
@@ -328,8 +352,10 @@ func (s *site) rpcs() (calls []int) {
 	for _, agent := range s.agents {
 		n := 0
 		for _, rpc := range []string{
-			"CreateBridgePort", "GetBridgePort", "ListBridgePorts", "UpdateBridgePort", "DeleteBridgePort",
-			"CreateLogicalBridge", "GetLogicalBridge", "ListLogicalBridges", "UpdateLogicalBridge", "DeleteLogicalBridge",
+			"CreateBridgePort", "GetBridgePort", "ListBridgePorts", "UpdateBridgePort",
+			"DeleteBridgePort",
+			"CreateLogicalBridge", "GetLogicalBridge", "ListLogicalBridges", "UpdateLogicalBridge",
+			"DeleteLogicalBridge",
 		} {
 			n += agent.Calls(rpc)
 		}
@@ -360,7 +386,8 @@ func measureFlap(ctx context.Context, b *bench) (out []Measurement, err error) {
 	if err := s.up(ctx, controller.process, ports); err != nil {
 		return nil, err
 	}
-	// count is what the first agent is asked in the window, what all others are, and what is written.
+	// count is what the first agent is asked in the window, what all others are, and what is
+	// written.
 	count := func(during func() error) (first, others, writes float64, err error) {
 		if err := pauseWith(ctx, controller.process, window); err != nil { // for what went before
 			return 0, 0, 0, err
@@ -395,10 +422,13 @@ func measureFlap(ctx context.Context, b *bench) (out []Measurement, err error) {
 	size := fmt.Sprintf("%d xPUs x %d networks, %d Ports", xpus, networks, ports)
 	const quiet = "in the same time without"
 	return []Measurement{
-		{What: "xPU flaps: RPCs to it; " + size, Unit: Count, Samples: []float64{first}, Goal: atMost(float64(ports/xpus+networks) * 8)},
-		{What: "xPU flaps: RPCs to others", Unit: Count, Samples: []float64{others}, Reference: quiet,
+		{What: "xPU flaps: RPCs to it; " + size, Unit: Count, Samples: []float64{first},
+			Goal: atMost(float64(ports/xpus+networks) * 8)},
+		{What: "xPU flaps: RPCs to others", Unit: Count, Samples: []float64{others},
+			Reference:        quiet,
 			ReferenceSamples: []float64{max(quietOthers, 1)}, Goal: atMostTimes(1.1)},
-		{What: "xPU flaps: API writes", Unit: Count, Samples: []float64{writes - quietWrites}, Goal: atMost(float64(ports/xpus) + float64(networks) + 4)},
+		{What: "xPU flaps: API writes", Unit: Count, Samples: []float64{writes - quietWrites},
+			Goal: atMost(float64(ports/xpus) + float64(networks) + 4)},
 	}, nil
 }
 
@@ -411,19 +441,25 @@ func measureStart(ctx context.Context, b *bench) (out []Measurement, err error) 
 	}
 	var reference float64
 	for i, size := range sizes {
-		took, writes, memory, err := b.startOnce(ctx, fmt.Sprintf("start%d", i), size.xpus, size.networks, size.ports)
+		took, writes, memory, err := b.startOnce(ctx, fmt.Sprintf("start%d", i), size.xpus,
+			size.networks, size.ports)
 		if err != nil {
 			return nil, err
 		}
-		what := fmt.Sprintf("start: %d xPUs x %d networks x %d Ports", size.xpus, size.networks, size.ports)
-		m := Measurement{What: what, Unit: Seconds, Samples: []float64{took.Seconds()}, Goal: atMost(60)}
+		what := fmt.Sprintf("start: %d xPUs x %d networks x %d Ports", size.xpus, size.networks,
+			size.ports)
+		m := Measurement{
+			What: what, Unit: Seconds, Samples: []float64{took.Seconds()}, Goal: atMost(60),
+		}
 		if i > 0 {
 			m.Reference, m.ReferenceSamples = "a tenth of it", []float64{reference}
 			m.Goal = atMostTimes(15)
 		}
 		reference = took.Seconds()
 		out = append(out, m,
-			Measurement{What: "  API writes", Unit: Count, Samples: []float64{writes}, Goal: atMost(0)},
+			Measurement{
+				What: "  API writes", Unit: Count, Samples: []float64{writes}, Goal: atMost(0),
+			},
 			Measurement{What: "  memory (RSS)", Unit: Bytes, Samples: []float64{memory}})
 	}
 	return out, nil
@@ -432,7 +468,9 @@ func measureStart(ctx context.Context, b *bench) (out []Measurement, err error) 
 // settling is the time for what a controller writes a while later, such as the status of networks.
 const settling = 3 * time.Second
 
-func (b *bench) startOnce(ctx context.Context, name string, xpus, networks, ports int) (took time.Duration, writes, memory float64, err error) {
+func (b *bench) startOnce(
+	ctx context.Context, name string, xpus, networks, ports int,
+) (took time.Duration, writes, memory float64, err error) {
 	s, err := b.newSite(ctx, name, xpus, networks)
 	if err != nil {
 		return 0, 0, 0, err
@@ -558,24 +596,30 @@ func measurePortRate(ctx context.Context, b *bench) (out []Measurement, err erro
 	}
 	reference := fmt.Sprintf("%d there", few)
 	return []Measurement{
-		{What: fmt.Sprintf("a Port more, %d there in its network", many), Unit: Seconds, Samples: atMany.seconds,
+		{What: fmt.Sprintf("a Port more, %d there in its network", many), Unit: Seconds,
+			Samples:   atMany.seconds,
 			Reference: reference, ReferenceSamples: atFew.seconds},
-		{What: "  in the time of a claim that nobody serves", Unit: PerPod, Samples: atMany.bare, Reference: reference,
+		{What: "  in the time of a claim that nobody serves", Unit: PerPod, Samples: atMany.bare,
+			Reference:        reference,
 			ReferenceSamples: atFew.bare, Goal: atMostTimes(1.2)},
 		{What: "  API writes for each", Unit: PerPod, Samples: atMany.writes, Reference: reference,
 			ReferenceSamples: atFew.writes, Goal: atMostTimes(1.05)},
-		{What: fmt.Sprintf("controller, memory (RSS), %d Ports and claims", len(s.claims)), Unit: Bytes, Samples: []float64{memory}, Goal: atMost(256e6)},
+		{What: fmt.Sprintf("controller, memory (RSS), %d Ports and claims", len(s.claims)),
+			Unit: Bytes, Samples: []float64{memory}, Goal: atMost(256e6)},
 	}, nil
 }
 
 // portTimes is what Ports take, one value for each batch.
 type portTimes struct {
 	seconds []float64 // for each Port
-	bare    []float64 // in the time of a claim that nobody serves, measured just before: API server and machine change meanwhile
-	writes  []float64 // of the controller, for each Port
+	// in the time of a claim that nobody serves, measured just before: API server and machine
+	// change meanwhile
+	bare   []float64
+	writes []float64 // of the controller, for each Port
 }
 
-// measureNodes has many nodes' agents say what they found, and counts what another agent hears of it.
+// measureNodes has many nodes' agents say what they found, and counts what another agent hears of
+// it.
 func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) {
 	few, many, more := 100, 5000, 1000
 	if b.quick {
@@ -591,9 +635,10 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, controller.end()) }()
-	pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "nodes"}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
-	}}
+	pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "nodes"},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
+		}}
 	if err := s.client.Create(ctx, pool); err != nil {
 		return nil, err
 	}
@@ -606,7 +651,9 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 	start := func(n int) (bytes float64, err error) {
 		first, before := nodes, heard.Load()
 		nodes += n
-		if err := s.each(ctx, n, func(ctx context.Context, i int) error { return s.client.Create(ctx, xpuNode(first+i)) }); err != nil {
+		if err := s.each(ctx, n, func(ctx context.Context, i int) error {
+			return s.client.Create(ctx, xpuNode(first+i))
+		}); err != nil {
 			return 0, err
 		}
 		for pool.Status.NodeCount != int32(nodes) {
@@ -638,9 +685,12 @@ func measureNodes(ctx context.Context, b *bench) (out []Measurement, err error) 
 		return nil, err
 	}
 	return []Measurement{
-		{What: fmt.Sprintf("bytes to an agent while %d nodes start, %d there", more, many), Unit: KiloBytes, Samples: []float64{manyBytes},
-			Reference: fmt.Sprintf("%d there", few), ReferenceSamples: []float64{fewBytes}, Goal: atMostTimes(1.5)},
-		{What: fmt.Sprintf("largest object, %d nodes", nodes), Unit: KiloBytes, Samples: []float64{largest}, Goal: lessThan(100e3)},
+		{What: fmt.Sprintf("bytes to an agent while %d nodes start, %d there", more, many),
+			Unit: KiloBytes, Samples: []float64{manyBytes},
+			Reference: fmt.Sprintf("%d there", few), ReferenceSamples: []float64{fewBytes},
+			Goal: atMostTimes(1.5)},
+		{What: fmt.Sprintf("largest object, %d nodes", nodes), Unit: KiloBytes,
+			Samples: []float64{largest}, Goal: lessThan(100e3)},
 	}, nil
 }
 
@@ -650,18 +700,23 @@ func xpuNode(i int) *v1alpha1.XPUNode {
 	n.Status.Functions = 130
 	for pf := range 2 {
 		n.Status.PFs = append(n.Status.PFs, v1alpha1.XPUNodePF{
-			Address: fmt.Sprintf("0000:3b:00.%d", pf), Name: fmt.Sprintf("ens3f%d", pf), Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", VFs: 64,
+			Address: fmt.Sprintf("0000:3b:00.%d", pf), Name: fmt.Sprintf("ens3f%d", pf),
+			Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", VFs: 64,
 		})
 	}
-	n.Status.Pools = []v1alpha1.XPUNodePool{{Name: "nodes", ObservedGeneration: 1, Functions: 128, Healthy: 128}}
+	n.Status.Pools = []v1alpha1.XPUNodePool{
+		{Name: "nodes", ObservedGeneration: 1, Functions: 128, Healthy: 128},
+	}
 	return n
 }
 
-// listenAsAgent counts the bytes of the watches of an agent, but for those that are about its own node by a field of theirs.
+// listenAsAgent counts the bytes of the watches of an agent, but for those that are about its own
+// node by a field of theirs.
 func (s *site) listenAsAgent(ctx context.Context) (heard *atomic.Int64, stop func(), err error) {
 	ctx, stop = context.WithCancel(ctx)
 	heard = &atomic.Int64{}
-	stream, err := s.clientset.CoreV1().RESTClient().Get().AbsPath("/apis/xpu.opiproject.org/v1alpha1/devicepools").
+	stream, err := s.clientset.CoreV1().RESTClient().Get().
+		AbsPath("/apis/xpu.opiproject.org/v1alpha1/devicepools").
 		Param("watch", "true").Stream(ctx)
 	if err != nil {
 		return nil, stop, err
@@ -682,7 +737,8 @@ func (s *site) listenAsAgent(ctx context.Context) (heard *atomic.Int64, stop fun
 // largest is the size of the largest object of the project's own, as JSON.
 func (s *site) largest(ctx context.Context) (most float64, err error) {
 	for _, list := range []client.ObjectList{
-		&v1alpha1.DevicePoolList{}, &v1alpha1.XPUNodeList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &v1alpha1.XPUPortList{},
+		&v1alpha1.DevicePoolList{}, &v1alpha1.XPUNodeList{}, &v1alpha1.XPUNetworkList{},
+		&v1alpha1.XPUList{}, &v1alpha1.XPUPortList{},
 	} {
 		if err := s.client.List(ctx, list); err != nil {
 			return 0, err

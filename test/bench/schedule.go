@@ -46,9 +46,12 @@ func questions() []question {
 	for _, allocated := range []float64{0, 0.9} {
 		all = append(all,
 			question{"1 VF", allocated, vfs(1, nil, nil)},
-			question{"2 VFs of different PFs", allocated, vfs(2, nil, new(resourceapi.FullyQualifiedName(pf)))},
-			question{"2 VFs below one PCIe root", allocated, vfs(2, new(resourceapi.FullyQualifiedName(root)), nil)},
-			question{"8 VFs below one PCIe root", allocated, vfs(8, new(resourceapi.FullyQualifiedName(root)), nil)},
+			question{"2 VFs of different PFs", allocated,
+				vfs(2, nil, new(resourceapi.FullyQualifiedName(pf)))},
+			question{"2 VFs below one PCIe root", allocated,
+				vfs(2, new(resourceapi.FullyQualifiedName(root)), nil)},
+			question{"8 VFs below one PCIe root", allocated,
+				vfs(8, new(resourceapi.FullyQualifiedName(root)), nil)},
 		)
 	}
 	return all
@@ -56,16 +59,21 @@ func questions() []question {
 
 // vfs is a claim for VFs.
 func vfs(count int64, match, distinct *resourceapi.FullyQualifiedName) resourceapi.DeviceClaim {
-	claim := resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "vfs", Exactly: &resourceapi.ExactDeviceRequest{
-		DeviceClassName: v1alpha1.GroupName, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count,
-	}}}}
+	claim := resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "vfs",
+		Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: v1alpha1.GroupName,
+			AllocationMode:  resourceapi.DeviceAllocationModeExactCount, Count: count,
+		}}}}
 	if match != nil || distinct != nil {
-		claim.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: match, DistinctAttribute: distinct}}
+		claim.Constraints = []resourceapi.DeviceConstraint{
+			{MatchAttribute: match, DistinctAttribute: distinct},
+		}
 	}
 	return claim
 }
 
-// measureSchedule asks clusters of several sizes where a pod can go. Each node is asked, as each is told of.
+// measureSchedule asks clusters of several sizes where a pod can go. Each node is asked, as each is
+// told of.
 func measureSchedule(ctx context.Context, b *bench) ([]Measurement, error) {
 	var rows []Measurement
 	for _, nodes := range b.sizes() {
@@ -93,19 +101,24 @@ func (b *bench) hosts(nodes, pfs, vfs int, allocated float64) (path string, err 
 	if err != nil {
 		return "", err
 	}
-	cluster, err := generate.Generate(shape, generate.Options{Nodes: nodes, PFs: pfs, VFs: vfs, Allocated: allocated})
+	cluster, err := generate.Generate(shape,
+		generate.Options{Nodes: nodes, PFs: pfs, VFs: vfs, Allocated: allocated})
 	if err != nil {
 		return "", err
 	}
 	path = filepath.Join(b.dir, "cluster.json")
-	content, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": cluster.Objects()})
+	content, err := json.Marshal(map[string]any{
+		"apiVersion": "v1", "kind": "List", "items": cluster.Objects(),
+	})
 	if err != nil {
 		return "", err
 	}
 	return path, os.WriteFile(path, content, 0o600)
 }
 
-func (b *bench) askCluster(ctx context.Context, nodes int, allocated float64) ([]Measurement, error) {
+func (b *bench) askCluster(
+	ctx context.Context, nodes int, allocated float64,
+) ([]Measurement, error) {
 	path, err := b.hosts(nodes, 2, 64, allocated)
 	if err != nil {
 		return nil, err
@@ -116,7 +129,8 @@ func (b *bench) askCluster(ctx context.Context, nodes int, allocated float64) ([
 		if q.allocated == allocated {
 			asked = append(asked, q)
 			rows = append(rows, Measurement{
-				What: fmt.Sprintf("xpuctl schedule, %s, %d nodes x 128 VFs, %.0f %% taken", q.what, nodes, 100*allocated), Unit: Seconds,
+				What: fmt.Sprintf("xpuctl schedule, %s, %d nodes x 128 VFs, %.0f %% taken",
+					q.what, nodes, 100*allocated), Unit: Seconds,
 				Reference: "the allocator alone", Goal: atMostTimes(1.1),
 			})
 		}
@@ -132,16 +146,19 @@ func (b *bench) askCluster(ctx context.Context, nodes int, allocated float64) ([
 		}
 		for i := range rows {
 			if ours[i].fits != reference[i].fits {
-				return nil, fmt.Errorf("%s fits on %d nodes, and the allocator says %d", rows[i].What, ours[i].fits, reference[i].fits)
+				return nil, fmt.Errorf("%s fits on %d nodes, and the allocator says %d",
+					rows[i].What, ours[i].fits, reference[i].fits)
 			}
 			if round < b.warmUp() {
 				continue
 			}
 			rows[i].Samples = append(rows[i].Samples, ours[i].seconds())
 			rows[i].ReferenceSamples = append(rows[i].ReferenceSamples, reference[i].seconds())
-			rows[i].Details = []string{fmt.Sprintf("read in %s and answered in %s; the allocator: %s and %s; fits on %d nodes",
+			rows[i].Details = []string{fmt.Sprintf("read in %s and answered in %s; the "+
+				"allocator: %s and %s; fits on %d nodes",
 				Seconds(ours[i].read.Seconds()), Seconds(ours[i].answered.Seconds()),
-				Seconds(reference[i].read.Seconds()), Seconds(reference[i].answered.Seconds()), ours[i].fits)}
+				Seconds(reference[i].read.Seconds()), Seconds(reference[i].answered.Seconds()),
+				ours[i].fits)}
 		}
 	}
 	return rows, nil
@@ -160,9 +177,11 @@ type answered struct {
 
 func (a answered) seconds() float64 { return (a.read + a.answered).Seconds() }
 
-// answersOf reads the cluster and asks it each question. Nothing of the cluster is left afterwards: there is room for one of
-// the largest only.
-func answersOf[R reading](ctx context.Context, path string, questions []question, read func(string) (R, error)) ([]answered, error) {
+// answersOf reads the cluster and asks it each question. Nothing of the cluster is left afterwards:
+// there is room for one of the largest only.
+func answersOf[R reading](
+	ctx context.Context, path string, questions []question, read func(string) (R, error),
+) ([]answered, error) {
 	defer debug.FreeOSMemory()
 	begin := time.Now()
 	cluster, err := read(path)
@@ -180,7 +199,8 @@ func answersOf[R reading](ctx context.Context, path string, questions []question
 	return all, nil
 }
 
-// measureImpossible asks for VFs of more PFs than a host has, which the allocator finds out by trying everything.
+// measureImpossible asks for VFs of more PFs than a host has, which the allocator finds out by
+// trying everything.
 func measureImpossible(ctx context.Context, b *bench) ([]Measurement, error) {
 	path, err := b.hosts(1, 4, 32, 0)
 	if err != nil {
@@ -188,7 +208,10 @@ func measureImpossible(ctx context.Context, b *bench) ([]Measurement, error) {
 	}
 	const pf = v1alpha1.GroupName + "/pf"
 	claim := vfs(5, nil, new(resourceapi.FullyQualifiedName(pf)))
-	row := Measurement{What: "xpuctl schedule, 5 VFs of different PFs, where there are 4 with 32 VFs, 1 node", Unit: Seconds, Goal: lessThan(0.1)}
+	row := Measurement{
+		What: "xpuctl schedule, 5 VFs of different PFs, where there are 4 with 32 VFs, 1 node",
+		Unit: Seconds, Goal: lessThan(0.1),
+	}
 	for range b.runs(5) {
 		answers, err := answersOf(ctx, path, []question{{claim: claim}}, readOwn)
 		if err != nil {
@@ -232,14 +255,18 @@ func readOwn(path string) (*ownReading, error) {
 	return &ownReading{objects}, err
 }
 
-func (r *ownReading) ask(ctx context.Context, claim resourceapi.DeviceClaim) (took time.Duration, fits int, err error) {
+func (r *ownReading) ask(
+	ctx context.Context, claim resourceapi.DeviceClaim,
+) (took time.Duration, fits int, err error) {
 	features, err := schedule.NewFeatures(schedule.NewestKubernetes, "")
 	if err != nil {
 		return 0, 0, err
 	}
 	pod := &corev1.Pod{}
 	pod.Namespace, pod.Name = "default", "asked"
-	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "vfs", ResourceClaimName: new("asked")}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{
+		{Name: "vfs", ResourceClaimName: new("asked")},
+	}
 	asked := &resourceapi.ResourceClaim{}
 	asked.Name, asked.Spec.Devices = "asked", *claim.DeepCopy()
 	if err := r.objects.Put(asked); err != nil {
@@ -289,8 +316,9 @@ func readBare(path string) (*bareReading, error) {
 		return nil, err
 	}
 	r := &bareReading{state: structured.AllocatedState{
-		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}}
 	for _, item := range list.Items {
 		object, _, err := decoder.Decode(item.Raw, nil, nil)
@@ -312,20 +340,24 @@ func (r *bareReading) add(object kruntime.Object) {
 		r.classes = append(r.classes, o)
 	case *resourceapi.ResourceClaim:
 		for _, result := range o.Status.Allocation.Devices.Results {
-			r.state.AllocatedDevices.Insert(structured.MakeDeviceID(result.Driver, result.Pool, result.Device))
+			r.state.AllocatedDevices.Insert(structured.MakeDeviceID(result.Driver, result.Pool,
+				result.Device))
 		}
 	}
 }
 
 // ask allocates the claim on each node, several at once.
-func (r *bareReading) ask(ctx context.Context, claim resourceapi.DeviceClaim) (took time.Duration, fits int, err error) {
+func (r *bareReading) ask(
+	ctx context.Context, claim resourceapi.DeviceClaim,
+) (took time.Duration, fits int, err error) {
 	features, err := schedule.NewFeatures(schedule.NewestKubernetes, "")
 	if err != nil {
 		return 0, 0, err
 	}
 	asked := []*resourceapi.ResourceClaim{{Spec: resourceapi.ResourceClaimSpec{Devices: claim}}}
 	begin := time.Now()
-	allocator, err := structured.NewAllocator(ctx, features.Allocator, r.state, r.classes, r.slices, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	allocator, err := structured.NewAllocator(ctx, features.Allocator, r.state, r.classes, r.slices,
+		cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		return 0, 0, err
 	}

@@ -29,12 +29,13 @@ import (
 // shim is the CNI plugin.
 const shim = "xpu-cni"
 
-// pause is for what an ADD or DEL leaves others to do: the agent looks at its Functions again, a while after the kernel
-// has told it of a change.
+// pause is for what an ADD or DEL leaves others to do: the agent looks at its Functions again, a
+// while after the kernel has told it of a change.
 const pause = 300 * time.Millisecond
 
-// pods are a host whose VFs have netdevs, in this network namespace, and as many pods' namespaces. The tree does not
-// follow the netdevs, so that the simulation is not measured: it shows them on the host for ever.
+// pods are a host whose VFs have netdevs, in this network namespace, and as many pods' namespaces.
+// The tree does not follow the netdevs, so that the simulation is not measured: it shows them on
+// the host for ever.
 type pods struct {
 	*host
 	programs string // the directory with the plugin that was built
@@ -46,7 +47,8 @@ type pods struct {
 	lastName int
 }
 
-// newPods makes veth pairs. The other end of a VF's stays here too, as the representor that opi-bridge looks for.
+// newPods makes veth pairs. The other end of a VF's stays here too, as the representor that
+// opi-bridge looks for.
 func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 	p = &pods{}
 	defer func() {
@@ -89,8 +91,8 @@ func (b *bench) newPods(ctx context.Context, n int) (p *pods, err error) {
 	return p, nil
 }
 
-// installShim installs the plugin in a directory of the host, and returns its path. The plugin finds
-// the agent by the file beside it.
+// installShim installs the plugin in a directory of the host, and returns its path. The plugin
+// finds the agent by the file beside it.
 func (p *pods) installShim(dir string, paths cni.Paths) (string, error) {
 	program, err := os.ReadFile(filepath.Join(p.programs, shim))
 	if err != nil {
@@ -109,7 +111,8 @@ func (p *pods) installShim(dir string, paths cni.Paths) (string, error) {
 	)
 }
 
-// startAgent starts what start starts, with a kubelet that gave each pod its VF. It has forgotten what was before.
+// startAgent starts what start starts, with a kubelet that gave each pod its VF. It has forgotten
+// what was before.
 func (p *pods) startAgent(start func() (*agent, error)) (*agent, error) {
 	if err := errors.Join(p.clear(), p.writePools(1)); err != nil {
 		return nil, err
@@ -166,10 +169,13 @@ func (p *pods) invoke(number int, network string) (invocation, error) {
 		"cniVersion": "1.1.0", "name": "bench", "type": shim,
 		"deviceID": p.id(number), "network": network, "mtu": 1400,
 		"runtimeConfig": map[string]any{
-			"mac": fmt.Sprintf("02:00:00:00:01:%02x", number), "ips": []string{fmt.Sprintf("10.10.0.%d/24", number+1)},
+			"mac": fmt.Sprintf("02:00:00:00:01:%02x", number),
+			"ips": []string{fmt.Sprintf("10.10.0.%d/24", number+1)},
 		},
 	})
-	return invocation{fmt.Sprintf("container-%d", p.lastName), podName(number), p.netns[number].Path(), config}, err
+	return invocation{
+		fmt.Sprintf("container-%d", p.lastName), podName(number), p.netns[number].Path(), config,
+	}, err
 }
 
 // run runs the shim to its end, as a container runtime does.
@@ -195,15 +201,18 @@ func runShim(cmd *exec.Cmd) (time.Duration, error) {
 func shimCommand(ctx context.Context, binary, command string, i invocation) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, binary)
 	cmd.Env = []string{
-		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + i.container, "CNI_IFNAME=net1", "CNI_NETNS=" + i.netns,
+		"CNI_COMMAND=" + command, "CNI_CONTAINERID=" + i.container, "CNI_IFNAME=net1",
+		"CNI_NETNS=" + i.netns,
 		"CNI_PATH=" + filepath.Dir(binary),
-		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + i.pod + ";K8S_POD_UID=" + i.pod,
+		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + i.pod +
+			";K8S_POD_UID=" + i.pod,
 	}
 	cmd.Stdin = bytes.NewReader(i.config)
 	return cmd
 }
 
-// free waits until all Functions are free again: a DEL returns when the netdev is back, and what follows goes on.
+// free waits until all Functions are free again: a DEL returns when the netdev is back, and what
+// follows goes on.
 func (p *pods) free(ctx context.Context, a *agent) error {
 	if err := sleep(ctx, pause); err != nil {
 		return err
@@ -217,7 +226,8 @@ func (p *pods) free(ctx context.Context, a *agent) error {
 	})
 }
 
-// measureShim compares ADD and DEL with the bare move of the same netdev, and many at once with as many in a row.
+// measureShim compares ADD and DEL with the bare move of the same netdev, and many at once with as
+// many in a row.
 func measureShim(ctx context.Context, b *bench) (out []Measurement, err error) {
 	many := 64
 	if b.quick {
@@ -262,7 +272,8 @@ func (p *pods) serves(ctx context.Context, a *agent) error {
 
 // interfaceTimes are those of interfaces that come and go.
 type interfaceTimes struct {
-	start, least   []float64 // of the shim, which has nothing to do, and of a program that never has
+	// of the shim, which has nothing to do, and of a program that never has
+	start, least   []float64
 	move, moveBack []float64 // bare, by an agent that does nothing else
 	add, del       []float64 // all of the shim's run
 }
@@ -289,11 +300,13 @@ func (b *bench) oneInterface(ctx context.Context, p *pods, a *agent) ([]Measurem
 			Reference: "start of /bin/true", ReferenceSamples: t.least,
 		},
 		{
-			What: "ADD by the shim, without its start", Unit: Seconds, Samples: without(t.start, t.add),
+			What: "ADD by the shim, without its start", Unit: Seconds,
+			Samples:   without(t.start, t.add),
 			Reference: "bare move into the pod", ReferenceSamples: t.move, Goal: atMostTimes(1.25),
 		},
 		{
-			What: "DEL by the shim, without its start", Unit: Seconds, Samples: without(t.start, t.del),
+			What: "DEL by the shim, without its start", Unit: Seconds,
+			Samples:   without(t.start, t.del),
 			Reference: "bare move back", ReferenceSamples: t.moveBack, Goal: atMostTimes(1.25),
 		},
 	}, nil
@@ -343,8 +356,9 @@ func (p *pods) round(ctx context.Context, a *agent, bare *bareAgent, t *interfac
 	return p.free(ctx, a)
 }
 
-// bareAgent is an agent that does for a shim no more than it is told. How long the kernel waits for its readers depends
-// on what else it has to do, such as for a process that has just started; with a shim that waits, it has the same.
+// bareAgent is an agent that does for a shim no more than it is told. How long the kernel waits for
+// its readers depends on what else it has to do, such as for a process that has just started; with
+// a shim that waits, it has the same.
 type bareAgent struct {
 	*pods
 	listener *net.UnixListener
@@ -401,7 +415,8 @@ func (b *bareAgent) serve(f func() error) error {
 		return err
 	}
 	return json.NewEncoder(conn).Encode(api.Reply{
-		Version: api.Version, Result: json.RawMessage(`{"cniVersion":"1.1.0","interfaces":[{"name":"net1"}]}`),
+		Version: api.Version,
+		Result:  json.RawMessage(`{"cniVersion":"1.1.0","interfaces":[{"name":"net1"}]}`),
 	})
 }
 
@@ -409,9 +424,12 @@ func (b *bareAgent) serve(f func() error) error {
 func (b *bench) manyInterfaces(ctx context.Context, p *pods, a *agent) ([]Measurement, error) {
 	n := len(p.netns)
 	adds := Measurement{
-		What: fmt.Sprintf("%d ADDs at once", n), Unit: Seconds, Reference: "in a row", Goal: lessThanTimes(1),
+		What: fmt.Sprintf("%d ADDs at once", n), Unit: Seconds, Reference: "in a row",
+		Goal: lessThanTimes(1),
 	}
-	dels := Measurement{What: fmt.Sprintf("%d DELs at once", n), Unit: Seconds, Reference: "in a row"}
+	dels := Measurement{
+		What: fmt.Sprintf("%d DELs at once", n), Unit: Seconds, Reference: "in a row",
+	}
 	for range b.runs(3) {
 		for _, way := range []struct {
 			run       func(n int, one func(i int) error) error
@@ -478,9 +496,9 @@ func atOnce(n int, one func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// measureShimMemory is what the shim needs while it waits for the agent, as it does nearly all of its life. What the
-// kernel says of a process that has ended (getrusage(2), ru_maxrss) would not do: it counts what the process was before
-// exec, a copy of this one.
+// measureShimMemory is what the shim needs while it waits for the agent, as it does nearly all of
+// its life. What the kernel says of a process that has ended (getrusage(2), ru_maxrss) would not
+// do: it counts what the process was before exec, a copy of this one.
 func (b *bench) measureShimMemory(ctx context.Context, p *pods) (m Measurement, err error) {
 	m = Measurement{What: "shim, memory (RSS) while it waits", Unit: Bytes}
 	bare, err := p.listenBare()

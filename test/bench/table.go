@@ -9,13 +9,15 @@ import (
 	"time"
 )
 
-// Measurement is a row of the table: samples of one quantity, beside those of its reference from the same run.
+// Measurement is a row of the table: samples of one quantity, beside those of its reference from
+// the same run.
 type Measurement struct {
 	What string
 	Unit Unit
 	// Samples are the runs; their median counts.
 	Samples []float64
-	// Reference says what ReferenceSamples are of, in Unit too; "" if the quantity is compared with nothing.
+	// Reference says what ReferenceSamples are of, in Unit too; "" if the quantity is compared with
+	// nothing.
 	Reference        string
 	ReferenceSamples []float64
 	Goal             Goal
@@ -26,7 +28,8 @@ type Measurement struct {
 // Unit writes a quantity.
 type Unit func(float64) string
 
-// Goal is what the median, or its ratio to the reference's, must not exceed. The zero value is no goal.
+// Goal is what the median, or its ratio to the reference's, must not exceed. The zero value is no
+// goal.
 type Goal struct {
 	// Most is in the row's Unit, and a factor if OfReference is set.
 	Most float64

@@ -33,8 +33,9 @@ import (
 // tenantsNamespace is the broker's.
 const tenantsNamespace = "xpu-tenants"
 
-// federation is an infra cluster with an xPU for each of many tenants. The tenants' API servers are real ones of
-// CustomResourceDefinitions alone (test/devcluster/cmd/crdservers); the benchmark does in them what their controllers do.
+// federation is an infra cluster with an xPU for each of many tenants. The tenants' API servers are
+// real ones of CustomResourceDefinitions alone (test/devcluster/cmd/crdservers); the benchmark does
+// in them what their controllers do.
 type federation struct {
 	*site
 	servers *process
@@ -70,7 +71,9 @@ func measureTenants(ctx context.Context, b *bench) (out []Measurement, err error
 	return out, nil
 }
 
-func (b *bench) measureFederation(ctx context.Context, tenants, ports, more, samples int) (out []Measurement, err error) {
+func (b *bench) measureFederation(
+	ctx context.Context, tenants, ports, more, samples int,
+) (out []Measurement, err error) {
 	f, err := b.newFederation(ctx, tenants)
 	if err != nil {
 		return nil, err
@@ -79,7 +82,9 @@ func (b *bench) measureFederation(ctx context.Context, tenants, ports, more, sam
 	if err := f.fill(ctx, f.tenants, tenants); err != nil { // which brings XPUs and networks about
 		return nil, err
 	}
-	filled, err := f.brokerWrites(ctx, func() error { return f.fill(ctx, f.tenants, ports-tenants) })
+	filled, err := f.brokerWrites(ctx, func() error {
+		return f.fill(ctx, f.tenants, ports-tenants)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -101,19 +106,29 @@ func (b *bench) measureFederation(ctx context.Context, tenants, ports, more, sam
 	}
 	const relay = "bare relay"
 	return []Measurement{
-		{What: fmt.Sprintf("XPUPort to infra and status back, %d tenants, %d there, p50", tenants, ports), Unit: Seconds,
-			Samples: []float64{percentile(quiet.broker, 50)}, Reference: relay, ReferenceSamples: []float64{percentile(quiet.relay, 50)}, Goal: atMostTimes(2)},
+		{What: fmt.Sprintf("XPUPort to infra and status back, %d tenants, %d there, p50", tenants,
+			ports), Unit: Seconds,
+			Samples: []float64{percentile(quiet.broker, 50)}, Reference: relay,
+			ReferenceSamples: []float64{percentile(quiet.relay, 50)}, Goal: atMostTimes(2)},
 		{What: "  p99", Unit: Seconds,
-			Samples: []float64{percentile(quiet.broker, 99)}, Reference: relay, ReferenceSamples: []float64{percentile(quiet.relay, 99)}},
+			Samples: []float64{percentile(quiet.broker, 99)}, Reference: relay,
+			ReferenceSamples: []float64{percentile(quiet.relay, 99)}},
 		{What: fmt.Sprintf("  while another tenant makes %d, p50", more), Unit: Seconds,
-			Samples: []float64{percentile(flooded.broker, 50)}, Reference: relay + " meanwhile", ReferenceSamples: []float64{percentile(flooded.relay, 50)},
-			Goal: atMostTimes(2)},
+			Samples: []float64{percentile(flooded.broker, 50)}, Reference: relay + " meanwhile",
+			ReferenceSamples: []float64{percentile(flooded.relay, 50)},
+			Goal:             atMostTimes(2)},
 		{What: "  while another tenant does, p99", Unit: Seconds,
-			Samples: []float64{percentile(flooded.broker, 99)}, Reference: relay + " meanwhile", ReferenceSamples: []float64{percentile(flooded.relay, 99)}},
-		{What: "  the broker's writes for each", Unit: PerPod, Samples: []float64{filled/float64(ports-tenants) + gone/float64(more)}, Goal: atMost(4.05)},
-		{What: "  broker, memory (RSS)", Unit: Bytes, Samples: []float64{start.memory}, Goal: atMost(256e6)},
-		{What: "  start of a broker with all there", Unit: Seconds, Samples: []float64{start.took.Seconds()}, Goal: atMost(60)},
-		{What: "  writes of one that starts, but for Leases", Unit: Count, Samples: []float64{start.writes}, Goal: atMost(0)},
+			Samples: []float64{percentile(flooded.broker, 99)}, Reference: relay + " meanwhile",
+			ReferenceSamples: []float64{percentile(flooded.relay, 99)}},
+		{What: "  the broker's writes for each", Unit: PerPod,
+			Samples: []float64{filled/float64(ports-tenants) + gone/float64(more)},
+			Goal:    atMost(4.05)},
+		{What: "  broker, memory (RSS)", Unit: Bytes, Samples: []float64{start.memory},
+			Goal: atMost(256e6)},
+		{What: "  start of a broker with all there", Unit: Seconds,
+			Samples: []float64{start.took.Seconds()}, Goal: atMost(60)},
+		{What: "  writes of one that starts, but for Leases", Unit: Count,
+			Samples: []float64{start.writes}, Goal: atMost(0)},
 	}, nil
 }
 
@@ -123,7 +138,9 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 	if err != nil {
 		return nil, err
 	}
-	f = &federation{site: &site{cluster: c, b: b, name: name}, tenants: make([]*tenantCluster, tenants)}
+	f = &federation{
+		site: &site{cluster: c, b: b, name: name}, tenants: make([]*tenantCluster, tenants),
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.end())
@@ -135,7 +152,8 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 	if err := f.startServers(ctx); err != nil {
 		return f, err
 	}
-	if f.infra, err = observe(ctx, c.config, c.client.Scheme(), &v1alpha1.XPUPort{}, &corev1.ConfigMap{}); err != nil {
+	if f.infra, err = observe(ctx, c.config, c.client.Scheme(), &v1alpha1.XPUPort{},
+		&corev1.ConfigMap{}); err != nil {
 		return f, err
 	}
 	for range tenants {
@@ -145,19 +163,23 @@ func (b *bench) newFederation(ctx context.Context, tenants int) (f *federation, 
 		}
 		f.agents = append(f.agents, agent)
 	}
-	join := func(_ context.Context, i int) error { return f.join(ctx, i) } // what it starts goes on when all have joined
+	// what it starts goes on when all have joined
+	join := func(_ context.Context, i int) error { return f.join(ctx, i) }
 	if err := f.each(ctx, tenants, join); err != nil {
 		return f, err
 	}
 	return f, f.awaitConnected(ctx)
 }
 
-// startRoles starts the infra cluster's controller and broker, with the rights that deploy/ gives them.
+// startRoles starts the infra cluster's controller and broker, with the rights that deploy/ gives
+// them.
 func (f *federation) startRoles(ctx context.Context) (err error) {
 	if err := os.Mkdir(f.tenantsDir(), 0o700); err != nil {
 		return err
 	}
-	for _, file := range []string{"namespace/namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml"} {
+	for _, file := range []string{
+		"namespace/namespace.yaml", "infra/rbac.yaml", "infra/broker-rbac.yaml",
+	} {
 		if err := f.apply(ctx, filepath.Join(f.b.source, "deploy", file)); err != nil {
 			return err
 		}
@@ -168,7 +190,8 @@ func (f *federation) startRoles(ctx context.Context) (err error) {
 	if f.brokerKubeconfig, err = f.kubeconfig(ctx, tenantsNamespace, "xpu-broker"); err != nil {
 		return err
 	}
-	if f.control, err = f.b.startRole(f.dir, "infra", f.controllerKubeconfig, namespace); err != nil {
+	if f.control, err = f.b.startRole(f.dir, "infra", f.controllerKubeconfig,
+		namespace); err != nil {
 		return err
 	}
 	f.broker, err = f.startBroker()
@@ -181,8 +204,10 @@ func (f *federation) tenantsDir() string { return filepath.Join(f.dir, "tenants"
 // startServers starts the tenants' API servers.
 func (f *federation) startServers(ctx context.Context) (err error) {
 	dir := f.tenantsDir()
-	f.servers, err = f.b.start(dir, "crdservers", "--etcd="+f.environment.ControlPlane.Etcd.URL.String(),
-		"--count="+strconv.Itoa(len(f.tenants)), "--crds="+filepath.Join(f.b.source, "deploy", "crds"), "--out="+dir)
+	f.servers, err = f.b.start(dir, "crdservers",
+		"--etcd="+f.environment.ControlPlane.Etcd.URL.String(),
+		"--count="+strconv.Itoa(len(f.tenants)),
+		"--crds="+filepath.Join(f.b.source, "deploy", "crds"), "--out="+dir)
 	if err != nil {
 		return err
 	}
@@ -213,16 +238,19 @@ func (f *federation) join(ctx context.Context, i int) error {
 	if t.client, err = client.New(config, client.Options{Scheme: f.client.Scheme()}); err != nil {
 		return err
 	}
-	if t.observer, err = observe(ctx, config, f.client.Scheme(), &v1alpha1.XPUPort{}, &v1alpha1.DevicePool{}); err != nil {
+	if t.observer, err = observe(ctx, config, f.client.Scheme(), &v1alpha1.XPUPort{},
+		&v1alpha1.DevicePool{}); err != nil {
 		return err
 	}
 	go f.relay(ctx, t)
 	if err := f.tell(ctx, i, file); err != nil {
 		return err
 	}
-	return t.client.Create(ctx, &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.XPUNetworkSpec{
-		AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
-	}})
+	return t.client.Create(ctx,
+		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"},
+			Spec: v1alpha1.XPUNetworkSpec{
+				AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
+			}})
 }
 
 // tell has the infra cluster know of a tenant and its xPU.
@@ -235,17 +263,21 @@ func (f *federation) tell(ctx context.Context, i int, file string) error {
 	for _, o := range []client.Object{
 		&corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{
-				Namespace: tenantsNamespace, Name: t.name, Labels: map[string]string{kubeconfig.DefaultKubeconfigSecretLabel: "true"},
+				Namespace: tenantsNamespace, Name: t.name,
+				Labels: map[string]string{kubeconfig.DefaultKubeconfigSecretLabel: "true"},
 			},
 			Data: map[string][]byte{kubeconfig.DefaultKubeconfigSecretKey: text},
 		},
 		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: t.name}, Spec: v1alpha1.XPUSpec{
 			NodeName: t.name + ".node1", Endpoint: f.agents[i].Config().Endpoint, Insecure: true,
 		}},
-		&v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: t.name}, Spec: v1alpha1.XPUTenantSpec{
-			Member: v1alpha1.TenantMember{SecretName: t.name}, XPUs: v1alpha1.TenantXPUs{Names: []string{t.name}},
-			VLANs: v1alpha1.VLANRange{First: first, Last: first + 9}, DeletionPolicy: v1alpha1.DeletionDelete,
-		}},
+		&v1alpha1.XPUTenant{ObjectMeta: metav1.ObjectMeta{Name: t.name},
+			Spec: v1alpha1.XPUTenantSpec{
+				Member:         v1alpha1.TenantMember{SecretName: t.name},
+				XPUs:           v1alpha1.TenantXPUs{Names: []string{t.name}},
+				VLANs:          v1alpha1.VLANRange{First: first, Last: first + 9},
+				DeletionPolicy: v1alpha1.DeletionDelete,
+			}},
 	} {
 		if err := f.client.Create(ctx, o); err != nil {
 			return err
@@ -257,12 +289,15 @@ func (f *federation) tell(ctx context.Context, i int, file string) error {
 // awaitConnected waits until the broker has joined all tenants.
 func (f *federation) awaitConnected(ctx context.Context) error {
 	for {
-		connected, err := f.broker.sum(ctx, func(series string) bool { return strings.HasPrefix(series, "xpu_broker_tenant_connected{") })
+		connected, err := f.broker.sum(ctx, func(series string) bool {
+			return strings.HasPrefix(series, "xpu_broker_tenant_connected{")
+		})
 		if err != nil || int(connected) == len(f.tenants) {
 			return err
 		}
 		if err := pauseWith(ctx, f.broker.process, 100*time.Millisecond); err != nil {
-			return fmt.Errorf("%.0f of %d tenants are connected: %w", connected, len(f.tenants), err)
+			return fmt.Errorf("%.0f of %d tenants are connected: %w", connected,
+				len(f.tenants), err)
 		}
 	}
 }
@@ -270,10 +305,15 @@ func (f *federation) awaitConnected(ctx context.Context) error {
 // port is the next XPUPort of a tenant, as its controller makes it for a claim.
 func (t *tenantCluster) port() *v1alpha1.XPUPort {
 	n := len(t.ports)
-	vf := function.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x40+n/256, n%256/8, n%8))}
+	vf := function.ID{
+		Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", 0x40+n/256, n%256/8, n%8)),
+	}
 	p := claim.NewPort("default", vf, "fast", v1alpha1.XPUPortSpec{
-		NodeName: "node1", XPU: t.name, Network: "blue", MAC: string(claim.DerivedMAC("", "node1", vf)),
-		Claim: v1alpha1.ClaimRef{Name: fmt.Sprintf("claim-%d", n), UID: types.UID(fmt.Sprintf("uid-%d", n))},
+		NodeName: "node1", XPU: t.name, Network: "blue",
+		MAC: string(claim.DerivedMAC("", "node1", vf)),
+		Claim: v1alpha1.ClaimRef{
+			Name: fmt.Sprintf("claim-%d", n), UID: types.UID(fmt.Sprintf("uid-%d", n)),
+		},
 	})
 	t.ports = append(t.ports, p)
 	return p
@@ -286,7 +326,9 @@ func (f *federation) fill(ctx context.Context, tenants []*tenantCluster, n int) 
 		of[i] = tenants[i%len(tenants)]
 		ports[i] = of[i].port()
 	}
-	if err := f.each(ctx, n, func(ctx context.Context, i int) error { return of[i].client.Create(ctx, ports[i]) }); err != nil {
+	if err := f.each(ctx, n, func(ctx context.Context, i int) error {
+		return of[i].client.Create(ctx, ports[i])
+	}); err != nil {
 		return err
 	}
 	return f.each(ctx, n, func(ctx context.Context, i int) error {
@@ -299,7 +341,9 @@ func (f *federation) fill(ctx context.Context, tenants []*tenantCluster, n int) 
 func (f *federation) drain(ctx context.Context, t *tenantCluster, n int) error {
 	going := t.ports[len(t.ports)-n:]
 	t.ports = t.ports[:len(t.ports)-n]
-	if err := f.each(ctx, n, func(ctx context.Context, i int) error { return t.client.Delete(ctx, going[i]) }); err != nil {
+	if err := f.each(ctx, n, func(ctx context.Context, i int) error {
+		return t.client.Delete(ctx, going[i])
+	}); err != nil {
 		return err
 	}
 	for {
@@ -308,12 +352,14 @@ func (f *federation) drain(ctx context.Context, t *tenantCluster, n int) error {
 			return err
 		}
 		if err := pauseWith(ctx, f.broker.process, 500*time.Millisecond); err != nil {
-			return fmt.Errorf("%d XPUPorts are left, want %d: %w", len(left.Items), len(t.ports), err)
+			return fmt.Errorf("%d XPUPorts are left, want %d: %w", len(left.Items),
+				len(t.ports), err)
 		}
 	}
 }
 
-// brokerWrites is how many requests of the broker change something meanwhile but its Leases, which are the only ones with PUT.
+// brokerWrites is how many requests of the broker change something meanwhile but its Leases, which
+// are the only ones with PUT.
 func (f *federation) brokerWrites(ctx context.Context, during func() error) (float64, error) {
 	before, err := f.broker.patches(ctx)
 	if err != nil {
@@ -328,16 +374,19 @@ func (f *federation) brokerWrites(ctx context.Context, during func() error) (flo
 
 func (p *scaled) patches(ctx context.Context) (n float64, err error) {
 	return p.sum(ctx, func(series string) bool {
-		return strings.HasPrefix(series, `rest_client_requests_total{code="2`) && !strings.Contains(series, `method="GET"`) &&
+		return strings.HasPrefix(series, `rest_client_requests_total{code="2`) &&
+			!strings.Contains(series, `method="GET"`) &&
 			!strings.Contains(series, `method="PUT"`)
 	})
 }
 
-// propagation is how long something takes to get from a tenant to the infra cluster and back, in seconds: from the answer to its
-// creation until it is seen there, and from when its new status is seen there until it is seen in the tenant.
+// propagation is how long something takes to get from a tenant to the infra cluster and back, in
+// seconds: from the answer to its creation until it is seen there, and from when its new status is
+// seen there until it is seen in the tenant.
 type propagation struct{ broker, relay []float64 }
 
-// propagations has XPUPorts of all tenants but the first carried over by the broker, and DevicePools by the bare relay, by turns.
+// propagations has XPUPorts of all tenants but the first carried over by the broker, and
+// DevicePools by the bare relay, by turns.
 func (f *federation) propagations(ctx context.Context, samples int) (p propagation, err error) {
 	for i := range samples {
 		t := f.tenants[1+i%(len(f.tenants)-1)]
@@ -347,9 +396,10 @@ func (f *federation) propagations(ctx context.Context, samples int) (p propagati
 			return p, err
 		}
 		p.broker = append(p.broker, took)
-		pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "relayed-" + port.Name}, Spec: v1alpha1.DevicePoolSpec{
-			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
-		}}
+		pool := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "relayed-" + port.Name},
+			Spec: v1alpha1.DevicePoolSpec{
+				Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
+			}}
 		if took, err = f.propagate(ctx, t, pool, t.name+"."+pool.Name, pool.Name); err != nil {
 			return p, err
 		}
@@ -358,7 +408,9 @@ func (f *federation) propagations(ctx context.Context, samples int) (p propagati
 	return p, nil
 }
 
-func (f *federation) propagate(ctx context.Context, t *tenantCluster, o client.Object, there, here string) (float64, error) {
+func (f *federation) propagate(
+	ctx context.Context, t *tenantCluster, o client.Object, there, here string,
+) (float64, error) {
 	if err := t.client.Create(ctx, o); err != nil {
 		return 0, err
 	}
@@ -375,7 +427,9 @@ func (f *federation) propagate(ctx context.Context, t *tenantCluster, o client.O
 }
 
 // whileOneFloods measures what the others feel while the first tenant makes n XPUPorts.
-func (f *federation) whileOneFloods(ctx context.Context, n, samples int) (p propagation, err error) {
+func (f *federation) whileOneFloods(
+	ctx context.Context, n, samples int,
+) (p propagation, err error) {
 	group, ctx := errgroup.WithContext(ctx)
 	flooded := make(chan struct{})
 	group.Go(func() error {
@@ -415,7 +469,10 @@ func (f *federation) restartBroker(ctx context.Context) (s brokerStart, err erro
 	if f.broker, err = f.startBroker(); err != nil {
 		return s, err
 	}
-	if err := f.broker.await(ctx, "metrics", func(ctx context.Context) error { _, err := f.broker.patches(ctx); return err }); err != nil {
+	if err := f.broker.await(ctx, "metrics", func(ctx context.Context) error {
+		_, err := f.broker.patches(ctx)
+		return err
+	}); err != nil {
 		return s, err
 	}
 	if err := f.awaitConnected(ctx); err != nil {
@@ -424,7 +481,9 @@ func (f *federation) restartBroker(ctx context.Context) (s brokerStart, err erro
 	// It has started once it looks at nothing more.
 	last := -1.0
 	for quiet := time.Now(); time.Since(quiet) < 2*time.Second; {
-		looked, err := f.broker.sum(ctx, func(series string) bool { return strings.HasPrefix(series, "controller_runtime_reconcile_total{") })
+		looked, err := f.broker.sum(ctx, func(series string) bool {
+			return strings.HasPrefix(series, "controller_runtime_reconcile_total{")
+		})
 		if err != nil {
 			return s, err
 		}
@@ -467,15 +526,18 @@ func (f *federation) end() error {
 	return errors.Join(append(errs, f.stop())...)
 }
 
-// relay does for DevicePools of a tenant what the least broker would do for XPUPorts, until ctx ends: it creates a ConfigMap in the
-// infra cluster for each, and writes a status once that is seen there.
+// relay does for DevicePools of a tenant what the least broker would do for XPUPorts, until ctx
+// ends: it creates a ConfigMap in the infra cluster for each, and writes a status once that is seen
+// there.
 func (f *federation) relay(ctx context.Context, t *tenantCluster) {
 	for {
 		name, err := t.observer.nextPool(ctx)
 		if err != nil {
 			return
 		}
-		there := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: t.name + "." + name}}
+		there := &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: tenantsNamespace, Name: t.name + "." + name},
+		}
 		if err := f.client.Create(ctx, there); err != nil {
 			return // what waits for it says so
 		}
@@ -503,12 +565,15 @@ type observer struct {
 type observed struct{ seen, ready time.Time }
 
 // observe watches objects of some kinds until stop.
-func observe(ctx context.Context, config *rest.Config, scheme *runtime.Scheme, kinds ...client.Object) (*observer, error) {
+func observe(
+	ctx context.Context, config *rest.Config, scheme *runtime.Scheme, kinds ...client.Object,
+) (*observer, error) {
 	ctx, stop := context.WithCancel(ctx)
 	o := &observer{stop: stop, objects: map[string]observed{}, pools: make(chan string, 16)}
 	o.changed = sync.NewCond(&o.mu)
 	context.AfterFunc(ctx, o.changed.Broadcast)
-	objects, err := cache.New(config, cache.Options{Scheme: scheme, DefaultTransform: cache.TransformStripManagedFields()})
+	objects, err := cache.New(config,
+		cache.Options{Scheme: scheme, DefaultTransform: cache.TransformStripManagedFields()})
 	if err != nil {
 		return o, err
 	}

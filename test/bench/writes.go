@@ -17,11 +17,12 @@ import (
 // lifePods is how many pods live, one after the other, for the count of writes in one life.
 const lifePods = 4
 
-// prepareSteps of the story's first act bring up cluster, cards and product, and declare pools and networks.
+// prepareSteps of the story's first act bring up cluster, cards and product, and declare pools and
+// networks.
 const prepareSteps = 4
 
-// newKinds is how often the garbage collector looks for new kinds (pkg/controller/garbagecollector in Kubernetes). Until
-// then it deletes no XPUPorts, and the controller has to.
+// newKinds is how often the garbage collector looks for new kinds (pkg/controller/garbagecollector
+// in Kubernetes). Until then it deletes no XPUPorts, and the controller has to.
 const newKinds = 30 * time.Second
 
 // lifePod is a pod with one Function of a pool that provisions on Prepare, the default.
@@ -36,11 +37,14 @@ spec:
   - {name: c, image: "devcluster.local/pause:1", imagePullPolicy: Never, args: [serve], resources: {claims: [{name: nic}]}}
 `
 
-// product are the users that write for the project. What the controller's election of a leader costs is not counted:
-// its Lease, and the events in the project's own namespace by which client-go tells of it.
+// product are the users that write for the project. What the controller's election of a leader
+// costs is not counted: its Lease, and the events in the project's own namespace by which client-go
+// tells of it.
 func product(w write) bool {
-	election := w.ObjectRef.Namespace == namespace && (w.ObjectRef.Resource == "leases" || w.ObjectRef.Resource == "events")
-	return strings.HasPrefix(w.User.Username, "system:serviceaccount:"+namespace+":xpu-") && !election
+	election := w.ObjectRef.Namespace == namespace &&
+		(w.ObjectRef.Resource == "leases" || w.ObjectRef.Resource == "events")
+	return strings.HasPrefix(w.User.Username, "system:serviceaccount:"+namespace+":xpu-") &&
+		!election
 }
 
 // others are those that write for a pod with a claim, whatever its driver.
@@ -51,7 +55,9 @@ func others(w write) bool {
 // measureWrites lets a few pods live on a real cluster and counts what is written for them.
 func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error) {
 	world := &story.World{
-		Cluster:  story.Devcluster{Program: filepath.Join(b.bin, "devcluster"), Name: fmt.Sprintf("bench-%d", os.Getpid())},
+		Cluster: story.Devcluster{
+			Program: filepath.Join(b.bin, "devcluster"), Name: fmt.Sprintf("bench-%d", os.Getpid()),
+		},
 		Source:   b.source,
 		Bin:      b.bin,
 		StateDir: filepath.Join(b.dir, "story"),
@@ -90,11 +96,13 @@ func measureWrites(ctx context.Context, b *bench) (out []Measurement, err error)
 	return []Measurement{
 		{
 			What: "one pod's life, writes to the API", Unit: PerPod, Goal: atMost(4),
-			Samples:   []float64{count(life, product) / lifePods},
-			Reference: "by the rest of Kubernetes", ReferenceSamples: []float64{count(life, others) / lifePods},
-			Details: kinds(life, product),
+			Samples:          []float64{count(life, product) / lifePods},
+			Reference:        "by the rest of Kubernetes",
+			ReferenceSamples: []float64{count(life, others) / lifePods},
+			Details:          kinds(life, product),
 		},
-		{What: fmt.Sprintf("%d pods idle for %s, writes", lifePods, idle), Unit: Count, Goal: atMost(0),
+		{What: fmt.Sprintf("%d pods idle for %s, writes", lifePods, idle), Unit: Count,
+			Goal:    atMost(0),
 			Samples: []float64{count(writes[1], product)}, Details: kinds(writes[1], product)},
 		{What: fmt.Sprintf("restart under %d pods, writes", lifePods), Unit: Count, Goal: atMost(0),
 			Samples: []float64{count(writes[2], product)}, Details: kinds(writes[2], product)},
@@ -124,7 +132,9 @@ func startPods(ctx context.Context, c story.Devcluster, manifest string) error {
 // settled is how long after a part of the story nothing is written for it any more.
 const settled = 3 * time.Second
 
-func writesDuring(ctx context.Context, c story.Devcluster, part func(context.Context) error) ([]write, error) {
+func writesDuring(
+	ctx context.Context, c story.Devcluster, part func(context.Context) error,
+) ([]write, error) {
 	begin := time.Now()
 	if err := part(ctx); err != nil {
 		return nil, err
@@ -136,7 +146,9 @@ func writesDuring(ctx context.Context, c story.Devcluster, part func(context.Con
 	if err != nil {
 		return nil, err
 	}
-	return writesSince(filepath.Join(cluster.Logs, "audit.log"), begin, func(write) bool { return true })
+	return writesSince(filepath.Join(cluster.Logs, "audit.log"), begin, func(write) bool {
+		return true
+	})
 }
 
 // restartProduct replaces the pods of agents and controller and waits until the new ones are ready.
@@ -167,7 +179,8 @@ func kinds(writes []write, which func(write) bool) (out []string) {
 	counts := map[string]int{}
 	for _, w := range writes {
 		if which(w) {
-			counts[w.String()+" by "+w.User.Username[strings.LastIndexByte(w.User.Username, ':')+1:]]++
+			counts[w.String()+" by "+w.User.Username[strings.LastIndexByte(w.User.Username, ':')+
+				1:]]++
 		}
 	}
 	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {

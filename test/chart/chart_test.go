@@ -1,5 +1,5 @@
-// Package chart tests the Helm chart: what it renders is what the kustomizations of deploy/ have, and what it is told wrongly it
-// refuses.
+// Package chart tests the Helm chart: what it renders is what the kustomizations of deploy/ have,
+// and what it is told wrongly it refuses.
 package chart
 
 import (
@@ -88,12 +88,14 @@ func objects(t testing.TB, manifests string) (all []unstructured.Unstructured) {
 	}
 }
 
-// byName are objects by kind, namespace and name, without what only Helm adds to them and in one order.
+// byName are objects by kind, namespace and name, without what only Helm adds to them and in one
+// order.
 func byName(all []unstructured.Unstructured) map[string]any {
 	found := map[string]any{}
 	for _, o := range all {
 		// The last one the kustomizations have on what runs pods only.
-		o.SetLabels(without(o.GetLabels(), "app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
+		o.SetLabels(without(o.GetLabels(), "app.kubernetes.io/instance",
+			"app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart",
 			"app.kubernetes.io/part-of"))
 		o.SetAnnotations(without(o.GetAnnotations(), "helm.sh/resource-policy"))
 		if pod, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec"); ok {
@@ -144,7 +146,8 @@ func TestSameAsKustomize(t *testing.T) {
 				want := byName(all)
 				// The release's namespace is made by whoever installs it.
 				delete(want, "Namespace /"+namespace)
-				rendered, err := render(t, namespace, "mode="+mode, fmt.Sprintf("opiBridge.enabled=%t", bridge))
+				rendered, err := render(t, namespace, "mode="+mode,
+					fmt.Sprintf("opiBridge.enabled=%t", bridge))
 				must.Succeed(t, err)
 				got := byName(rendered)
 				for _, name := range slices.Sorted(maps.Keys(want)) {
@@ -164,15 +167,18 @@ func TestSameAsKustomize(t *testing.T) {
 // TestNamespaceIsFree: nothing is left of the namespaces that the manifests have.
 func TestNamespaceIsFree(t *testing.T) {
 	for _, mode := range []string{"cluster", "tenant", "infra", "direct"} {
-		rendered, err := render(t, "network", "mode="+mode, "broker.namespace=customers", "opiBridge.enabled=true", "networkPolicies.enabled=true")
+		rendered, err := render(t, "network", "mode="+mode, "broker.namespace=customers",
+			"opiBridge.enabled=true", "networkPolicies.enabled=true")
 		must.Succeed(t, err)
 		for _, o := range rendered {
 			text, err := o.MarshalJSON()
 			must.Succeed(t, err)
 			for _, wrong := range []string{namespace, "xpu-tenants"} {
 				// CRDs' descriptions have the defaults.
-				if o.GetKind() != "CustomResourceDefinition" && bytes.Contains(text, []byte(wrong)) {
-					t.Errorf("mode %s: %s %s has %s: %s", mode, o.GetKind(), o.GetName(), wrong, text)
+				if o.GetKind() != "CustomResourceDefinition" &&
+					bytes.Contains(text, []byte(wrong)) {
+					t.Errorf("mode %s: %s %s has %s: %s", mode, o.GetKind(), o.GetName(),
+						wrong, text)
 				}
 			}
 		}
@@ -187,70 +193,112 @@ func TestParts(t *testing.T) {
 		present []string // texts
 		absent  []string
 	}{
-		"no agent":              {[]string{"agent.enabled=false"}, []string{"name: xpu-controller"}, []string{"kind: DaemonSet", "name: xpu-agent\n"}},
-		"no controller":         {[]string{"controller.enabled=false"}, []string{"name: xpu-agent"}, []string{"kind: Deployment", "name: xpu-controller\n"}},
-		"no broker":             {[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"}, []string{"name: xpu-broker"}},
-		"no CRDs":               {[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"}},
-		"the broker is scraped": {[]string{"mode=infra", "monitoring.enabled=true", "broker.namespace=tenants"}, []string{"    - tenants\n"}, nil},
+		"no agent": {[]string{"agent.enabled=false"}, []string{"name: xpu-controller"},
+			[]string{"kind: DaemonSet", "name: xpu-agent\n"}},
+		"no controller": {[]string{"controller.enabled=false"}, []string{"name: xpu-agent"},
+			[]string{"kind: Deployment", "name: xpu-controller\n"}},
+		"no broker": {
+			[]string{"mode=infra", "broker.enabled=false"}, []string{"name: xpu-controller"},
+			[]string{"name: xpu-broker"},
+		},
+		"no CRDs": {
+			[]string{"crds.install=false"}, nil, []string{"kind: CustomResourceDefinition"},
+		},
+		"the broker is scraped": {
+			[]string{"mode=infra", "monitoring.enabled=true", "broker.namespace=tenants"},
+			[]string{"    - tenants\n"}, nil,
+		},
 		"metrics of opi-bridge": {
-			[]string{"opiBridge.enabled=true", "opiBridge.metricsSecretName=scrape", "monitoring.enabled=true"},
-			[]string{"--metrics-listen=:9811", "--metrics-tls", "portNumber: 9811", "secret: {name: scrape, key: ca.crt}"}, nil,
+			[]string{"opiBridge.enabled=true", "opiBridge.metricsSecretName=scrape",
+				"monitoring.enabled=true"},
+			[]string{"--metrics-listen=:9811", "--metrics-tls", "portNumber: 9811",
+				"secret: {name: scrape, key: ca.crt}"}, nil,
 		},
 		"metrics of opi-bridge for the xPU": {
-			[]string{"opiBridge.enabled=true", "monitoring.enabled=true"}, []string{"--metrics-listen=127.0.0.1:9811"}, []string{"portNumber: 9811"},
+			[]string{"opiBridge.enabled=true", "monitoring.enabled=true"},
+			[]string{"--metrics-listen=127.0.0.1:9811"}, []string{"portNumber: 9811"},
 		},
 		"secure metrics": {
-			[]string{"monitoring.secure=true", "monitoring.enabled=true", "monitoring.tokenSecretName=scrape"},
-			[]string{"--metrics-secure", "scheme: HTTPS", "scheme: https", "name: scrape", "name: system:auth-delegator"}, nil,
+			[]string{"monitoring.secure=true", "monitoring.enabled=true",
+				"monitoring.tokenSecretName=scrape"},
+			[]string{"--metrics-secure", "scheme: HTTPS", "scheme: https", "name: scrape",
+				"name: system:auth-delegator"}, nil,
 		},
-		"open metrics":   {[]string{"monitoring.enabled=true"}, nil, []string{"--metrics-secure", "scheme: ", "system:auth-delegator"}},
-		"CRDs that go":   {[]string{"crds.keep=false"}, []string{"kind: CustomResourceDefinition"}, []string{"helm.sh/resource-policy"}},
-		"CRDs that stay": {nil, []string{"helm.sh/resource-policy: keep"}, []string{"helm.sh/hook"}},
+		"open metrics": {
+			[]string{"monitoring.enabled=true"}, nil,
+			[]string{"--metrics-secure", "scheme: ", "system:auth-delegator"},
+		},
+		"CRDs that go": {[]string{"crds.keep=false"}, []string{"kind: CustomResourceDefinition"},
+			[]string{"helm.sh/resource-policy"}},
+		"CRDs that stay": {
+			nil, []string{"helm.sh/resource-policy: keep"}, []string{"helm.sh/hook"},
+		},
 		"what was declared goes before CRDs": {
-			[]string{"crds.keep=false"}, []string{"helm.sh/hook: pre-delete", "ghcr.io/opiproject/xpuctl:", "--namespace=" + namespace}, nil,
+			[]string{"crds.keep=false"},
+			[]string{"helm.sh/hook: pre-delete", "ghcr.io/opiproject/xpuctl:", "--namespace=" +
+				namespace}, nil,
 		},
 		"the uninstall Job by digest": {
-			[]string{"crds.keep=false", "controller.digest=" + digest, "uninstall.digest=" + digest},
+			[]string{"crds.keep=false", "controller.digest=" +
+				digest, "uninstall.digest=" + digest},
 			[]string{"ghcr.io/opiproject/xpuctl@" + digest}, []string{"ghcr.io/opiproject/xpuctl:"},
 		},
-		"nothing declared by CRDs": {[]string{"crds.keep=false", "mode=direct"}, nil, []string{"helm.sh/hook"}},
+		"nothing declared by CRDs": {
+			[]string{"crds.keep=false", "mode=direct"}, nil, []string{"helm.sh/hook"},
+		},
 		"images": {
-			[]string{"image.registry=registry.example/xpu", "image.tag=v9", "agent.digest=" + digest, "image.pullSecrets={mine}"},
-			[]string{"registry.example/xpu/xpu-agent@" + digest, "registry.example/xpu/xpu-controller:v9", "imagePullSecrets:\n      - name: mine"},
+			[]string{"image.registry=registry.example/xpu", "image.tag=v9", "agent.digest=" +
+				digest, "image.pullSecrets={mine}"},
+			[]string{"registry.example/xpu/xpu-agent@" + digest,
+				"registry.example/xpu/xpu-controller:v9", "imagePullSecrets:\n      - name: mine"},
 			[]string{"ghcr.io"},
 		},
 		"paths": {
-			[]string{"agent.hostPaths.kubelet=/data/kubelet", "agent.hostPaths.cniBin=/usr/libexec/cni"},
-			[]string{"--kubelet-dir=/data/kubelet", "mountPath: /data/kubelet/plugins_registry", "path: /data/kubelet/plugins,", "path: /usr/libexec/cni,"},
+			[]string{"agent.hostPaths.kubelet=/data/kubelet",
+				"agent.hostPaths.cniBin=/usr/libexec/cni"},
+			[]string{"--kubelet-dir=/data/kubelet", "mountPath: /data/kubelet/plugins_registry",
+				"path: /data/kubelet/plugins,", "path: /usr/libexec/cni,"},
 			[]string{"/var/lib/kubelet", "path: /opt/cni/bin"},
 		},
 		"placement": {
-			[]string{"agent.nodeSelector.xpu=yes", "controller.tolerations[0].key=infra", "controller.extraArgs={--log-format=json}", "controller.replicas=3"},
-			[]string{"nodeSelector:\n        xpu: \"yes\"", "tolerations:\n        - key: infra", "- --log-format=json", "replicas: 3"},
+			[]string{"agent.nodeSelector.xpu=yes", "controller.tolerations[0].key=infra",
+				"controller.extraArgs={--log-format=json}", "controller.replicas=3"},
+			[]string{"nodeSelector:\n        xpu: \"yes\"", "tolerations:\n        - key: infra",
+				"- --log-format=json", "replicas: 3"},
 			nil,
 		},
 		"direct": {
-			[]string{"mode=direct", "direct.pools=kind: DevicePool", "direct.nodes.node1.networks.blue.vlan=10", "direct.clientSecretName=opi-client"},
-			[]string{"pools.yaml: |\n    kind: DevicePool", "node1.yaml: |\n    networks:\n      blue:\n        vlan: 10", "secretName: opi-client"},
-			[]string{"kind: Deployment", "kind: ClusterRole", "CustomResourceDefinition", "/etc/xpu-agent/opi-client, type"},
+			[]string{"mode=direct", "direct.pools=kind: DevicePool",
+				"direct.nodes.node1.networks.blue.vlan=10", "direct.clientSecretName=opi-client"},
+			[]string{"pools.yaml: |\n    kind: DevicePool", "node1.yaml: |\n    networks:\n      " +
+				"blue:\n        vlan: 10", "secretName: opi-client"},
+			[]string{"kind: Deployment", "kind: ClusterRole", "CustomResourceDefinition",
+				"/etc/xpu-agent/opi-client, type"},
 		},
 		"monitoring": {
 			[]string{"monitoring.enabled=true", "monitoring.labels.release=prometheus"},
-			[]string{"kind: PodMonitor", "kind: PrometheusRule", "release: prometheus", "alert: XPUControllerAbsent", "dashboard.json: |"},
+			[]string{"kind: PodMonitor", "kind: PrometheusRule", "release: prometheus",
+				"alert: XPUControllerAbsent", "dashboard.json: |"},
 			nil,
 		},
 		"monitoring without a controller": {
-			[]string{"mode=direct", "monitoring.enabled=true"}, []string{"alert: XPUDirectAway"}, []string{"alert: XPUControllerAbsent"},
+			[]string{"mode=direct", "monitoring.enabled=true"}, []string{"alert: XPUDirectAway"},
+			[]string{"alert: XPUControllerAbsent"},
 		},
 		"network policies": {
 			[]string{"mode=infra"},
-			[]string{"kind: NetworkPolicy", "policyTypes: [Ingress]", "{port: metrics, protocol: TCP}"},
+			[]string{"kind: NetworkPolicy", "policyTypes: [Ingress]",
+				"{port: metrics, protocol: TCP}"},
 			[]string{"egress:", "port: 6443"},
 		},
-		"no network policies": {[]string{"networkPolicies.enabled=false"}, []string{"kind: Deployment"}, []string{"kind: NetworkPolicy"}},
+		"no network policies": {
+			[]string{"networkPolicies.enabled=false"}, []string{"kind: Deployment"},
+			[]string{"kind: NetworkPolicy"},
+		},
 		"network policies for what may be reached": {
 			[]string{"mode=infra", "networkPolicies.egress=true", "networkPolicies.opiPorts={9}"},
-			[]string{"kind: NetworkPolicy", "policyTypes: [Ingress, Egress]", "{port: 9, protocol: TCP}", "{port: 6443, protocol: TCP}"},
+			[]string{"kind: NetworkPolicy", "policyTypes: [Ingress, Egress]",
+				"{port: 9, protocol: TCP}", "{port: 6443, protocol: TCP}"},
 			[]string{"port: 50051"},
 		},
 	} {
@@ -278,8 +326,9 @@ func TestParts(t *testing.T) {
 // TestRefuses: the error names the value.
 func TestRefuses(t *testing.T) {
 	for set, want := range map[string]string{
-		"agent.enabld=true":              "'enabld' not allowed",
-		"mode=all":                       "/mode': value must be one of 'cluster', 'tenant', 'infra', 'direct'",
+		"agent.enabld=true": "'enabld' not allowed",
+		"mode=all": "/mode': value must be one of 'cluster', 'tenant', " +
+			"'infra', 'direct'",
 		"agent.digest=latest":            "/agent/digest",
 		"agent.hostPaths.cniBin=opt/":    "/agent/hostPaths/cniBin",
 		"controller.extraArgs={verbose}": "/controller/extraArgs/0",

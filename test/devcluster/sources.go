@@ -1,12 +1,13 @@
-// Package devcluster carries the sources of what a development cluster is built from, so that the devcluster
-// command can build it anywhere, without a checkout of this module beside it.
+// Package devcluster carries the sources of what a development cluster is built from, so that the
+// devcluster command can build it anywhere, without a checkout of this module beside it.
 package devcluster
 
 import "embed"
 
-// Sources is this module reduced to the commands that run inside a cluster: cmd/kubernetes, cmd/pause and cmd/restrict, with
-// the go.mod and go.sum that fix every version; plugins.mod and plugins.sum, the module of the CNI plugins; the same of
-// containerd 2 and of CRI-O; and in kubernetes and multus the same for older versions of these.
+// Sources is this module reduced to the commands that run inside a cluster: cmd/kubernetes,
+// cmd/pause and cmd/restrict, with the go.mod and go.sum that fix every version; plugins.mod and
+// plugins.sum, the module of the CNI plugins; the same of containerd 2 and of CRI-O; and in
+// kubernetes and multus the same for older versions of these.
 //
 //go:embed go.mod go.sum plugins.mod plugins.sum containerd.mod containerd.sum crio.mod crio.sum kubernetes multus cmd/kubernetes/main.go cmd/pause/main.go cmd/restrict/main.go
 var Sources embed.FS

@@ -16,10 +16,14 @@ import (
 
 // foreign are messages of Kubernetes, container runtimes and Multus, or parts of them.
 var foreign = []string{
-	"device class xpu-none does not exist", "cannot allocate all claims", "waiting for binding conditions for device on node node1",
-	"device binding failed:", "reason=Failed, message=", "unresolvable CDI devices", "NRI RunPodSandbox failed:", "Allocate failed due to rpc error:",
-	"Insufficient", "failed to find plugin", "in path [/opt/cni/bin]", "mount source path", "no such file or directory", "strict decoding error: unknown field",
-	"request nic:", "claim default/net:", "parameters in the claim:", // short parts that verbs follow
+	"device class xpu-none does not exist", "cannot allocate all claims",
+	"waiting for binding conditions for device on node node1",
+	"device binding failed:", "reason=Failed, message=", "unresolvable CDI devices",
+	"NRI RunPodSandbox failed:", "Allocate failed due to rpc error:",
+	"Insufficient", "failed to find plugin", "in path [/opt/cni/bin]", "mount source path",
+	"no such file or directory", "strict decoding error: unknown field",
+	// short parts that verbs follow
+	"request nic:", "claim default/net:", "parameters in the claim:",
 	"dial unix", "the network is missing", "because of", "connect: connection refused",
 }
 
@@ -37,14 +41,17 @@ func pieces(t testing.TB) (all []string) {
 	t.Helper()
 	for _, file := range files(t, func(path string) bool {
 		return strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") &&
-			(strings.HasPrefix(path, "pkg/") || strings.HasPrefix(path, "cni/") || strings.HasPrefix(path, "cmd/"))
+			(strings.HasPrefix(path, "pkg/") || strings.HasPrefix(path, "cni/") ||
+				strings.HasPrefix(path, "cmd/"))
 	}) {
-		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, parser.SkipObjectResolution)
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil,
+			parser.SkipObjectResolution)
 		must.Succeed(t, err)
 		for node := range ast.Preorder(parsed) {
 			if text, ok := constant(node); ok {
 				for _, piece := range verb.Split(text, -1) {
-					if piece = strings.Trim(piece, " "); strings.Contains(piece, " ") || len(piece) >= 8 {
+					if piece = strings.Trim(piece, " "); strings.Contains(piece, " ") ||
+						len(piece) >= 8 {
 						all = append(all, piece)
 					}
 				}
@@ -97,7 +104,9 @@ func strange(message string, known []string) (words []string) {
 func messages(t testing.TB) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	for _, file := range files(t, func(path string) bool { return strings.HasSuffix(path, ".md") }) {
+	for _, file := range files(t, func(path string) bool {
+		return strings.HasSuffix(path, ".md")
+	}) {
 		content, err := os.ReadFile(filepath.Join(root, file))
 		must.Succeed(t, err)
 		for _, match := range logs.FindAllStringSubmatch(string(content), -1) {
@@ -107,7 +116,8 @@ func messages(t testing.TB) map[string]string {
 			continue
 		}
 		for line := range strings.Lines(string(content)) {
-			if cells := strings.Split(line, " | "); strings.HasPrefix(line, "| ") && len(cells) == 4 {
+			if cells := strings.Split(line, " | "); strings.HasPrefix(line, "| ") &&
+				len(cells) == 4 {
 				for _, match := range code.FindAllStringSubmatch(cells[2], -1) {
 					if strings.Contains(match[1], " ") {
 						found[match[1]] = file

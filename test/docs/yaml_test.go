@@ -1,4 +1,5 @@
-// Package docs tests what documents say: that their YAML is accepted by an API server, and that their links lead somewhere.
+// Package docs tests what documents say: that their YAML is accepted by an API server, and that
+// their links lead somewhere.
 package docs
 
 import (
@@ -33,7 +34,9 @@ const root = "../.."
 var cluster *kubeapitest.Cluster
 
 func TestMain(m *testing.M) {
-	os.Exit(kubeapitest.Main(m, filepath.Join(root, "deploy"), func(c *kubeapitest.Cluster) { cluster = c }))
+	os.Exit(kubeapitest.Main(m, filepath.Join(root, "deploy"), func(c *kubeapitest.Cluster) {
+		cluster = c
+	}))
 }
 
 // A manifest is an object that a document or a file shows.
@@ -53,7 +56,9 @@ func files(t testing.TB, want func(path string) bool) (found []string) {
 		if err != nil {
 			return err
 		}
-		if entry.IsDir() && (relative == "bin" || entry.Name() == "node_modules" || strings.HasPrefix(entry.Name(), ".") && relative != ".") {
+		if entry.IsDir() &&
+			(relative == "bin" || entry.Name() == "node_modules" ||
+				strings.HasPrefix(entry.Name(), ".") && relative != ".") {
 			return filepath.SkipDir
 		}
 		if entry.Type().IsRegular() && want(relative) {
@@ -88,12 +93,14 @@ func shown(t testing.TB) (all []manifest) {
 			if indent != "" {
 				block = regexp.MustCompile("(?m)^"+indent).ReplaceAllString(block, "")
 			}
-			all = append(all, manifest{fmt.Sprintf("%s:%d", path, strings.Count(text[:match[4]], "\n")+1), block})
+			all = append(all,
+				manifest{fmt.Sprintf("%s:%d", path, strings.Count(text[:match[4]], "\n")+1), block})
 		}
 	}
 	examples := files(t, func(path string) bool {
 		return filepath.Ext(path) == ".yaml" &&
-			(strings.HasPrefix(path, "deploy/samples/") || strings.HasPrefix(path, "examples/") || strings.HasPrefix(path, "cni/examples/"))
+			(strings.HasPrefix(path, "deploy/samples/") || strings.HasPrefix(path, "examples/") ||
+				strings.HasPrefix(path, "cni/examples/"))
 	})
 	for _, path := range examples {
 		all = append(all, manifest{path, read(t, path)})
@@ -130,13 +137,15 @@ var others = map[string]string{
 	"VirtualMachine":              "KubeVirt's; tested in test/kubevirt",
 }
 
-// TestYAML: an API server accepts each object that a document or an example shows, as kubectl would send it.
+// TestYAML: an API server accepts each object that a document or an example shows, as kubectl would
+// send it.
 func TestYAML(t *testing.T) {
 	cluster.Need(t)
 	admin, err := kubeapitest.Client(cluster.Admin())
 	must.Succeed(t, err)
 	for _, name := range []string{"xpu-tenants"} {
-		must.Succeed(t, admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+		must.Succeed(t,
+			admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
 	}
 	strict := client.WithFieldValidation(admin, metav1.FieldValidationStrict)
 	var kinds []string
@@ -161,15 +170,19 @@ func TestYAML(t *testing.T) {
 		}
 	}
 	slices.Sort(kinds)
-	t.Logf("%d objects of kinds %v; %d blocks are parts of objects", len(kinds), slices.Compact(kinds), parts)
+	t.Logf("%d objects of kinds %v; %d blocks are parts of objects", len(kinds),
+		slices.Compact(kinds), parts)
 	if len(kinds) < 60 {
 		t.Errorf("only %d objects were found", len(kinds))
 	}
 }
 
 // apply has the API server check an object and make nothing.
-func apply(ctx context.Context, c client.Client, mapper meta.RESTMapper, object *unstructured.Unstructured) error {
-	mapping, err := mapper.RESTMapping(object.GroupVersionKind().GroupKind(), object.GroupVersionKind().Version)
+func apply(
+	ctx context.Context, c client.Client, mapper meta.RESTMapper, object *unstructured.Unstructured,
+) error {
+	mapping, err := mapper.RESTMapping(object.GroupVersionKind().GroupKind(),
+		object.GroupVersionKind().Version)
 	if err != nil {
 		return err
 	}
@@ -182,7 +195,8 @@ func apply(ctx context.Context, c client.Client, mapper meta.RESTMapper, object 
 	return c.Create(ctx, object, client.DryRunAll)
 }
 
-// parameters checks the parameters that claims and classes have for this driver, which the API server does not know.
+// parameters checks the parameters that claims and classes have for this driver, which the API
+// server does not know.
 func parameters(object *unstructured.Unstructured) error {
 	path, ok := map[string][]string{
 		"ResourceClaim":         {"spec", "devices", "config"},

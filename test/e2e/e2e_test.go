@@ -12,12 +12,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/e2e/story"
 )
 
-// TestStory is the story as it is told, on a cluster of its own, and after each act what goes wrong in it.
+// TestStory is the story as it is told, on a cluster of its own, and after each act what goes wrong
+// in it.
 func TestStory(t *testing.T) {
 	world := newWorld(t)
 	endAfter(t, world)
 	for _, act := range world.Acts() {
-		t.Run(act.Title, func(t *testing.T) { run(t, slices.Concat(act.Steps, act.Trouble), world) })
+		t.Run(act.Title, func(t *testing.T) {
+			run(t, slices.Concat(act.Steps, act.Trouble), world)
+		})
 		if t.Failed() {
 			t.FailNow()
 		}
@@ -52,7 +55,8 @@ func TestFederation(t *testing.T) {
 	run(t, federation.Steps(), federation.Infra, federation.A, federation.B)
 }
 
-// run runs steps, each as a test of its own, until one fails: the next one has nothing to stand on then.
+// run runs steps, each as a test of its own, until one fails: the next one has nothing to stand on
+// then.
 func run(t *testing.T, steps []story.Step, worlds ...*story.World) {
 	t.Helper()
 	for _, step := range steps {
@@ -70,7 +74,8 @@ func run(t *testing.T, steps []story.Step, worlds ...*story.World) {
 	}
 }
 
-// endAfter ends a world when the test has ended, and first logs the state of one in which the test failed.
+// endAfter ends a world when the test has ended, and first logs the state of one in which the test
+// failed.
 func endAfter(t *testing.T, world interface {
 	Diagnose(context.Context) string
 	End(context.Context) error
@@ -86,7 +91,8 @@ func endAfter(t *testing.T, world interface {
 	})
 }
 
-// newWorld finds what make has built. Without it the tests are skipped: they are many minutes of compiling away.
+// newWorld finds what make has built. Without it the tests are skipped: they are many minutes of
+// compiling away.
 func newWorld(t *testing.T) *story.World {
 	t.Helper()
 	if os.Getuid() != 0 {

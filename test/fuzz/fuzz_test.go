@@ -49,7 +49,8 @@ func TestTargets(t *testing.T) {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 
-	if _, err := targets([]string{"absent"}); err == nil || !strings.Contains(err.Error(), "absent") {
+	if _, err := targets([]string{"absent"}); err == nil ||
+		!strings.Contains(err.Error(), "absent") {
 		t.Errorf("a directory that is not there: %v", err)
 	}
 }
@@ -75,7 +76,8 @@ func FuzzShort(f *testing.F) {
 		says          []string
 	}{
 		"an input": {"a", `!= "a"`, []string{
-			"module FuzzShort fails on the input in module/testdata/fuzz/FuzzShort/", "-run='^FuzzShort$/",
+			"module FuzzShort fails on the input in module/testdata/fuzz/FuzzShort/",
+			"-run='^FuzzShort$/",
 		}},
 		"a seed": {"a", `== "a"`, []string{
 			"module FuzzShort fails on FuzzShort/seed#0, one of its seeds", "-run='^FuzzShort$'",

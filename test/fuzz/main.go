@@ -40,7 +40,8 @@ func main() {
 		fmt.Fprintf(flag.CommandLine.Output(), "Usage: fuzz [flags] [DIRECTORY...]\n\n"+
 			"Fuzzes the targets below the directories; if none is named, those of all modules.\n\n"+
 			"  fuzz -time 5m ./pkg/kernel         # some packages, for longer\n"+
-			"  fuzz -run '^FuzzParse' -parallel 1 # some targets, while the machine does something else\n\n")
+			"  fuzz -run '^FuzzParse' -parallel 1 # some targets, while the machine does "+
+			"something else\n\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -137,8 +138,8 @@ var (
 	execs = regexp.MustCompile(`execs: ([0-9]+)`)
 	input = regexp.MustCompile(`Failing input written to (\S+)`)
 	seed  = regexp.MustCompile(`testing seed corpus entry: (\S+)|--- FAIL: (Fuzz\w+/\S+)`)
-	// onlyLate is a failure without an input: up to Go 1.26 the end of the time can be taken for one
-	// (go.dev/issue/75804).
+	// onlyLate is a failure without an input: up to Go 1.26 the end of the time can be taken for
+	// one (go.dev/issue/75804).
 	onlyLate = regexp.MustCompile(
 		`(?m)^--- FAIL: Fuzz\w+ \(.*\)\n    context deadline exceeded\nFAIL$`)
 )

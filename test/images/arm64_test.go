@@ -22,8 +22,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// An emulator runs programs of images for arm64 by QEMU's user mode. It has neither devlink nor generic netlink, so that
-// opi-bridge and xpu-agent do not get further than their flags.
+// An emulator runs programs of images for arm64 by QEMU's user mode. It has neither devlink nor
+// generic netlink, so that opi-bridge and xpu-agent do not get further than their flags.
 type emulator struct {
 	t       testing.TB
 	program string
@@ -39,7 +39,8 @@ func newEmulator(t testing.TB) *emulator {
 func (e *emulator) command(image, program string, args ...string) *exec.Cmd {
 	e.t.Helper()
 	_, mount := e.engine.look("oci-archive:"+archive(e.t, image), "arm64")
-	return exec.CommandContext(e.t.Context(), e.program, append([]string{filepath.Join(mount, program)}, args...)...)
+	return exec.CommandContext(e.t.Context(), e.program,
+		append([]string{filepath.Join(mount, program)}, args...)...)
 }
 
 func TestArm64ProgramsStart(t *testing.T) {
@@ -55,7 +56,10 @@ func TestArm64ProgramsStart(t *testing.T) {
 // TestArm64Schedule computes something.
 func TestArm64Schedule(t *testing.T) {
 	scenario := filepath.Join(root, "test", "scenarios", "net-three-rails.yaml")
-	args := []string{"schedule", "-f", filepath.Join(root, "test", "scenarios", "capacity", "ports.yaml"), "-f", scenario}
+	args := []string{
+		"schedule", "-f", filepath.Join(root, "test", "scenarios", "capacity", "ports.yaml"),
+		"-f", scenario,
+	}
 	cmd := newEmulator(t).command("xpuctl", "xpuctl", args...)
 	out, err := cmd.CombinedOutput()
 	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(string(out), "rails") {
@@ -82,7 +86,10 @@ func TestArm64CNI(t *testing.T) {
 		if err := json.NewDecoder(conn).Decode(&request); err != nil {
 			t.Error(err)
 		}
-		reply := wire.Reply{Version: wire.Version, Result: json.RawMessage(`{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}`)}
+		reply := wire.Reply{
+			Version: wire.Version,
+			Result:  json.RawMessage(`{"cniVersion":"1.0.0","interfaces":[{"name":"net1"}]}`),
+		}
 		if err := json.NewEncoder(conn).Encode(reply); err != nil {
 			t.Error(err)
 		}
@@ -92,13 +99,17 @@ func TestArm64CNI(t *testing.T) {
 	paths := cni.PathsFile(cmd.Args[1])
 	must.Succeed(t, os.WriteFile(paths, fmt.Appendf(nil, `{"socket":%q}`, socket), 0o644))
 	defer os.Remove(paths)
-	cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID=c1", "CNI_NETNS="+netns.New(t).Path(), "CNI_IFNAME=net1", "CNI_PATH=/nonexistent")
-	cmd.Stdin = strings.NewReader(`{"cniVersion":"1.0.0","name":"n","type":"xpu-cni","deviceID":"0000:3b:02.1"}`)
+	cmd.Env = append(os.Environ(), "CNI_COMMAND=ADD", "CNI_CONTAINERID=c1",
+		"CNI_NETNS="+netns.New(t).Path(), "CNI_IFNAME=net1", "CNI_PATH=/nonexistent")
+	cmd.Stdin = strings.NewReader(
+		`{"cniVersion":"1.0.0","name":"n","type":"xpu-cni","deviceID":"0000:3b:02.1"}`,
+	)
 	out, err := cmd.Output()
 	if err != nil || !strings.Contains(string(out), `"net1"`) {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if request := <-asked; request.Command != wire.Add || request.ContainerID != "c1" || request.IfName != "net1" {
+	if request := <-asked; request.Command != wire.Add || request.ContainerID != "c1" ||
+		request.IfName != "net1" {
 		t.Errorf("the agent was asked for %+v", request)
 	}
 }
@@ -107,7 +118,8 @@ func TestArm64CNI(t *testing.T) {
 func TestArm64Controller(t *testing.T) {
 	e := newEmulator(t)
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, kube-apiserver and kubectl")
+		t.Skip("KUBEBUILDER_ASSETS is not set: it must name a directory with the programs etcd, " +
+			"kube-apiserver and kubectl")
 	}
 	environment := &envtest.Environment{
 		CRDDirectoryPaths:        []string{filepath.Join(root, "deploy", "crds")},
@@ -120,7 +132,8 @@ func TestArm64Controller(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	must.Succeed(t, os.WriteFile(kubeconfig, environment.KubeConfig, 0o600))
 	probes := freeAddress(t)
-	cmd := e.command("xpu-controller", "xpu-controller", "--kubeconfig", kubeconfig, "--namespace", "default",
+	cmd := e.command("xpu-controller", "xpu-controller", "--kubeconfig", kubeconfig,
+		"--namespace", "default",
 		"--leader-elect", "--metrics-bind-address", "0", "--health-probe-bind-address", probes)
 	var logs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &logs, &logs

@@ -1,5 +1,5 @@
-// Package images tests the container images that make images has made: against what a container engine makes of the same
-// Containerfiles, against a second build, and on the other architecture.
+// Package images tests the container images that make images has made: against what a container
+// engine makes of the same Containerfiles, against a second build, and on the other architecture.
 package images
 
 import (
@@ -44,7 +44,8 @@ func program(t testing.TB, name, debianPackage string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		t.Skipf("Debian package %s is not installed: scripts/preflight test installs it", debianPackage)
+		t.Skipf("Debian package %s is not installed: scripts/preflight test installs it",
+			debianPackage)
 	}
 	return path
 }
@@ -71,7 +72,8 @@ func newEngine(t testing.TB) *engine {
 
 func (e *engine) run(args ...string) string {
 	e.t.Helper()
-	all := append([]string{"--root", e.dir + "/storage", "--runroot", e.dir + "/run", "--storage-driver", "vfs"}, args...)
+	all := append([]string{"--root", e.dir + "/storage", "--runroot", e.dir + "/run",
+		"--storage-driver", "vfs"}, args...)
 	cmd := exec.Command(e.program, all...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -109,17 +111,21 @@ func (e *engine) look(image, arch string) (content, string) {
 			} `json:"config"`
 		}
 	}
-	must.Succeed(e.t, json.Unmarshal([]byte(e.run("inspect", "--type", "container", container)), &inspected))
+	must.Succeed(e.t,
+		json.Unmarshal([]byte(e.run("inspect", "--type", "container", container)), &inspected))
 	config := inspected.OCIv1.Config
 	delete(config.Labels, "io.buildah.version") // buildah signs its work
 	mount := e.run("mount", container)
 	return content{
-		OS: inspected.OCIv1.OS, Arch: inspected.OCIv1.Architecture, Created: inspected.OCIv1.Created,
-		User: config.User, Entrypoint: config.Entrypoint, Env: config.Env, Labels: config.Labels, Files: files(e.t, mount),
+		OS: inspected.OCIv1.OS, Arch: inspected.OCIv1.Architecture,
+		Created: inspected.OCIv1.Created,
+		User:    config.User, Entrypoint: config.Entrypoint, Env: config.Env, Labels: config.Labels,
+		Files: files(e.t, mount),
 	}, mount
 }
 
-// files lists no directories: the empty ones are mount points that container runtimes make where they are missing.
+// files lists no directories: the empty ones are mount points that container runtimes make where
+// they are missing.
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -137,7 +143,8 @@ func files(t testing.TB, dir string) map[string]string {
 	return found
 }
 
-// TestEngineMakesTheSame: an engine reads our archives, and makes the same images of the Containerfiles.
+// TestEngineMakesTheSame: an engine reads our archives, and makes the same images of the
+// Containerfiles.
 func TestEngineMakesTheSame(t *testing.T) {
 	e := newEngine(t)
 	for _, name := range names {
@@ -149,7 +156,8 @@ func TestEngineMakesTheSame(t *testing.T) {
 				"--build-arg", "VERSION="+ours.Labels["org.opencontainers.image.version"],
 				"--timestamp", strconv.FormatInt(ours.Created.Unix(), 10),
 				"--build-arg", "REVISION="+ours.Labels["org.opencontainers.image.revision"],
-				"--file", filepath.Join(root, "images", name, "Containerfile"), filepath.Join(root, "bin"))
+				"--file", filepath.Join(root, "images", name, "Containerfile"),
+				filepath.Join(root, "bin"))
 			theirs, _ := e.look("localhost/"+tag, arch)
 			if diff := cmp.Diff(theirs, ours); diff != "" {
 				t.Errorf("%s for %s: -buildah +make images:\n%s", name, arch, diff)
@@ -161,7 +169,8 @@ func TestEngineMakesTheSame(t *testing.T) {
 	}
 }
 
-// TestReproducible: a second build of the same source gives the same images, elsewhere, by another user's habits.
+// TestReproducible: a second build of the same source gives the same images, elsewhere, by another
+// user's habits.
 func TestReproducible(t *testing.T) {
 	ours, _ := newEngine(t).look("oci-archive:"+archive(t, "xpu-agent"), runtime.GOARCH)
 	devcluster, err := filepath.Abs(filepath.Join(root, "bin", "devcluster"))
@@ -170,13 +179,17 @@ func TestReproducible(t *testing.T) {
 	copySource(t, tree)
 	info, err := os.Stat(filepath.Join(root, "bin", "linux", "amd64", "xpu-cni"))
 	must.Succeed(t, err)
-	build := exec.Command("sh", "-c", `umask 077; exec make -C "$0" archives "$@"`, tree, "DEVCLUSTER="+devcluster,
-		"ARCHES="+strings.Join(arches, " "), "REVISION="+ours.Labels["org.opencontainers.image.revision"])
-	build.Env = append(os.Environ(), "TZ=Asia/Kathmandu", "LC_ALL=C", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", ours.Created.Unix()))
+	build := exec.Command("sh", "-c", `umask 077; exec make -C "$0" archives "$@"`,
+		tree, "DEVCLUSTER="+devcluster,
+		"ARCHES="+strings.Join(arches, " "),
+		"REVISION="+ours.Labels["org.opencontainers.image.revision"])
+	build.Env = append(os.Environ(), "TZ=Asia/Kathmandu", "LC_ALL=C",
+		fmt.Sprintf("SOURCE_DATE_EPOCH=%d", ours.Created.Unix()))
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
-	if again, err := os.Stat(filepath.Join(tree, "bin", "linux", "amd64", "xpu-cni")); err != nil || os.SameFile(info, again) {
+	if again, err := os.Stat(filepath.Join(tree, "bin", "linux", "amd64", "xpu-cni")); err != nil ||
+		os.SameFile(info, again) {
 		t.Fatalf("the second build is not one: %v", err)
 	}
 	for _, name := range names {

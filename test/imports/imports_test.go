@@ -1,5 +1,5 @@
-// Package imports keeps the direction of the imports: what a program must not link, and which stage of a Function's life
-// knows which.
+// Package imports keeps the direction of the imports: what a program must not link, and which stage
+// of a Function's life knows which.
 package imports
 
 import (
@@ -18,25 +18,41 @@ import (
 
 const module = "github.com/opiproject/xpu-device-plugin/"
 
-// forbidden are what packages must not link, not even by way of others. A name that ends in "/..." is for all below it.
+// forbidden are what packages must not link, not even by way of others. A name that ends in "/..."
+// is for all below it.
 var forbidden = []struct {
 	packages string
 	not      []string
 	why      string
 }{
 	{
-		"cmd/xpu-controller", []string{netlink, netns, module + "pkg/kernel/...", module + "pkg/node/..."},
+		"cmd/xpu-controller",
+		[]string{netlink, netns, module + "pkg/kernel/...", module + "pkg/node/..."},
 		"it runs without privileges, and has no machine to look at",
 	},
 	{
-		"cmd/xpu-cni", []string{netlink, "google.golang.org/grpc/...", "k8s.io/client-go/...", module + "pkg/node/...", module + "pkg/opi/..."},
+		"cmd/xpu-cni",
+		[]string{netlink, "google.golang.org/grpc/...", "k8s.io/client-go/...", module +
+			"pkg/node/...", module + "pkg/opi/..."},
 		"it is a shim: a runtime starts it for every pod",
 	},
-	{"pkg/function/...", []string{"k8s.io/...", netlink, netns, module + "api/..."}, "it is the leaf that all others stand on"},
-	{"pkg/kernel/...", []string{module + "api/...", module + "pkg/node/...", "k8s.io/client-go/..."}, "the kernel knows no cluster"},
-	{"pkg/kernel/devlink", []string{module + "pkg/kernel/netdev"}, "a card's ports are not a pod's netdev"},
-	{"pkg/opi/...", []string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"}, "it speaks with OPI agents for whoever asks"},
-	{"pkg/bridge", []string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"}, "it runs on the xPU"},
+	{"pkg/function/...", []string{"k8s.io/...", netlink, netns, module + "api/..."},
+		"it is the leaf that all others stand on"},
+	{"pkg/kernel/...",
+		[]string{module + "api/...", module + "pkg/node/...", "k8s.io/client-go/..."},
+		"the kernel knows no cluster"},
+	{"pkg/kernel/devlink", []string{module + "pkg/kernel/netdev"},
+		"a card's ports are not a pod's netdev"},
+	{
+		"pkg/opi/...",
+		[]string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"},
+		"it speaks with OPI agents for whoever asks",
+	},
+	{
+		"pkg/bridge",
+		[]string{module + "api/v1alpha1", module + "pkg/node/...", module + "pkg/controller"},
+		"it runs on the xPU",
+	},
 	{"pkg/controller", []string{module + "pkg/bridge"}, "an OPI agent is reached by gRPC only"},
 }
 
@@ -45,8 +61,8 @@ const (
 	netns   = "github.com/vishvananda/netns/..."
 )
 
-// stages are the packages of pkg/node in the order of a Function's life, and last the agent that puts them together. Each
-// may import those before it.
+// stages are the packages of pkg/node in the order of a Function's life, and last the agent that
+// puts them together. Each may import those before it.
 var stages = []string{
 	"inventory", "card", "podresources", // discover
 	"pool", "pool/sriovdp", "pool/source",
@@ -68,10 +84,12 @@ type pkg struct {
 	Imports, Deps []string
 }
 
-// list returns the packages that the patterns mean, as they are built for an operating system; "" is this one.
+// list returns the packages that the patterns mean, as they are built for an operating system; ""
+// is this one.
 func list(t *testing.T, goos string, patterns ...string) map[string]pkg {
 	t.Helper()
-	// What go list reads is not known to the cache of test results. What the test itself looks at is.
+	// What go list reads is not known to the cache of test results. What the test itself looks at
+	// is.
 	err := filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".go") {
 			_, err = os.Stat(path)
@@ -81,7 +99,8 @@ func list(t *testing.T, goos string, patterns ...string) map[string]pkg {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.CommandContext(t.Context(), "go", append([]string{"list", "-json=ImportPath,Imports,Deps"}, patterns...)...)
+	command := exec.CommandContext(t.Context(), "go",
+		append([]string{"list", "-json=ImportPath,Imports,Deps"}, patterns...)...)
 	if goos != "" {
 		command.Env = append(os.Environ(), "GOOS="+goos)
 	}
@@ -119,23 +138,29 @@ func TestForbidden(t *testing.T) {
 			}
 			none = false
 			for _, dep := range p.Deps {
-				if slices.ContainsFunc(rule.not, func(not string) bool { return matches(not, dep) }) {
+				if slices.ContainsFunc(rule.not, func(not string) bool {
+					return matches(not, dep)
+				}) {
 					t.Errorf("%s links %s, and must not: %s", path, dep, rule.why)
 				}
 			}
 		}
 		if none {
-			t.Errorf("there is no package %s, of which the table says what it may not import", rule.packages)
+			t.Errorf("there is no package %s, of which the table says what it may not import",
+				rule.packages)
 		}
 	}
 }
 
-// TestAnyMachine: xpuctl is for any person's machine, so that what only Linux has is built for Linux only.
+// TestAnyMachine: xpuctl is for any person's machine, so that what only Linux has is built for
+// Linux only.
 func TestAnyMachine(t *testing.T) {
 	for _, goos := range []string{"darwin", "windows"} {
 		for path, p := range list(t, goos, module+"cmd/xpuctl") {
 			for _, dep := range p.Deps {
-				for _, not := range []string{netlink, netns, module + "pkg/kernel/...", module + "pkg/node/inventory"} {
+				for _, not := range []string{
+					netlink, netns, module + "pkg/kernel/...", module + "pkg/node/inventory",
+				} {
 					if matches(not, dep) {
 						t.Errorf("%s links %s for %s", path, dep, goos)
 					}

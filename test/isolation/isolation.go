@@ -1,5 +1,6 @@
-// Package isolation is the test that two tenants after one another on a Function have nothing of each other, where the first
-// is hostile. It needs a Function, whatever it is made of: a veth, or a VF of a guest.
+// Package isolation is the test that two tenants after one another on a Function have nothing of
+// each other, where the first is hostile. It needs a Function, whatever it is made of: a veth, or a
+// VF of a guest.
 package isolation
 
 import (
@@ -26,7 +27,8 @@ type Stage struct {
 	// Attach gives the Function to a pod. Release takes it back; an error says that nobody gets it.
 	Attach  func(t *testing.T, pod *netns.Namespace)
 	Release func(t *testing.T, pod *netns.Namespace) error
-	// MayKeep says whether Release may fail by this error, which keeps the Function from the second tenant.
+	// MayKeep says whether Release may fail by this error, which keeps the Function from the second
+	// tenant.
 	MayKeep func(error) bool
 }
 
@@ -39,7 +41,8 @@ type tenant struct {
 	index              int // of net1
 }
 
-// Run plays each trick on a stage of its own. newStage makes the stage, and calls t.Parallel if it can have several at once.
+// Run plays each trick on a stage of its own. newStage makes the stage, and calls t.Parallel if it
+// can have several at once.
 func Run(t *testing.T, newStage func(t *testing.T) Stage) {
 	for _, trick := range tricks {
 		t.Run(trick.name, func(t *testing.T) {
@@ -71,14 +74,16 @@ func newTenant(t *testing.T, host *netns.Namespace) *tenant {
 	must.Succeed(t, err)
 	must.Succeed(t, hidden.Unmount())
 	t.Cleanup(func() {
-		if err := hidden.Close(); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.EINVAL) {
+		if err := hidden.Close(); err != nil && !errors.Is(err, os.ErrNotExist) &&
+			!errors.Is(err, unix.EINVAL) {
 			t.Error(err)
 		}
 	})
 	return &tenant{Namespace: netns.New(t), host: host, accomplice: netns.New(t), hidden: hidden}
 }
 
-// check has the second tenant send and receive, while the first reads and forges by whatever it still has.
+// check has the second tenant send and receive, while the first reads and forges by whatever it
+// still has.
 func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 	t.Helper()
 	near, far := end(t, second, "net1"), end(t, s.Far, s.FarNetdev)
@@ -104,7 +109,8 @@ func (s Stage) check(t *testing.T, first *tenant, second *netns.Namespace) {
 	for direction, traffic := range map[string]*netns.Traffic{"sent": out, "received": in} {
 		ends.Go(func() {
 			if sent, lost, err := traffic.Stop(); err != nil || sent == 0 || lost > 0 {
-				t.Errorf("%d frames of the second tenant %s, %d lost: %v", sent, direction, lost, err)
+				t.Errorf("%d frames of the second tenant %s, %d lost: %v",
+					sent, direction, lost, err)
 			}
 		})
 	}
@@ -138,7 +144,8 @@ func listen(t *testing.T, ns *netns.Namespace, etherType uint16) socket {
 	t.Helper()
 	var fd int
 	must.Succeed(t, ns.Do(func() (err error) {
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(networkOrder(etherType)))
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+			int(networkOrder(etherType)))
 		return err
 	}))
 	t.Cleanup(func() { _ = unix.Close(fd) })

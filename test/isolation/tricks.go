@@ -22,27 +22,44 @@ var tricks = []struct {
 }{
 	{"nothing", func(*testing.T, *tenant) {}},
 	{"macvlan moved to the host", func(t *testing.T, p *tenant) { p.stack(t, macvlan, p.host) }},
-	{"macvlan of an accomplice", func(t *testing.T, p *tenant) { p.stack(t, passthru, p.accomplice) }},
-	{"macvlan in a hidden namespace", func(t *testing.T, p *tenant) { p.stack(t, macvlan, p.hidden) }},
+	{"macvlan of an accomplice", func(t *testing.T, p *tenant) {
+		p.stack(t, passthru, p.accomplice)
+	}},
+	{"macvlan in a hidden namespace", func(t *testing.T, p *tenant) {
+		p.stack(t, macvlan, p.hidden)
+	}},
 	{"macvlan left behind", func(t *testing.T, p *tenant) { p.stack(t, macvlan, p.Namespace) }},
-	{"macvtap of an accomplice", func(t *testing.T, p *tenant) { p.stack(t, macvtap, p.accomplice) }},
+	{"macvtap of an accomplice", func(t *testing.T, p *tenant) {
+		p.stack(t, macvtap, p.accomplice)
+	}},
 	{"ipvlan of an accomplice", func(t *testing.T, p *tenant) { p.stack(t, ipvlan, p.accomplice) }},
-	{"ipvlan in a hidden namespace", func(t *testing.T, p *tenant) { p.stack(t, ipvlan, p.hidden) }},
+	{"ipvlan in a hidden namespace", func(t *testing.T, p *tenant) {
+		p.stack(t, ipvlan, p.hidden)
+	}},
 	{"VLAN of an accomplice", func(t *testing.T, p *tenant) { p.stack(t, vlan, p.accomplice) }},
 	{"VLAN in a hidden namespace", func(t *testing.T, p *tenant) { p.stack(t, vlan, p.hidden) }},
 	{"promiscuous", func(t *testing.T, p *tenant) {
-		must.Succeed(t, p.Handle().SetPromiscOn(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: p.index}}))
+		must.Succeed(t,
+			p.Handle().SetPromiscOn(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: p.index}}))
 	}},
 	{"static neighbour", neighbour},
 	{"redirect", redirect},
 	{"mirror", mirror},
-	{"tcx", func(t *testing.T, p *tenant) { must.Succeed(t, p.Do(func() error { return dropTCX(t, p.index) })) }},
-	{"XDP by link", func(t *testing.T, p *tenant) { must.Succeed(t, p.Do(func() error { return dropXDP(t, p.index) })) }},
+	{"tcx", func(t *testing.T, p *tenant) {
+		must.Succeed(t, p.Do(func() error {
+			return dropTCX(t,
+				p.index)
+		}))
+	}},
+	{"XDP by link", func(t *testing.T, p *tenant) {
+		must.Succeed(t, p.Do(func() error { return dropXDP(t, p.index) }))
+	}},
 	{"XDP by netlink", func(t *testing.T, p *tenant) {
 		const drop = 1 // XDP_DROP
 		l := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: p.index}}
 		must.Succeed(t, p.Do(func() error {
-			return netlink.LinkSetXdpFdWithFlags(l, dropping(t, ebpf.XDP, drop).FD(), unix.XDP_FLAGS_SKB_MODE)
+			return netlink.LinkSetXdpFdWithFlags(l, dropping(t, ebpf.XDP, drop).FD(),
+				unix.XDP_FLAGS_SKB_MODE)
 		}))
 	}},
 }
@@ -56,7 +73,9 @@ func passthru(attrs netlink.LinkAttrs) netlink.Link {
 }
 
 func macvtap(attrs netlink.LinkAttrs) netlink.Link {
-	return &netlink.Macvtap{Macvlan: netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}}
+	return &netlink.Macvtap{
+		Macvlan: netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE},
+	}
 }
 
 func ipvlan(attrs netlink.LinkAttrs) netlink.Link {
@@ -105,12 +124,14 @@ func mirror(t *testing.T, p *tenant) {
 	setUp(t, p.accomplice)
 
 	ingress := netlink.QdiscAttrs{
-		LinkIndex: out.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_INGRESS,
+		LinkIndex: out.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0),
+		Parent: netlink.HANDLE_INGRESS,
 	}
 	unlessUnknown(t, "sch_ingress", p.Handle().QdiscAdd(&netlink.Ingress{QdiscAttrs: ingress}))
 	unlessUnknown(t, "cls_matchall or act_mirred", p.Handle().FilterAdd(&netlink.MatchAll{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: out.Attrs().Index, Parent: ingress.Handle, Priority: 1, Protocol: unix.ETH_P_ALL,
+			LinkIndex: out.Attrs().Index, Parent: ingress.Handle, Priority: 1,
+			Protocol: unix.ETH_P_ALL,
 		},
 		Actions: []netlink.Action{netlink.NewMirredAction(p.index)},
 	}))
@@ -125,7 +146,8 @@ func neighbour(t *testing.T, p *tenant) {
 	}))
 }
 
-// redirect sends what the interface receives to the accomplice. The program stays when its process ends.
+// redirect sends what the interface receives to the accomplice. The program stays when its process
+// ends.
 func redirect(t *testing.T, p *tenant) {
 	t.Helper()
 	netns.Connect(t, p.Namespace, "out0", p.accomplice, "in0")
@@ -134,7 +156,8 @@ func redirect(t *testing.T, p *tenant) {
 	setUp(t, p.accomplice)
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
-			asm.Mov.Imm(asm.R1, int32(out.Attrs().Index)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
+			asm.Mov.Imm(asm.R1, int32(out.Attrs().Index)), asm.Mov.Imm(asm.R2, 0),
+			asm.FnRedirect.Call(), asm.Return(),
 		},
 	})
 	must.Succeed(t, err)
@@ -150,7 +173,9 @@ func redirect(t *testing.T, p *tenant) {
 func dropping(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
+		Type: kind, License: "GPL", Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R0, verdict), asm.Return(),
+		},
 	})
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = p.Close() })

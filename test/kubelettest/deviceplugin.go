@@ -1,7 +1,8 @@
-// Package kubelettest has a kubelet's side of the APIs that a node agent uses, over real sockets. By the device plugin API
-// it finds plugins, watches their Functions and allocates them. By DRA it has drivers prepare claims. By the pod resources
-// API it says which pods have which devices. It does what a kubelet does, as far as an agent can see it, but at once where
-// a kubelet takes its time.
+// Package kubelettest has a kubelet's side of the APIs that a node agent uses, over real sockets.
+// By the device plugin API it finds plugins, watches their Functions and allocates them. By DRA it
+// has drivers prepare claims. By the pod resources API it says which pods have which devices. It
+// does what a kubelet does, as far as an agent can see it, but at once where a kubelet takes its
+// time.
 package kubelettest
 
 import (
@@ -33,8 +34,8 @@ type Options struct {
 	Refuse func(resource string) string
 }
 
-// Kubelet is one that can be started and stopped any number of times. Its methods may be called by several goroutines
-// at once, except Start and Stop.
+// Kubelet is one that can be started and stopped any number of times. Its methods may be called by
+// several goroutines at once, except Start and Stop.
 type Kubelet struct {
 	dir     string
 	options Options
@@ -58,7 +59,8 @@ type plugin struct {
 	end        context.CancelFunc // ends the stream
 }
 
-// New makes a kubelet with this directory; see "/var/lib/kubelet". It must be a short path, as sockets are in it.
+// New makes a kubelet with this directory; see "/var/lib/kubelet". It must be a short path, as
+// sockets are in it.
 func New(dir string, options Options) *Kubelet {
 	k := &Kubelet{dir: dir, options: options, changed: make(chan struct{})}
 	k.forget()
@@ -212,23 +214,29 @@ func (k *Kubelet) register(running context.Context, path string) error {
 	return errors.Join(err, notifyErr)
 }
 
-// Dial connects to a plugin's socket. One that does not answer is asked again soon: an agent that was killed leaves its
-// sockets until the next one starts.
+// Dial connects to a plugin's socket. One that does not answer is asked again soon: an agent that
+// was killed leaves its sockets until the next one starts.
 func Dial(path string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	return grpc.NewClient("passthrough:///"+path,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), grpc.WithConnectParams(grpc.ConnectParams{
 			MinConnectTimeout: time.Second,
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond},
+			Backoff: backoff.Config{
+				BaseDelay: 50 * time.Millisecond, Multiplier: 1.5, MaxDelay: 500 * time.Millisecond,
+			},
 		}),
 		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		}))
 }
 
-// connect makes a plugin's endpoint the one that is used for the resource, and watches its Functions until ctx ends.
+// connect makes a plugin's endpoint the one that is used for the resource, and watches its
+// Functions until ctx ends.
 func (k *Kubelet) connect(ctx context.Context, resource, path string) error {
 	k.mutex.Lock()
-	known := slices.ContainsFunc(k.plugins[resource], func(p *plugin) bool { return p.path == path })
+	known := slices.ContainsFunc(k.plugins[resource], func(p *plugin) bool {
+		return p.path == path
+	})
 	k.mutex.Unlock()
 	if known {
 		return fmt.Errorf("device plugin already connected: %s", path)
@@ -237,7 +245,9 @@ func (k *Kubelet) connect(ctx context.Context, resource, path string) error {
 	if err != nil {
 		return err
 	}
-	p := &plugin{path: path, connection: connection, client: pluginapi.NewDevicePluginClient(connection)}
+	p := &plugin{
+		path: path, connection: connection, client: pluginapi.NewDevicePluginClient(connection),
+	}
 	asking, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if _, err := p.client.GetDevicePluginOptions(asking, &pluginapi.Empty{}); err != nil {
@@ -282,7 +292,8 @@ func (k *Kubelet) follow(ctx context.Context, resource string, p *plugin) {
 	}
 }
 
-// disconnect forgets the endpoint at a socket. If it was the resource's last one, no Function is healthy any more.
+// disconnect forgets the endpoint at a socket. If it was the resource's last one, no Function is
+// healthy any more.
 func (k *Kubelet) disconnect(path string) {
 	k.mutex.Lock()
 	defer k.mutex.Unlock()
@@ -298,7 +309,8 @@ func (k *Kubelet) disconnect(path string) {
 		delete(k.plugins, resource)
 		var stale []*pluginapi.Device
 		for _, d := range k.devices[resource] {
-			stale = append(stale, &pluginapi.Device{ID: d.ID, Health: pluginapi.Unhealthy, Topology: d.Topology})
+			stale = append(stale,
+				&pluginapi.Device{ID: d.ID, Health: pluginapi.Unhealthy, Topology: d.Topology})
 		}
 		k.devices[resource] = stale
 	}
@@ -311,7 +323,8 @@ func (k *Kubelet) notify() {
 	k.changed = make(chan struct{})
 }
 
-// Wait returns once the condition holds, which is looked at after every change, or with an error when ctx ends.
+// Wait returns once the condition holds, which is looked at after every change, or with an error
+// when ctx ends.
 func (k *Kubelet) Wait(ctx context.Context, condition func() bool) error {
 	for {
 		k.mutex.Lock()
@@ -371,8 +384,8 @@ func (k *Kubelet) Registrations(resource string) int {
 	return k.registrations[resource]
 }
 
-// EndStreams ends all streams of the resource, as a kubelet does that lost one: it forgets the endpoint, but still
-// knows the socket and does not register it again.
+// EndStreams ends all streams of the resource, as a kubelet does that lost one: it forgets the
+// endpoint, but still knows the socket and does not register it again.
 func (k *Kubelet) EndStreams(resource string) {
 	for _, path := range k.Endpoints(resource) {
 		k.disconnect(path)
@@ -410,14 +423,17 @@ func (k *Kubelet) Allocate(
 }
 
 // Prefer asks the plugin which size of the available devices it prefers.
-func (k *Kubelet) Prefer(ctx context.Context, resource string, available, must []string, size int) ([]string, error) {
+func (k *Kubelet) Prefer(
+	ctx context.Context, resource string, available, must []string, size int,
+) ([]string, error) {
 	client, err := k.client(resource)
 	if err != nil {
 		return nil, err
 	}
 	response, err := client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
-			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(size)},
+			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must,
+				AllocationSize: int32(size)},
 		},
 	})
 	if err != nil {

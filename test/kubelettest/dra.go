@@ -13,14 +13,15 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// DRADriver is a DRA driver as a kubelet calls it. Its methods may be called by several goroutines at once.
+// DRADriver is a DRA driver as a kubelet calls it. Its methods may be called by several goroutines
+// at once.
 type DRADriver struct {
 	connection *grpc.ClientConn
 	client     drapb.DRAPluginClient
 }
 
-// RegisterDRADriver does with a DRA driver's registration socket what the kubelet with this directory does, and
-// connects to the driver. It waits for the driver until ctx ends.
+// RegisterDRADriver does with a DRA driver's registration socket what the kubelet with this
+// directory does, and connects to the driver. It waits for the driver until ctx ends.
 func RegisterDRADriver(ctx context.Context, dir, name string) (*DRADriver, error) {
 	socket := filepath.Join(dir, "plugins_registry", name+"-reg.sock")
 	connection, err := Dial(socket)
@@ -33,8 +34,10 @@ func RegisterDRADriver(ctx context.Context, dir, name string) (*DRADriver, error
 	if err != nil {
 		return nil, fmt.Errorf("registration socket %s: %w", socket, err)
 	}
-	if info.Type != registerapi.DRAPlugin || info.Name != name || !slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
-		return nil, fmt.Errorf("registration socket %s: %v, want DRA driver %s with %s", socket, info, name, drapb.DRAPluginService)
+	if info.Type != registerapi.DRAPlugin || info.Name != name ||
+		!slices.Contains(info.SupportedVersions, drapb.DRAPluginService) {
+		return nil, fmt.Errorf("registration socket %s: %v, want DRA driver %s with %s", socket,
+			info, name, drapb.DRAPluginService)
 	}
 	status := &registerapi.RegistrationStatus{PluginRegistered: true}
 	if _, err := registration.NotifyRegistrationStatus(ctx, status); err != nil {
@@ -43,7 +46,8 @@ func RegisterDRADriver(ctx context.Context, dir, name string) (*DRADriver, error
 	return ConnectDRADriver(info.Endpoint)
 }
 
-// ConnectDRADriver connects to a driver that is registered, at its endpoint. The driver need not be there yet.
+// ConnectDRADriver connects to a driver that is registered, at its endpoint. The driver need not be
+// there yet.
 func ConnectDRADriver(endpoint string) (*DRADriver, error) {
 	connection, err := Dial(endpoint)
 	if err != nil {
@@ -55,10 +59,13 @@ func ConnectDRADriver(endpoint string) (*DRADriver, error) {
 // Close ends the connection.
 func (d *DRADriver) Close() error { return d.connection.Close() }
 
-// Prepare prepares one claim, as for a pod with one, and returns what its containers get. It waits for the driver until
-// ctx ends.
-func (d *DRADriver) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) ([]*drapb.Device, error) {
-	response, err := d.client.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: named(c)}, grpc.WaitForReady(true))
+// Prepare prepares one claim, as for a pod with one, and returns what its containers get. It waits
+// for the driver until ctx ends.
+func (d *DRADriver) Prepare(
+	ctx context.Context, c *resourceapi.ResourceClaim,
+) ([]*drapb.Device, error) {
+	response, err := d.client.NodePrepareResources(ctx,
+		&drapb.NodePrepareResourcesRequest{Claims: named(c)}, grpc.WaitForReady(true))
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +78,8 @@ func (d *DRADriver) Prepare(ctx context.Context, c *resourceapi.ResourceClaim) (
 
 // Unprepare takes back what Prepare gave.
 func (d *DRADriver) Unprepare(ctx context.Context, c *resourceapi.ResourceClaim) error {
-	response, err := d.client.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: named(c)}, grpc.WaitForReady(true))
+	response, err := d.client.NodeUnprepareResources(ctx,
+		&drapb.NodeUnprepareResourcesRequest{Claims: named(c)}, grpc.WaitForReady(true))
 	if err == nil && response.Claims[string(c.UID)].GetError() != "" {
 		err = errors.New(response.Claims[string(c.UID)].Error)
 	}

@@ -11,7 +11,8 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// Pods says which pods have which devices, as it was set. Its methods may be called by several goroutines at once.
+// Pods says which pods have which devices, as it was set. Its methods may be called by several
+// goroutines at once.
 type Pods struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 
@@ -21,8 +22,8 @@ type Pods struct {
 	pods  []*podresourcesapi.PodResources
 }
 
-// ServePods serves the pod resources API at the socket of the kubelet with this directory, until Stop. A socket that is
-// left there is replaced.
+// ServePods serves the pod resources API at the socket of the kubelet with this directory, until
+// Stop. A socket that is left there is replaced.
 func ServePods(kubeletDir string) (*Pods, error) {
 	path := filepath.Join(kubeletDir, "pod-resources", "kubelet.sock")
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
@@ -60,7 +61,8 @@ func (p *Pods) List(
 	return &podresourcesapi.ListPodResourcesResponse{PodResources: p.pods}, nil
 }
 
-// Pod is a pod in the namespace default whose one container, "main", has these devices of a resource.
+// Pod is a pod in the namespace default whose one container, "main", has these devices of a
+// resource.
 func Pod(name, resource string, ids ...string) *podresourcesapi.PodResources {
 	return pod(name, &podresourcesapi.ContainerResources{
 		Devices: []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: ids}},
@@ -72,14 +74,20 @@ func ClaimPod(name, driver string, devices ...string) *podresourcesapi.PodResour
 	claim := &podresourcesapi.DynamicResource{ClaimName: name, ClaimNamespace: "default"}
 	for _, device := range devices {
 		claim.ClaimResources = append(claim.ClaimResources,
-			&podresourcesapi.ClaimResource{DriverName: driver, PoolName: "node1", DeviceName: device})
+			&podresourcesapi.ClaimResource{
+				DriverName: driver, PoolName: "node1", DeviceName: device,
+			})
 	}
-	return pod(name, &podresourcesapi.ContainerResources{DynamicResources: []*podresourcesapi.DynamicResource{claim}})
+	return pod(name,
+		&podresourcesapi.ContainerResources{
+			DynamicResources: []*podresourcesapi.DynamicResource{claim},
+		})
 }
 
 func pod(name string, container *podresourcesapi.ContainerResources) *podresourcesapi.PodResources {
 	container.Name = "main"
 	return &podresourcesapi.PodResources{
-		Namespace: "default", Name: name, Containers: []*podresourcesapi.ContainerResources{container},
+		Namespace: "default", Name: name,
+		Containers: []*podresourcesapi.ContainerResources{container},
 	}
 }

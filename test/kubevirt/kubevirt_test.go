@@ -1,4 +1,5 @@
-// Package kubevirt tests what KubeVirt reads of this project, with KubeVirt's own Go types and those that it reads by.
+// Package kubevirt tests what KubeVirt reads of this project, with KubeVirt's own Go types and
+// those that it reads by.
 package kubevirt
 
 import (
@@ -25,13 +26,14 @@ import (
 const page = "../../docs/how-to/use-with-kubevirt.md"
 
 // vf is a VF that a VM gets.
-var vf = function.Function{ID: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", Kind: function.VF, Driver: "vfio-pci"}
+var vf = function.Function{ID: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0",
+	Kind: function.VF, Driver: "vfio-pci"}
 
 // pciAddress is what virt-launcher takes for one (pkg/util/hardware/hw_utils.go).
 var pciAddress = regexp.MustCompile(`^[\da-fA-F]{4}:[\da-fA-F]{2}:[\da-fA-F]{2}\.[0-7]$`)
 
-// TestNetworkStatus: virt-controller finds the VF in the annotation that Multus makes of the result and of the device-info file
-// (pkg/network/multus/status.go, pkg/network/deviceinfo of KubeVirt).
+// TestNetworkStatus: virt-controller finds the VF in the annotation that Multus makes of the result
+// and of the device-info file (pkg/network/multus/status.go, pkg/network/deviceinfo of KubeVirt).
 func TestNetworkStatus(t *testing.T) {
 	text, err := json.Marshal(deviceinfo.Of(vf, false))
 	if err != nil {
@@ -44,25 +46,32 @@ func TestNetworkStatus(t *testing.T) {
 		t.Fatalf("device-info %s: %v", text, err)
 	}
 	const name, mac = "pod37a8eec1ce1", "02:00:00:00:00:51"
-	result := &types100.Result{CNIVersion: "1.1.0", Interfaces: []*types100.Interface{{Name: name, Mac: mac, Sandbox: "/run/netns/p"}}}
+	result := &types100.Result{
+		CNIVersion: "1.1.0",
+		Interfaces: []*types100.Interface{{Name: name, Mac: mac, Sandbox: "/run/netns/p"}},
+	}
 	all, err := utils.CreateNetworkStatuses(result, "default/blue-vms", false, &info)
 	if err != nil || len(all) != 1 {
 		t.Fatalf("network-status %v, %v, want one", all, err)
 	}
 	status := all[0]
-	if status.Interface != name || status.Mac != mac || status.DeviceInfo == nil || status.DeviceInfo.Type != nad.DeviceInfoTypePCI ||
+	if status.Interface != name || status.Mac != mac || status.DeviceInfo == nil ||
+		status.DeviceInfo.Type != nad.DeviceInfoTypePCI ||
 		status.DeviceInfo.Pci == nil || !pciAddress.MatchString(status.DeviceInfo.Pci.PciAddress) {
-		t.Errorf("network-status %+v lacks what KubeVirt reads: the interface, its MAC, and the PCI address of the VF", status)
+		t.Errorf("network-status %+v lacks what KubeVirt reads: the interface, its MAC, and the "+
+			"PCI address of the VF", status)
 	}
 	if _, err := net.ParseMAC(status.Mac); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestMetadataPath: the file of a claim is where virt-launcher looks (pkg/dra/utils.go of KubeVirt, from 1.8.3 on).
+// TestMetadataPath: the file of a claim is where virt-launcher looks (pkg/dra/utils.go of KubeVirt,
+// from 1.8.3 on).
 func TestMetadataPath(t *testing.T) {
 	const want = "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/nic/vf/xpu.opiproject.org-metadata.json"
-	if got := metadata.ResourceClaimTemplateFilePath("xpu.opiproject.org", "nic", "vf"); got != want {
+	if got := metadata.ResourceClaimTemplateFilePath("xpu.opiproject.org", "nic",
+		"vf"); got != want {
 		t.Errorf("the metadata file is %s, want %s", got, want)
 	}
 }
@@ -74,19 +83,22 @@ func TestOwnerOfPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	kind := kubevirt.VirtualMachineInstanceGroupVersionKind
-	if want := fmt.Sprintf("schema.GroupKind{Group: %q, Kind: %q}", kind.Group, kind.Kind); !strings.Contains(string(text), want) {
+	if want := fmt.Sprintf("schema.GroupKind{Group: %q, Kind: %q}", kind.Group,
+		kind.Kind); !strings.Contains(string(text), want) {
 		t.Errorf("standby.go does not have %s", want)
 	}
 }
 
-// TestManifests: KubeVirt's types have every field of the page's VMs, and what they name is on the page.
+// TestManifests: KubeVirt's types have every field of the page's VMs, and what they name is on the
+// page.
 func TestManifests(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
 	vms := 0
-	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(text), -1) {
+	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").
+		FindAllStringSubmatch(string(text), -1) {
 		for _, document := range strings.Split(block[1], "\n---\n") {
 			var vm kubevirt.VirtualMachine
 			if !strings.Contains(document, "kind: VirtualMachine\n") {
@@ -132,12 +144,15 @@ func named(t *testing.T, page string, vm kubevirt.VirtualMachine) {
 			t.Errorf("VirtualMachine %s: interface %s has no network of its name", vm.Name, i.Name)
 		}
 		if network.Multus != nil && !strings.Contains(page, "name: "+network.Multus.NetworkName) {
-			t.Errorf("VirtualMachine %s: NetworkAttachmentDefinition %s is not on the page", vm.Name, network.Multus.NetworkName)
+			t.Errorf("VirtualMachine %s: NetworkAttachmentDefinition %s is not on the page",
+				vm.Name, network.Multus.NetworkName)
 		}
 	}
 	for _, c := range spec.ResourceClaims {
-		if c.ResourceClaimTemplateName != nil && !strings.Contains(page, "name: "+*c.ResourceClaimTemplateName) {
-			t.Errorf("VirtualMachine %s: ResourceClaimTemplate %s is not on the page", vm.Name, *c.ResourceClaimTemplateName)
+		if c.ResourceClaimTemplateName != nil &&
+			!strings.Contains(page, "name: "+*c.ResourceClaimTemplateName) {
+			t.Errorf("VirtualMachine %s: ResourceClaimTemplate %s is not on the page", vm.Name,
+				*c.ResourceClaimTemplateName)
 		}
 	}
 }

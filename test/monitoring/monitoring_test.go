@@ -1,4 +1,5 @@
-// Package monitoring tests the alerts and the dashboard: they use metrics that exist, alerts do what they say, and have runbooks.
+// Package monitoring tests the alerts and the dashboard: they use metrics that exist, alerts do
+// what they say, and have runbooks.
 package monitoring
 
 import (
@@ -130,19 +131,24 @@ func TestRunbooks(t *testing.T) {
 	var names []string
 	for _, r := range all {
 		names = append(names, r.Alert)
-		if !strings.Contains(string(page), "\n### "+r.Alert+"\n") || !strings.Contains(string(page), "\n"+r.Expr+"\n") {
+		if !strings.Contains(string(page), "\n### "+r.Alert+"\n") ||
+			!strings.Contains(string(page), "\n"+r.Expr+"\n") {
 			t.Errorf("%s: docs/how-to/monitor.md lacks the section, or has another query", r.Alert)
 		}
-		if want := "/docs/how-to/monitor.md#" + strings.ToLower(r.Alert); !strings.HasSuffix(r.Annotations["runbook_url"], want) {
+		if want := "/docs/how-to/monitor.md#" +
+			strings.ToLower(r.Alert); !strings.HasSuffix(r.Annotations["runbook_url"], want) {
 			t.Errorf("%s: runbook_url %s, want %s", r.Alert, r.Annotations["runbook_url"], want)
 		}
-		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || r.Labels["severity"] == "" {
+		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" ||
+			r.Labels["severity"] == "" {
 			t.Errorf("%s: has no summary, description or severity", r.Alert)
 		}
 	}
-	for _, section := range regexp.MustCompile(`(?m)^### (.*)$`).FindAllStringSubmatch(string(page), -1) {
+	for _, section := range regexp.MustCompile(`(?m)^### (.*)$`).FindAllStringSubmatch(string(page),
+		-1) {
 		if !slices.Contains(names, section[1]) {
-			t.Errorf("docs/how-to/monitor.md has a section for alert %s, which does not exist", section[1])
+			t.Errorf("docs/how-to/monitor.md has a section for alert %s, which does not exist",
+				section[1])
 		}
 	}
 }
@@ -162,7 +168,8 @@ func TestAlerts(t *testing.T) {
 	must.Succeed(t, err)
 	must.Succeed(t, os.WriteFile(filepath.Join(work, "rules_test.yaml"), tests, 0o600))
 	for _, args := range [][]string{
-		{"check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"}, {"test", "rules", "rules_test.yaml"},
+		{"check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"},
+		{"test", "rules", "rules_test.yaml"},
 	} {
 		absolute, err := filepath.Abs(promtool)
 		must.Succeed(t, err)

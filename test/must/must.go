@@ -32,7 +32,8 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// Run runs something until stop is called, or else until the test ends. It must then return without an error.
+// Run runs something until stop is called, or else until the test ends. It must then return without
+// an error.
 func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -48,15 +49,15 @@ func Run(t testing.TB, run func(context.Context) error) (stop func()) {
 	return stop
 }
 
-// SocketDir makes a directory that is removed when the test ends. Its name is short enough for sockets in it, whose paths
-// may have 107 bytes only (unix(7)); that of [testing.T.TempDir] is not.
+// SocketDir makes a directory that is removed when the test ends. Its name is short enough for
+// sockets in it, whose paths may have 107 bytes only (unix(7)); that of [testing.T.TempDir] is not.
 func SocketDir(t testing.TB) string {
 	t.Helper()
 	return dir(t, "")
 }
 
-// MemoryDir makes a directory on a file system in memory, as sysfs is; on disk where there is no /dev/shm. It is removed
-// when the test ends.
+// MemoryDir makes a directory on a file system in memory, as sysfs is; on disk where there is no
+// /dev/shm. It is removed when the test ends.
 func MemoryDir(t testing.TB) string {
 	t.Helper()
 	if _, err := os.Stat("/dev/shm"); err != nil {

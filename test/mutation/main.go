@@ -1,6 +1,7 @@
-// Command mutation shows what the tests of a package do not see: it changes one thing of the package's code at a time,
-// runs the package's tests, and lists the changes that no test noticed. The tree itself is not touched. Which things are
-// changed is a matter of the seed alone, so that two runs are comparable.
+// Command mutation shows what the tests of a package do not see: it changes one thing of the
+// package's code at a time, runs the package's tests, and lists the changes that no test noticed.
+// The tree itself is not touched. Which things are changed is a matter of the seed alone, so that
+// two runs are comparable.
 //
 //	go run ./test/mutation ./pkg/node/lifecycle ./pkg/node/journal
 package main
@@ -35,13 +36,16 @@ func main() {
 	var o options
 	flag.Uint64Var(&o.seed, "seed", 1, "which mutants are taken")
 	flag.IntVar(&o.most, "most", 60, "how many mutants of a package are tried, at most")
-	flag.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long the tests may take with one mutant; longer counts as noticed")
+	flag.DurationVar(&o.timeout, "timeout", 2*time.Minute,
+		"how long the tests may take with one mutant; longer counts as noticed")
 	flag.Float64Var(&o.least, "least", 0, "fail if a package's score is below this, in percent")
 	flag.StringVar(&o.run, "run", "", "only tests that match, as with go test")
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "Usage: mutation [flags] PACKAGE...\n\n"+
-			"Changes one thing of each package at a time and lists what its tests do not notice.\n\n"+
-			"  mutation ./pkg/node/journal                 # the table and the survivors of one package\n"+
+			"Changes one thing of each package at a time and lists what its tests do not "+
+			"notice.\n\n"+
+			"  mutation ./pkg/node/journal                 # the table and the survivors of one "+
+			"package\n"+
 			"  mutation -most 200 -seed 7 ./pkg/node/hooks # others, and more of them\n\n")
 		flag.PrintDefaults()
 	}
@@ -198,7 +202,8 @@ func report(o options, scores []score) error {
 	fmt.Fprintln(out, "package\tmutants\tnoticed\tscore\ttook")
 	var low []string
 	for _, s := range scores {
-		fmt.Fprintf(out, "%s\t%d\t%d\t%.0f %%\t%s\n", s.pkg, s.tried, s.killed, s.percent(), s.took.Round(time.Second))
+		fmt.Fprintf(out, "%s\t%d\t%d\t%.0f %%\t%s\n", s.pkg, s.tried, s.killed, s.percent(),
+			s.took.Round(time.Second))
 		if s.percent() < o.least {
 			low = append(low, s.pkg)
 		}

@@ -33,8 +33,9 @@ var swapped = map[token.Token]token.Token{
 	token.LSS: token.GEQ, token.GEQ: token.LSS, token.GTR: token.LEQ, token.LEQ: token.GTR,
 }
 
-// mutants finds what can be changed in a file: comparisons and conditions that say the opposite, errors that are lost,
-// calls that are left out, and constants that are others. What only logs or counts is left alone.
+// mutants finds what can be changed in a file: comparisons and conditions that say the opposite,
+// errors that are lost, calls that are left out, and constants that are others. What only logs or
+// counts is left alone.
 func mutants(path string) ([]mutant, error) {
 	original, err := os.ReadFile(path)
 	if err != nil {
@@ -60,7 +61,8 @@ type finder struct {
 func (f *finder) add(from, to token.Pos, what, text string) {
 	position := f.files.Position(from)
 	f.found = append(f.found, mutant{
-		file: f.path, line: position.Line, what: what, from: position.Offset, to: f.files.Position(to).Offset, text: text,
+		file: f.path, line: position.Line, what: what, from: position.Offset,
+		to: f.files.Position(to).Offset, text: text,
 		original: f.original,
 	})
 }
@@ -69,7 +71,8 @@ func (f *finder) visit(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.BinaryExpr:
 		if to, ok := swapped[n.Op]; ok {
-			f.add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), n.Op.String()+" to "+to.String(), to.String())
+			f.add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), n.Op.String()+" to "+to.String(),
+				to.String())
 		}
 	case *ast.UnaryExpr:
 		if n.Op == token.NOT {
@@ -101,7 +104,8 @@ func (f *finder) lostError(n *ast.ReturnStmt) {
 			f.add(last.Pos(), last.End(), "err to nil", "nil")
 		}
 	case *ast.CallExpr:
-		if name := f.source(last.Fun); name == "fmt.Errorf" || name == "errors.New" || name == "errors.Join" {
+		if name := f.source(last.Fun); name == "fmt.Errorf" || name == "errors.New" ||
+			name == "errors.Join" {
 			f.add(last.Pos(), last.End(), name+" to nil", "nil")
 		}
 	}
@@ -114,7 +118,8 @@ func (f *finder) tells(call *ast.CallExpr) bool {
 		return false
 	}
 	switch selector.Sel.Name {
-	case "Info", "Error", "Inc", "Dec", "Add", "Set", "Observe", "Close", "Lock", "Unlock", "RLock", "RUnlock", "MustRegister":
+	case "Info", "Error", "Inc", "Dec", "Add", "Set", "Observe", "Close", "Lock", "Unlock",
+		"RLock", "RUnlock", "MustRegister":
 		return true
 	}
 	return false

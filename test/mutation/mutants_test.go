@@ -38,7 +38,8 @@ func f(a, b int, ok bool) error {
 	}
 	slices.Sort(got)
 	want := []string{
-		"4: ! left out", "4: && to ||", "4: == to !=", "6: err to nil", "8: left out: do(a)", "9: fmt.Errorf to nil",
+		"4: ! left out", "4: && to ||", "4: == to !=", "6: err to nil", "8: left out: do(a)",
+		"9: fmt.Errorf to nil",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("found %q, want %q", got, want)

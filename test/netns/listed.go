@@ -6,7 +6,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Listed calls what lists netdevs, addresses or routes until nothing changed while the kernel told them.
+// Listed calls what lists netdevs, addresses or routes until nothing changed while the kernel told
+// them.
 func Listed[T any](list func() ([]T, error)) ([]T, error) {
 	for {
 		all, err := list()

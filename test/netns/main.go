@@ -17,9 +17,10 @@ const isolated = "XPU_TEST_ISOLATED"
 // Isolated says whether the process has a network namespace of its own, by Main.
 func Isolated() bool { return os.Getenv(isolated) != "" }
 
-// Main is for TestMain: it calls run in a copy of the process that has a network namespace of its own, with what it
-// starts, and mounts of its own. The namespace has loopback, and a default route that leads nowhere. A process that is not
-// root calls run as it is; what needs the namespace has to look whether it is [Isolated].
+// Main is for TestMain: it calls run in a copy of the process that has a network namespace of its
+// own, with what it starts, and mounts of its own. The namespace has loopback, and a default route
+// that leads nowhere. A process that is not root calls run as it is; what needs the namespace has
+// to look whether it is [Isolated].
 func Main(run func() int) int {
 	switch {
 	case os.Geteuid() != 0:
@@ -40,7 +41,8 @@ func again() int {
 	command.Env = append(os.Environ(), isolated+"=1")
 	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
 	command.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
+		Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS,
+		Pdeathsig: syscall.SIGKILL,
 	}
 	err := command.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
@@ -53,12 +55,14 @@ func again() int {
 	return 0
 }
 
-// connect sets loopback up, and makes a default route, which leads nowhere: kube-apiserver looks for the node's address
-// there.
+// connect sets loopback up, and makes a default route, which leads nowhere: kube-apiserver looks
+// for the node's address there.
 func connect() error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = "uplink"
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attributes, PeerName: "nowhere"}); err != nil {
+	if err := netlink.LinkAdd(&netlink.Veth{
+		LinkAttrs: attributes, PeerName: "nowhere",
+	}); err != nil {
 		return err
 	}
 	for _, name := range []string{"lo", "nowhere", "uplink"} {
@@ -78,5 +82,7 @@ func connect() error {
 	if err := netlink.AddrAdd(uplink, &netlink.Addr{IPNet: address}); err != nil {
 		return err
 	}
-	return netlink.RouteAdd(&netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: net.IPv4(192, 0, 2, 2)})
+	return netlink.RouteAdd(&netlink.Route{
+		LinkIndex: uplink.Attrs().Index, Gw: net.IPv4(192, 0, 2, 2),
+	})
 }

@@ -1,5 +1,6 @@
-// Package netns gives tests network namespaces of their own, so that they use the kernel's real netlink without
-// touching the machine they run on. It is for tests only and needs CAP_SYS_ADMIN and CAP_NET_ADMIN.
+// Package netns gives tests network namespaces of their own, so that they use the kernel's real
+// netlink without touching the machine they run on. It is for tests only and needs CAP_SYS_ADMIN
+// and CAP_NET_ADMIN.
 package netns
 
 import (
@@ -15,16 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace that lives until the test that made it ends. It has its loopback interface up and
-// nothing else. Its methods may be called from several goroutines at once.
+// Namespace is a network namespace that lives until the test that made it ends. It has its loopback
+// interface up and nothing else. Its methods may be called from several goroutines at once.
 type Namespace struct {
 	path   string
 	ns     vnetns.NsHandle
 	handle *netlink.Handle
 }
 
-// New makes a network namespace and removes it when the test ends. The test is skipped, with the reason, where the
-// process may not make one.
+// New makes a network namespace and removes it when the test ends. The test is skipped, with the
+// reason, where the process may not make one.
 func New(t testing.TB) *Namespace {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -104,9 +105,10 @@ func (n *Namespace) Close() error {
 	return nil
 }
 
-// create makes a network namespace and binds it to path, as container runtimes do. The thread goes back to where it was:
-// a thread that is given up ends with its goroutine, but not if it is the process's first, which would keep the new
-// namespace, and the netdevs in it, until the process ends.
+// create makes a network namespace and binds it to path, as container runtimes do. The thread goes
+// back to where it was: a thread that is given up ends with its goroutine, but not if it is the
+// process's first, which would keep the new namespace, and the netdevs in it, until the process
+// ends.
 func create(path string) (err error) {
 	if err := os.WriteFile(path, nil, 0o400); err != nil {
 		return err
@@ -140,16 +142,17 @@ func create(path string) (err error) {
 // Path is the file the namespace is bound to: what a runtime hands to a CNI plugin as CNI_NETNS.
 func (n *Namespace) Path() string { return n.path }
 
-// Handle is a netlink handle that works in the namespace, whatever thread uses it. It is closed when the test ends.
+// Handle is a netlink handle that works in the namespace, whatever thread uses it. It is closed
+// when the test ends.
 func (n *Namespace) Handle() *netlink.Handle { return n.handle }
 
-// Fd is a file descriptor of the namespace, valid until the test ends: for [netlink.Handle.LinkSetNsFd],
-// [netlink.NsFd] and the like.
+// Fd is a file descriptor of the namespace, valid until the test ends: for
+// [netlink.Handle.LinkSetNsFd], [netlink.NsFd] and the like.
 func (n *Namespace) Fd() int { return int(n.ns) }
 
-// Do runs f in the namespace, on the caller's goroutine (so f may call t.Fatal), and returns its error. The sockets f
-// opens stay in the namespace and the processes it starts run there; the goroutines it starts do not. Calls may be
-// nested.
+// Do runs f in the namespace, on the caller's goroutine (so f may call t.Fatal), and returns its
+// error. The sockets f opens stay in the namespace and the processes it starts run there; the
+// goroutines it starts do not. Calls may be nested.
 func (n *Namespace) Do(f func() error) error { return do(n.ns, n.path, f) }
 
 // In is [Namespace.Do] in the namespace that is bound to path.
@@ -185,9 +188,9 @@ func do(ns vnetns.NsHandle, path string, f func() error) (err error) {
 	return f()
 }
 
-// Unmount takes Path away, as a runtime does when a pod ends. The namespace itself lives on while something (this
-// Namespace, a process, a socket) holds it; [Namespace.Do] and [Namespace.Handle] still work. A second call returns
-// an error that is os.ErrNotExist.
+// Unmount takes Path away, as a runtime does when a pod ends. The namespace itself lives on while
+// something (this Namespace, a process, a socket) holds it; [Namespace.Do] and [Namespace.Handle]
+// still work. A second call returns an error that is os.ErrNotExist.
 func (n *Namespace) Unmount() error {
 	if err := unix.Unmount(n.path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 		return &os.PathError{Op: "unmount", Path: n.path, Err: err}
@@ -195,15 +198,19 @@ func (n *Namespace) Unmount() error {
 	return os.Remove(n.path)
 }
 
-// Connect joins two namespaces by a wire: a veth pair with one end, called aName, in a and the other, called bName, in
-// b, both up. a and b may be the same namespace. Names are at most 15 bytes.
+// Connect joins two namespaces by a wire: a veth pair with one end, called aName, in a and the
+// other, called bName, in b, both up. a and b may be the same namespace. Names are at most 15
+// bytes.
 func Connect(t testing.TB, a *Namespace, aName string, b *Namespace, bName string) {
 	t.Helper()
 	ConnectQueues(t, a, aName, b, bName, 0)
 }
 
-// ConnectQueues is [Connect] by a wire with so many queues at both ends and in both directions, 0 for what the kernel gives.
-func ConnectQueues(t testing.TB, a *Namespace, aName string, b *Namespace, bName string, queues int) {
+// ConnectQueues is [Connect] by a wire with so many queues at both ends and in both directions, 0
+// for what the kernel gives.
+func ConnectQueues(
+	t testing.TB, a *Namespace, aName string, b *Namespace, bName string, queues int,
+) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.NumTxQueues, attrs.NumRxQueues = aName, queues, queues

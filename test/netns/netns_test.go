@@ -35,7 +35,8 @@ func TestDoRunsInsideAndComesBack(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if len(links) != 1 || links[0].Attrs().Name != "lo" || links[0].Attrs().Flags&net.FlagUp == 0 {
+		if len(links) != 1 || links[0].Attrs().Name != "lo" ||
+			links[0].Attrs().Flags&net.FlagUp == 0 {
 			t.Errorf("a new namespace has %v, want lo alone and up", links)
 		}
 		return failure
@@ -180,7 +181,8 @@ func TestPing(t *testing.T) {
 	if ok, err := a.Ping(own, netip.MustParseAddr("192.0.2.2"), 10*time.Second); err != nil || !ok {
 		t.Errorf("the other end: %v, %v, want an answer", ok, err)
 	}
-	if ok, err := a.Ping(own, netip.MustParseAddr("192.0.2.3"), 300*time.Millisecond); err != nil || ok {
+	if ok, err := a.Ping(own, netip.MustParseAddr("192.0.2.3"), 300*time.Millisecond); err != nil ||
+		ok {
 		t.Errorf("an address of nobody: %v, %v, want no answer", ok, err)
 	}
 	if _, err := b.Ping(own, netip.MustParseAddr("192.0.2.2"), time.Second); err == nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/ipv4"
 )
 
-// Ping tells whether the IPv4 address to answers one of the ICMP echo requests that are sent meanwhile from the address
-// from, which an interface of the namespace has.
+// Ping tells whether the IPv4 address to answers one of the ICMP echo requests that are sent
+// meanwhile from the address from, which an interface of the namespace has.
 func (n *Namespace) Ping(from, to netip.Addr, within time.Duration) (answered bool, err error) {
 	var conn *icmp.PacketConn
 	if err := n.Do(func() (err error) {

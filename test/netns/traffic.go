@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestType is the EtherType of the frames of a [Traffic], one of those that IEEE 802 leaves for experiments.
+// TestType is the EtherType of the frames of a [Traffic], one of those that IEEE 802 leaves for
+// experiments.
 const TestType = 0x88b5
 
 // Traffic is frames that one netdev sends to another, one each millisecond.
@@ -45,10 +46,12 @@ func Send(from, to End) (_ *Traffic, err error) {
 		return nil, err
 	}
 	// Longer than anything that is late, and than a frame is on its way.
-	if err := unix.SetsockoptTimeval(t.receiver, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
+	if err := unix.SetsockoptTimeval(t.receiver, unix.SOL_SOCKET, unix.SO_RCVTIMEO,
+		&unix.Timeval{Sec: 1}); err != nil {
 		return nil, err
 	}
-	frame := slices.Concat(to.MAC, from.MAC, []byte{TestType >> 8, TestType & 0xff}, make([]byte, 46))
+	frame := slices.Concat(to.MAC, from.MAC, []byte{TestType >> 8, TestType & 0xff},
+		make([]byte, 46))
 	t.done.Go(func() error { return t.send(index, frame) })
 	t.done.Go(t.receive)
 	return t, nil
@@ -68,7 +71,8 @@ func (e End) open() (socket, index int, err error) {
 		return -1, 0, err
 	}
 	const networkOrder = TestType>>8 | TestType<<8&0xffff
-	err = unix.Bind(socket, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: link.Attrs().Index})
+	err = unix.Bind(socket,
+		&unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: link.Attrs().Index})
 	return socket, link.Attrs().Index, err
 }
 
@@ -79,7 +83,8 @@ func (t *Traffic) send(index int, frame []byte) error {
 			return nil
 		case <-tick.C:
 		}
-		if err := unix.Sendto(t.sender, frame, 0, &unix.SockaddrLinklayer{Ifindex: index, Halen: 6}); err != nil {
+		if err := unix.Sendto(t.sender, frame,
+			0, &unix.SockaddrLinklayer{Ifindex: index, Halen: 6}); err != nil {
 			return fmt.Errorf("send: %w", err)
 		}
 	}
@@ -102,7 +107,8 @@ func (t *Traffic) receive() error {
 	}
 }
 
-// Stop ends the traffic, and returns how many frames were sent, and how many of these did not arrive.
+// Stop ends the traffic, and returns how many frames were sent, and how many of these did not
+// arrive.
 func (t *Traffic) Stop() (sent, lost int, err error) {
 	close(t.stop)
 	err = t.done.Wait()

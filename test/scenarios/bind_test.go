@@ -30,16 +30,17 @@ func (w *world) create(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	if err := w.Create(t.Context(), made); err != nil {
 		t.Fatal(err)
 	}
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		err := w.Get(ctx, client.ObjectKeyFromObject(made), made)
-		templates := 0
-		for _, c := range made.Spec.ResourceClaims {
-			if c.ResourceClaimTemplateName != nil {
-				templates++
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true,
+		func(ctx context.Context) (bool, error) {
+			err := w.Get(ctx, client.ObjectKeyFromObject(made), made)
+			templates := 0
+			for _, c := range made.Spec.ResourceClaims {
+				if c.ResourceClaimTemplateName != nil {
+					templates++
+				}
 			}
-		}
-		return len(made.Status.ResourceClaimStatuses) >= templates, err
-	})
+			return len(made.Status.ResourceClaimStatuses) >= templates, err
+		})
 	if err != nil {
 		t.Fatalf("claims of pod %s are not made: %v", made.Name, err)
 	}
@@ -55,12 +56,14 @@ func (w *world) decideLive(t *testing.T, pod *corev1.Pod) *schedule.Decision {
 	return decide(t, from, pod)
 }
 
-// TestBind binds the pods of scenarios in place of the scheduler. The API server takes what was decided, and the pods have it.
+// TestBind binds the pods of scenarios in place of the scheduler. The API server takes what was
+// decided, and the pods have it.
 func TestBind(t *testing.T) {
 	w := start(t)
 	binder := bind.Binder{Client: w.clientset, Timeout: time.Minute}
 	for _, file := range []string{
-		"net-model-ports", "net-model-counters", "net-two-rails", "net-admin-access", "two-pods-one-gpu-0", "pools-two-nodes-dgxa100",
+		"net-model-ports", "net-model-counters", "net-two-rails", "net-admin-access",
+		"two-pods-one-gpu-0", "pools-two-nodes-dgxa100",
 		"pod-one-container-gpu-priority-list-one-vf",
 	} {
 		t.Run(file, func(t *testing.T) {
@@ -88,8 +91,10 @@ func TestBind(t *testing.T) {
 				for _, c := range d.Claims {
 					want = append(want, told(c.Claim)...)
 				}
-				if err := w.Get(t.Context(), client.ObjectKeyFromObject(made), made); err != nil || made.Spec.NodeName != d.Node {
-					t.Errorf("pod %s is on node %q, want %s: %v", made.Name, made.Spec.NodeName, d.Node, err)
+				if err := w.Get(t.Context(), client.ObjectKeyFromObject(made), made); err != nil ||
+					made.Spec.NodeName != d.Node {
+					t.Errorf("pod %s is on node %q, want %s: %v", made.Name, made.Spec.NodeName,
+						d.Node, err)
 				}
 				if diff := gocmp.Diff(want, w.devices(t, made)); diff != "" {
 					t.Errorf("pod %s (-decided +has):\n%s", made.Name, diff)
@@ -99,7 +104,8 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// TestBindWaits: a pod is bound when its device's binding conditions are true; a claim is given back where they fail, or take too long.
+// TestBindWaits: a pod is bound when its device's binding conditions are true; a claim is given
+// back where they fail, or take too long.
 func TestBindWaits(t *testing.T) {
 	w := start(t)
 	const waits, fails = "example.com/Ready", "example.com/Failed"
@@ -119,19 +125,24 @@ func TestBindWaits(t *testing.T) {
 			defer stop()
 			done := make(chan error, 1)
 			go func() { done <- w.tell(ctx, test.condition) }()
-			err := bind.Binder{Client: w.clientset, Timeout: test.timeout}.Bind(t.Context(), w.decideLive(t, pod))
+			err := bind.Binder{
+				Client: w.clientset, Timeout: test.timeout,
+			}.Bind(t.Context(), w.decideLive(t, pod))
 			stop()
 			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			if (err == nil) != (test.want == "") ||
+				err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
 			var claim resourceapi.ResourceClaim
-			if err := w.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "net"}, &claim); err != nil {
+			if err := w.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "net"},
+				&claim); err != nil {
 				t.Fatal(err)
 			}
-			if kept := claim.Status.Allocation != nil && len(claim.Status.ReservedFor) == 1; kept != (test.want == "") {
+			if kept := claim.Status.Allocation != nil &&
+				len(claim.Status.ReservedFor) == 1; kept != (test.want == "") {
 				t.Errorf("the claim is %+v", claim.Status)
 			}
 		})
@@ -141,16 +152,29 @@ func TestBindWaits(t *testing.T) {
 // waiting has a node with a device that has binding conditions, and a pod that claims it.
 func (w *world) waiting(t *testing.T, waits, fails string) *corev1.Pod {
 	t.Helper()
-	meta := func(name string) metav1.ObjectMeta { return metav1.ObjectMeta{Namespace: "default", Name: name} }
+	meta := func(name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: "default", Name: name}
+	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-0"}}
-	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, Spec: resourceapi.ResourceSliceSpec{
-		Driver: "net.example.com", NodeName: &node.Name, Pool: resourceapi.ResourcePool{Name: "node-0", ResourceSliceCount: 1},
-		Devices: []resourceapi.Device{{Name: "vf-0", BindingConditions: []string{waits}, BindingFailureConditions: []string{fails}}},
-	}}
-	claim := &resourceapi.ResourceClaim{ObjectMeta: meta("net"), Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-		Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "net"}}},
-	}}}
-	for _, o := range []client.Object{node, slice, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "net"}}, claim} {
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: "net.example.com", NodeName: &node.Name, Pool: resourceapi.ResourcePool{
+				Name: "node-0", ResourceSliceCount: 1,
+			},
+			Devices: []resourceapi.Device{
+				{Name: "vf-0", BindingConditions: []string{waits},
+					BindingFailureConditions: []string{fails}},
+			},
+		}}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: meta("net"),
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{
+				{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "net"}},
+			},
+		}}}
+	for _, o := range []client.Object{
+		node, slice, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "net"}}, claim,
+	} {
 		if err := w.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
@@ -170,21 +194,25 @@ func (w *world) tell(ctx context.Context, condition string) error {
 	if condition == "" {
 		return nil
 	}
-	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		claim, err := w.clientset.ResourceV1().ResourceClaims("default").Get(ctx, "net", metav1.GetOptions{})
-		if err != nil || claim.Status.Allocation == nil {
-			return false, err
-		}
-		result := claim.Status.Allocation.Devices.Results[0]
-		claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
-			Driver: result.Driver, Pool: result.Pool, Device: result.Device,
-			Conditions: []metav1.Condition{{
-				Type: condition, Status: metav1.ConditionTrue, Reason: "Told", Message: "so", LastTransitionTime: metav1.Now(),
-			}},
-		}}
-		if _, err := w.clientset.ResourceV1().ResourceClaims("default").UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
-			return false, fmt.Errorf("the driver's condition: %w", err)
-		}
-		return true, nil
-	})
+	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond,
+		true, func(ctx context.Context) (bool, error) {
+			claim, err := w.clientset.ResourceV1().ResourceClaims("default").Get(ctx,
+				"net", metav1.GetOptions{})
+			if err != nil || claim.Status.Allocation == nil {
+				return false, err
+			}
+			result := claim.Status.Allocation.Devices.Results[0]
+			claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+				Driver: result.Driver, Pool: result.Pool, Device: result.Device,
+				Conditions: []metav1.Condition{{
+					Type: condition, Status: metav1.ConditionTrue, Reason: "Told", Message: "so",
+					LastTransitionTime: metav1.Now(),
+				}},
+			}}
+			if _, err := w.clientset.ResourceV1().ResourceClaims("default").UpdateStatus(ctx, claim,
+				metav1.UpdateOptions{}); err != nil {
+				return false, fmt.Errorf("the driver's condition: %w", err)
+			}
+			return true, nil
+		})
 }

@@ -1,5 +1,5 @@
-// Package scenarios compares what xpuctl schedule says of the scenarios in this directory with what the scheduler of
-// Kubernetes does.
+// Package scenarios compares what xpuctl schedule says of the scenarios in this directory with what
+// the scheduler of Kubernetes does.
 package scenarios
 
 import (
@@ -39,7 +39,8 @@ func start(t *testing.T) *world {
 	t.Helper()
 	assets := os.Getenv("KUBEBUILDER_ASSETS")
 	if assets == "" {
-		t.Skip("needs an API server and a scheduler: KUBEBUILDER_ASSETS must be a directory with their programs")
+		t.Skip("needs an API server and a scheduler: KUBEBUILDER_ASSETS must be a directory with " +
+			"their programs")
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	plane, err := controlplane.Start(ctx, assets, t.TempDir())
@@ -68,8 +69,9 @@ func start(t *testing.T) *world {
 	return &world{api, clientset}
 }
 
-// TestScheduler has the scheduler of Kubernetes place the pods of each scenario, one after the other. Each is to be pending,
-// or to have the devices, that xpuctl schedule says, which reads the same API server just before.
+// TestScheduler has the scheduler of Kubernetes place the pods of each scenario, one after the
+// other. Each is to be pending, or to have the devices, that xpuctl schedule says, which reads the
+// same API server just before.
 func TestScheduler(t *testing.T) {
 	w := start(t)
 	files, err := filepath.Glob("*.yaml")
@@ -160,7 +162,8 @@ func (w *world) compare(t *testing.T, pod *corev1.Pod) {
 	want, fits := foretold[node]
 	switch {
 	case node == "" && len(foretold) > 0:
-		t.Fatalf("pod %s is pending, and was to be on one of %v: %+v", pod.Name, foretold, made.Status.Conditions)
+		t.Fatalf("pod %s is pending, and was to be on one of %v: %+v", pod.Name, foretold,
+			made.Status.Conditions)
 	case node == "": // it goes, so as not to take what the next ones are to have
 		if err := w.Delete(t.Context(), made, client.GracePeriodSeconds(0)); err != nil {
 			t.Fatal(err)
@@ -174,8 +177,9 @@ func (w *world) compare(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-// foretell returns for each node that can take the pod which devices it has there. Of nodes that serve it equally well, the
-// scheduler takes any, so each is asked as if the others were cordoned. Nodes that serve it less well are left out.
+// foretell returns for each node that can take the pod which devices it has there. Of nodes that
+// serve it equally well, the scheduler takes any, so each is asked as if the others were cordoned.
+// Nodes that serve it less well are left out.
 func (w *world) foretell(t *testing.T, pod *corev1.Pod) map[string][]string {
 	t.Helper()
 	nodes := map[string][]string{}
@@ -227,29 +231,32 @@ func told(claim *resourceapi.ResourceClaim) []string {
 			takes = append(takes, fmt.Sprintf("%s %s", quantity.String(), name))
 		}
 		slices.Sort(takes)
-		devices = append(devices, fmt.Sprintf("%s=%s/%s/%s %v", r.Request, r.Driver, r.Pool, r.Device, takes))
+		devices = append(devices,
+			fmt.Sprintf("%s=%s/%s/%s %v", r.Request, r.Driver, r.Pool, r.Device, takes))
 	}
 	return devices
 }
 
-// settle waits until the scheduler has decided, and returns the pod's node. One that waits for binding conditions has its
-// devices and is nominated to its node. A pod that is to have a node may be refused at first, until the scheduler has seen
-// all objects.
+// settle waits until the scheduler has decided, and returns the pod's node. One that waits for
+// binding conditions has its devices and is nominated to its node. A pod that is to have a node may
+// be refused at first, until the scheduler has seen all objects.
 func (w *world) settle(t *testing.T, pod *corev1.Pod, foretold map[string][]string) (node string) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		if err := w.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
-			return false, err
-		}
-		node = pod.Spec.NodeName
-		if want := foretold[pod.Status.NominatedNodeName]; node == "" && len(want) > 0 && len(w.devices(t, pod)) == len(want) {
-			node = pod.Status.NominatedNodeName
-		}
-		refused := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true,
+		func(ctx context.Context) (bool, error) {
+			if err := w.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
+				return false, err
+			}
+			node = pod.Spec.NodeName
+			if want := foretold[pod.Status.NominatedNodeName]; node == "" && len(want) > 0 &&
+				len(w.devices(t, pod)) == len(want) {
+				node = pod.Status.NominatedNodeName
+			}
+			refused := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+				return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse
+			})
+			return node != "" || refused && len(foretold) == 0, nil
 		})
-		return node != "" || refused && len(foretold) == 0, nil
-	})
 	if err != nil && len(foretold) == 0 {
 		t.Fatalf("pod %s: the scheduler says nothing: %v", pod.Name, err)
 	}
@@ -275,7 +282,8 @@ func (w *world) devices(t *testing.T, pod *corev1.Pod) []string {
 	}
 	for _, name := range names {
 		var claim resourceapi.ResourceClaim
-		if err := w.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: name}, &claim); err != nil {
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: pod.Namespace, Name: name},
+			&claim); err != nil {
 			t.Fatal(err)
 		}
 		devices = append(devices, told(&claim)...)
@@ -292,18 +300,21 @@ func (w *world) clear(t *testing.T) {
 		options []client.DeleteAllOfOption
 	}{
 		{&corev1.Pod{}, []client.DeleteAllOfOption{in, client.GracePeriodSeconds(0)}},
-		{&resourceapi.ResourceClaimTemplate{}, []client.DeleteAllOfOption{in}}, {&resourceapi.ResourceClaim{}, []client.DeleteAllOfOption{in}},
-		{&resourceapi.DeviceTaintRule{}, nil}, {&resourceapi.ResourceSlice{}, nil}, {&resourceapi.DeviceClass{}, nil}, {&corev1.Node{}, nil},
+		{&resourceapi.ResourceClaimTemplate{}, []client.DeleteAllOfOption{in}},
+		{&resourceapi.ResourceClaim{}, []client.DeleteAllOfOption{in}},
+		{&resourceapi.DeviceTaintRule{}, nil}, {&resourceapi.ResourceSlice{}, nil},
+		{&resourceapi.DeviceClass{}, nil}, {&corev1.Node{}, nil},
 	} {
 		if err := w.DeleteAllOf(ctx, kind.object, kind.options...); err != nil {
 			t.Fatal(err)
 		}
 	}
-	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		var claims resourceapi.ResourceClaimList // their controller takes the finalizers off
-		err := w.List(ctx, &claims)
-		return len(claims.Items) == 0, err
-	})
+	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, time.Minute, true,
+		func(ctx context.Context) (bool, error) {
+			var claims resourceapi.ResourceClaimList // their controller takes the finalizers off
+			err := w.List(ctx, &claims)
+			return len(claims.Items) == 0, err
+		})
 	if err != nil {
 		t.Fatalf("claims stay: %v", err)
 	}

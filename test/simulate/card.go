@@ -11,18 +11,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// Card is a SmartNIC in a slot of the host. The zero value of a field other than PFs and VFs is a BlueField-3 in slot
-// 3b of NUMA node 0.
+// Card is a SmartNIC in a slot of the host. The zero value of a field other than PFs and VFs is a
+// BlueField-3 in slot 3b of NUMA node 0.
 type Card struct {
 	// PFs is how many physical functions the card has, 1-8.
 	PFs int
 	// VFs is how many virtual functions each PF has from the start.
 	VFs int
-	// TotalVFs is how many a PF can have (sriov_totalvfs), at most 256; VFs, but at least 8, if it is 0.
+	// TotalVFs is how many a PF can have (sriov_totalvfs), at most 256; VFs, but at least 8, if it
+	// is 0.
 	TotalVFs int
-	// Bus is the PCI bus of the PFs in two hex digits, 01 or higher. VFs that do not fit on it are on the next ones.
+	// Bus is the PCI bus of the PFs in two hex digits, 01 or higher. VFs that do not fit on it are
+	// on the next ones.
 	Bus string
-	// PCIeRoot is the root complex, "pci0000:3a". The default is domain 0000 and the bus before Bus.
+	// PCIeRoot is the root complex, "pci0000:3a". The default is domain 0000 and the bus before
+	// Bus.
 	PCIeRoot string
 	// Vendor, Device and VFDevice are PCI ids, four hex digits.
 	Vendor, Device, VFDevice string
@@ -30,11 +33,13 @@ type Card struct {
 	Driver string
 	// NUMANode is the node of the slot, -1 if the kernel does not know.
 	NUMANode int
-	// Serial is the serial number in the card's Vital Product Data, at most 255 characters; none if it is empty.
+	// Serial is the serial number in the card's Vital Product Data, at most 255 characters; none if
+	// it is empty.
 	Serial string
 	// LinkSpeed is that of each PF's link in Mbit/s; 0 for a driver that does not tell it.
 	LinkSpeed int
-	// Controller is the number by which the xPU knows the host, as in c1pf0vf3; 0 if its eswitch does not name controllers.
+	// Controller is the number by which the xPU knows the host, as in c1pf0vf3; 0 if its eswitch
+	// does not name controllers.
 	Controller int
 }
 
@@ -54,7 +59,8 @@ var (
 // complete fills in defaults and says what is wrong.
 func (c Card) complete() (Card, error) {
 	c.Bus = cmp.Or(c.Bus, "3b")
-	c.Vendor, c.Device, c.VFDevice = cmp.Or(c.Vendor, "15b3"), cmp.Or(c.Device, "a2dc"), cmp.Or(c.VFDevice, "101e")
+	c.Vendor, c.Device, c.VFDevice = cmp.Or(c.Vendor, "15b3"), cmp.Or(c.Device,
+		"a2dc"), cmp.Or(c.VFDevice, "101e")
 	c.Driver = cmp.Or(c.Driver, "mlx5_core")
 	c.TotalVFs = cmp.Or(c.TotalVFs, max(c.VFs, minTotalVFs))
 	var errs []error
@@ -71,7 +77,9 @@ func (c Card) complete() (Card, error) {
 		errs = append(errs, fmt.Errorf("%d PFs: must be 1-%d", c.PFs, functionsPerDevice))
 	}
 	if c.TotalVFs < 1 || c.TotalVFs > maxVFs || c.VFs < 0 || c.VFs > c.TotalVFs {
-		errs = append(errs, fmt.Errorf("%d of %d VFs: must be at most %d", c.VFs, c.TotalVFs, min(max(c.TotalVFs, 0), maxVFs)))
+		errs = append(errs,
+			fmt.Errorf("%d of %d VFs: must be at most %d", c.VFs, c.TotalVFs,
+				min(max(c.TotalVFs, 0), maxVFs)))
 	}
 	for _, id := range []string{c.Vendor, c.Device, c.VFDevice} {
 		if !fourHex.MatchString(id) {
@@ -79,16 +87,20 @@ func (c Card) complete() (Card, error) {
 		}
 	}
 	if len(c.Serial) > 255 || c.Controller < 0 {
-		errs = append(errs, fmt.Errorf("serial number %q, controller %d: must be at most 255 characters, and 0 or more", c.Serial, c.Controller))
+		errs = append(errs,
+			fmt.Errorf("serial number %q, controller %d: must be at most 255 characters, and 0 "+
+				"or more", c.Serial, c.Controller))
 	}
 	if !driver.MatchString(c.Driver) {
-		errs = append(errs, fmt.Errorf("driver %q: must be a module's name such as mlx5_core", c.Driver))
+		errs = append(errs,
+			fmt.Errorf("driver %q: must be a module's name such as mlx5_core", c.Driver))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return c, fmt.Errorf("card on bus %s: %w", c.Bus, err)
 	}
 	if c.last() > 0xffff {
-		return c, fmt.Errorf("card on bus %s: %d x %d VFs do not fit on the buses behind it", c.Bus, c.PFs, c.TotalVFs)
+		return c, fmt.Errorf("card on bus %s: %d x %d VFs do not fit on the buses behind it",
+			c.Bus, c.PFs, c.TotalVFs)
 	}
 	return c, nil
 }
@@ -123,11 +135,13 @@ func Repeat(card Card, n int) ([]Card, error) {
 // last is the routing id of the card's last VF.
 func (c Card) last() int { return c.routingID(c.PFs-1) + c.offset(c.PFs-1) + c.TotalVFs - 1 }
 
-// routingID is bus, device and function in one number, as in PCI Express Base Specification, 2.2.4.2.
+// routingID is bus, device and function in one number, as in PCI Express Base Specification,
+// 2.2.4.2.
 func (c Card) routingID(pf int) int { return c.bus()<<8 | pf }
 
-// stride and offset place the VFs (PCI Express Base Specification, 9.3.3.9 and 9.3.3.10): VF i of a PF has the routing
-// id of the PF + offset + i * stride. The VFs of PF 0 begin at device 01, those of the next PF at the device after.
+// stride and offset place the VFs (PCI Express Base Specification, 9.3.3.9 and 9.3.3.10): VF i of a
+// PF has the routing id of the PF + offset + i * stride. The VFs of PF 0 begin at device 01, those
+// of the next PF at the device after.
 const stride = 1
 
 func (c Card) offset(pf int) int {
@@ -138,7 +152,8 @@ func (c Card) offset(pf int) int {
 // overlaps says whether two cards have an address in common.
 func (c Card) overlaps(other Card) bool {
 	domain := func(c Card) string { return rootName.FindStringSubmatch(c.PCIeRoot)[1] }
-	return domain(c) == domain(other) && c.routingID(0) <= other.last() && other.routingID(0) <= c.last() ||
+	return domain(c) == domain(other) && c.routingID(0) <= other.last() &&
+		other.routingID(0) <= c.last() ||
 		c.PCIeRoot == other.PCIeRoot // its root port is taken
 }
 
@@ -156,11 +171,12 @@ func (c Card) rootPort() pci.Address {
 
 func (c Card) address(routingID int) pci.Address {
 	domain := rootName.FindStringSubmatch(c.PCIeRoot)[1]
-	return pci.Address(fmt.Sprintf("%s:%02x:%02x.%x", domain, routingID>>8, routingID>>3&0x1f, routingID&7))
+	return pci.Address(fmt.Sprintf("%s:%02x:%02x.%x", domain, routingID>>8, routingID>>3&0x1f,
+		routingID&7))
 }
 
-// netdev is the name that systemd's naming scheme gives (systemd.net-naming-scheme(7)): that of a PF, which a VF's
-// begins with.
+// netdev is the name that systemd's naming scheme gives (systemd.net-naming-scheme(7)): that of a
+// PF, which a VF's begins with.
 func (c Card) netdev(pf int) string {
 	domain, _ := strconv.ParseUint(rootName.FindStringSubmatch(c.PCIeRoot)[1], 16, 32)
 	if domain == 0 {
@@ -169,8 +185,9 @@ func (c Card) netdev(pf int) string {
 	return fmt.Sprintf("enP%dp%ds0f%d", domain, c.bus(), pf)
 }
 
-// vitalProductData has the serial number and nothing else (PCI Local Bus Specification 3.0, appendix I): a read-only resource with
-// the keywords SN and RV, of which the latter makes the sum of all bytes up to it 0, and the end.
+// vitalProductData has the serial number and nothing else (PCI Local Bus Specification 3.0,
+// appendix I): a read-only resource with the keywords SN and RV, of which the latter makes the sum
+// of all bytes up to it 0, and the end.
 func (c Card) vitalProductData() string {
 	data := []byte{0x90, 0, 0, 'S', 'N', byte(len(c.Serial))}
 	data = append(data, c.Serial...)

@@ -19,11 +19,17 @@ func TestAddresses(t *testing.T) {
 		{Card{PFs: 2, VFs: 8}, 0, 0, "0000:3b:00.0", "0000:3b:01.0", "0000:3a:00.0", "enp59s0f0"},
 		{Card{PFs: 2, VFs: 8}, 0, 7, "0000:3b:00.0", "0000:3b:01.7", "0000:3a:00.0", "enp59s0f0"},
 		{Card{PFs: 2, VFs: 8}, 1, 1, "0000:3b:00.1", "0000:3b:02.1", "0000:3a:00.0", "enp59s0f1"},
-		{Card{PFs: 2, TotalVFs: 9}, 1, 0, "0000:3b:00.1", "0000:3b:03.0", "0000:3a:00.0", "enp59s0f1"},
-		{Card{PFs: 1, VFs: 256}, 0, 247, "0000:3b:00.0", "0000:3b:1f.7", "0000:3a:00.0", "enp59s0f0"},
-		{Card{PFs: 1, VFs: 256}, 0, 248, "0000:3b:00.0", "0000:3c:00.0", "0000:3a:00.0", "enp59s0f0"}, // the next bus
-		{Card{PFs: 8, VFs: 256}, 7, 255, "0000:3b:00.7", "0000:43:00.7", "0000:3a:00.0", "enp59s0f7"},
-		{Card{PFs: 1, VFs: 1, Bus: "e1", PCIeRoot: "pci10000:e0"}, 0, 0, "10000:e1:00.0", "10000:e1:01.0", "10000:e0:00.0", "enP65536p225s0f0"},
+		{Card{PFs: 2, TotalVFs: 9}, 1, 0, "0000:3b:00.1", "0000:3b:03.0", "0000:3a:00.0",
+			"enp59s0f1"},
+		{Card{PFs: 1, VFs: 256}, 0, 247, "0000:3b:00.0", "0000:3b:1f.7", "0000:3a:00.0",
+			"enp59s0f0"},
+		// the next bus
+		{Card{PFs: 1, VFs: 256}, 0, 248, "0000:3b:00.0", "0000:3c:00.0", "0000:3a:00.0",
+			"enp59s0f0"},
+		{Card{PFs: 8, VFs: 256}, 7, 255, "0000:3b:00.7", "0000:43:00.7", "0000:3a:00.0",
+			"enp59s0f7"},
+		{Card{PFs: 1, VFs: 1, Bus: "e1", PCIeRoot: "pci10000:e0"}, 0, 0, "10000:e1:00.0",
+			"10000:e1:01.0", "10000:e0:00.0", "enP65536p225s0f0"},
 	} {
 		card, err := tt.card.complete()
 		if err != nil {
@@ -92,7 +98,9 @@ func TestCardRefused(t *testing.T) {
 			t.Errorf("%+v: %v, want an error with %q", cards, err, want)
 		}
 	}
-	for want, card := range map[string]Card{"do not fit": {PFs: 8, VFs: 256}, "buses for": {PFs: 1}} {
+	for want, card := range map[string]Card{
+		"do not fit": {PFs: 8, VFs: 256}, "buses for": {PFs: 1},
+	} {
 		if _, err := Repeat(card, 200); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("200 of %+v: %v, want an error with %q", card, err, want)
 		}

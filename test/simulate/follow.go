@@ -41,7 +41,8 @@ func (h *Host) follow(ctx context.Context) error {
 			for {
 				for update := range updates {
 					if err := handle(update); err != nil {
-						h.log.Error(err, "Tree may differ from the netdevs", "netdev", update.Attrs().Name)
+						h.log.Error(err, "Tree may differ from the netdevs", "netdev",
+							update.Attrs().Name)
 						h.catchUp(ctx)
 					}
 				}
@@ -55,8 +56,11 @@ func (h *Host) follow(ctx context.Context) error {
 	return nil
 }
 
-// subscribe returns a channel that is closed when ctx ends or messages are lost. done releases what it needs.
-func subscribe(ctx context.Context, ns netns.NsHandle) (_ <-chan netlink.LinkUpdate, done func(), err error) {
+// subscribe returns a channel that is closed when ctx ends or messages are lost. done releases what
+// it needs.
+func subscribe(
+	ctx context.Context, ns netns.NsHandle,
+) (_ <-chan netlink.LinkUpdate, done func(), err error) {
 	ctx, done = context.WithCancel(ctx)
 	updates := make(chan netlink.LinkUpdate)
 	err = netlink.LinkSubscribeWithOptions(updates, ctx.Done(), netlink.LinkSubscribeOptions{
@@ -69,7 +73,9 @@ func subscribe(ctx context.Context, ns netns.NsHandle) (_ <-chan netlink.LinkUpd
 }
 
 // resubscribe returns nil when ctx has ended.
-func (h *Host) resubscribe(ctx context.Context, ns netns.NsHandle) (<-chan netlink.LinkUpdate, func()) {
+func (h *Host) resubscribe(
+	ctx context.Context, ns netns.NsHandle,
+) (<-chan netlink.LinkUpdate, func()) {
 	for ctx.Err() == nil {
 		updates, done, err := subscribe(ctx, ns)
 		if err == nil {
@@ -82,8 +88,8 @@ func (h *Host) resubscribe(ctx context.Context, ns netns.NsHandle) (<-chan netli
 	return nil, nil
 }
 
-// catchUp looks at everything until that succeeds, or ctx ends: what failed for a moment may be the last message about
-// a netdev.
+// catchUp looks at everything until that succeeds, or ctx ends: what failed for a moment may be the
+// last message about a netdev.
 func (h *Host) catchUp(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := h.lookAtAll()
@@ -145,9 +151,9 @@ func (h *Host) lookAtAll() error {
 	return errors.Join(errs...)
 }
 
-// lookAtRepresentor keeps in mind what a representor is, and makes the pair anew if it is gone. It asks the kernel
-// rather than believe a message: a netdev that is being destroyed first goes down and leaves its bridge, and a request
-// is answered before or after all of that.
+// lookAtRepresentor keeps in mind what a representor is, and makes the pair anew if it is gone. It
+// asks the kernel rather than believe a message: a netdev that is being destroyed first goes down
+// and leaves its bridge, and a request is answered before or after all of that.
 func (h *Host) lookAtRepresentor(f *function) error {
 	link, err := h.pairs.xpu.LinkByIndex(f.pair.representor)
 	if err == nil {
@@ -157,7 +163,8 @@ func (h *Host) lookAtRepresentor(f *function) error {
 	if ignoreMissing(err) != nil {
 		return fmt.Errorf("representor %s: %w", f.Representor, err)
 	}
-	h.log.Info("The netdev was destroyed with its network namespace, making it anew", "function", f.Address, "netdev", f.Netdev)
+	h.log.Info("The netdev was destroyed with its network namespace, making it anew", "function",
+		f.Address, "netdev", f.Netdev)
 	if err := h.apply(f, nil); err != nil {
 		return err
 	}
@@ -202,8 +209,9 @@ func (h *Host) apply(f *function, link netlink.Link) error {
 func netdevOf(f *function, link netlink.Link) netdev {
 	a := link.Attrs()
 	n := netdev{
-		name: a.Name, index: a.Index, mtu: a.MTU, address: a.HardwareAddr.String(), state: a.OperState.String(),
-		up: a.RawFlags&unix.IFF_UP != 0, carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
+		name: a.Name, index: a.Index, mtu: a.MTU, address: a.HardwareAddr.String(),
+		state: a.OperState.String(),
+		up:    a.RawFlags&unix.IFF_UP != 0, carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
 	}
 	if f.Index < 0 {
 		n.portName, n.speed = "p"+strconv.Itoa(f.pf), f.card.LinkSpeed
@@ -211,8 +219,8 @@ func netdevOf(f *function, link netlink.Link) netdev {
 	return n
 }
 
-// watchNumVFs makes the sriov_numvfs files work (Documentation/PCI/pci-iov-howto.rst): 0 removes all VFs, another number
-// makes as many.
+// watchNumVFs makes the sriov_numvfs files work (Documentation/PCI/pci-iov-howto.rst): 0 removes
+// all VFs, another number makes as many.
 func (h *Host) watchNumVFs(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {

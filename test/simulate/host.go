@@ -1,20 +1,24 @@
-// Package simulate makes a host with SmartNICs out of a directory and virtual Ethernet pairs. It stands in for the
-// hardware and nothing else: what runs against it gets the path of a sysfs and a network namespace, as on a real host.
+// Package simulate makes a host with SmartNICs out of a directory and virtual Ethernet pairs. It
+// stands in for the hardware and nothing else: what runs against it gets the path of a sysfs and a
+// network namespace, as on a real host.
 //
-// The directory has what the kernel shows of the cards' PCI devices. Each function is a veth pair: one end is the
-// function's netdev in the host's namespace, the other the representor in the xPU's. As with a card in switchdev mode,
-// a function has a link while its representor is up, and what it sends comes out of the representor. SR-IOV is switched
-// by writing to a PF's sriov_numvfs, or by [Host.AddVFs] and [Host.RemoveVFs].
+// The directory has what the kernel shows of the cards' PCI devices. Each function is a veth pair:
+// one end is the function's netdev in the host's namespace, the other the representor in the xPU's.
+// As with a card in switchdev mode, a function has a link while its representor is up, and what it
+// sends comes out of the representor. SR-IOV is switched by writing to a PF's sriov_numvfs, or by
+// [Host.AddVFs] and [Host.RemoveVFs].
 //
-// The directory follows the netdevs: one that leaves the host's namespace vanishes from its device's net directory, and
-// appears there again, under whatever name, when it comes back. A goroutine does that when it hears of it from
-// rtnetlink, so it lags behind the kernel: a millisecond usually, more on a busy machine. When it is done it lets the
-// kernel tell of the PF's netdev once more, so that one who reads sysfs on each message sees the change at last.
+// The directory follows the netdevs: one that leaves the host's namespace vanishes from its
+// device's net directory, and appears there again, under whatever name, when it comes back. A
+// goroutine does that when it hears of it from rtnetlink, so it lags behind the kernel: a
+// millisecond usually, more on a busy machine. When it is done it lets the kernel tell of the PF's
+// netdev once more, so that one who reads sysfs on each message sees the change at last.
 //
-// Other differences to hardware: the netdevs are of kind "veth" and have no parent device in rtnetlink; a PF does not
-// enforce anything for its VFs (IFLA_VF_*); carrier cannot be opened, rather than not be read, while a netdev is down.
-// A namespace that dies destroys the veth pairs in it, where the kernel would give a card's netdevs back: the pair is
-// made anew, the representor with its ifindex and its place in a bridge (without VLANs), the netdev under its first name.
+// Other differences to hardware: the netdevs are of kind "veth" and have no parent device in
+// rtnetlink; a PF does not enforce anything for its VFs (IFLA_VF_*); carrier cannot be opened,
+// rather than not be read, while a netdev is down. A namespace that dies destroys the veth pairs in
+// it, where the kernel would give a card's netdevs back: the pair is made anew, the representor
+// with its ifindex and its place in a bridge (without VLANs), the netdev under its first name.
 package simulate
 
 import (
@@ -38,12 +42,13 @@ import (
 
 // Config of a [Host].
 type Config struct {
-	// Root is the directory that gets the tree, as "sys" in it. A tree with very many VFs is made much faster on a
-	// tmpfs, and is then as fast to read as sysfs, which is in memory too. The path also makes the MAC addresses, which are the same
-	// for the same Root and differ between hosts.
+	// Root is the directory that gets the tree, as "sys" in it. A tree with very many VFs is made
+	// much faster on a tmpfs, and is then as fast to read as sysfs, which is in memory too. The
+	// path also makes the MAC addresses, which are the same for the same Root and differ between
+	// hosts.
 	Root string
-	// HostNS and XPUNS are paths of the network namespaces of the host and of the xPU. Without both there are no
-	// netdevs.
+	// HostNS and XPUNS are paths of the network namespaces of the host and of the xPU. Without both
+	// there are no netdevs.
 	HostNS, XPUNS string
 	Cards         []Card
 	// Uplink, where set, connects the xPU to a network.
@@ -59,13 +64,15 @@ type Function struct {
 	Index int
 	// Netdev is the name that the netdev got when it was made.
 	Netdev string
-	// Representor is the name of the netdev in the xPU's namespace. [Function.PortID] and EswitchName are others.
+	// Representor is the name of the netdev in the xPU's namespace. [Function.PortID] and
+	// EswitchName are others.
 	Representor string
 	// EswitchName is how the xPU calls a VF, "c1pf0vf3"; "" if its eswitch names no controllers.
 	EswitchName string
 }
 
-// PortID is the alternative name of a VF's representor, "vf-0000-3b-02-1": the id of the VF's OPI BridgePort.
+// PortID is the alternative name of a VF's representor, "vf-0000-3b-02-1": the id of the VF's OPI
+// BridgePort.
 func (f Function) PortID() string { return "vf-" + f.Address.DeviceName() }
 
 // Host is a simulated host. Its methods may be called by several goroutines at once.
@@ -100,7 +107,8 @@ func New(ctx context.Context, config Config) (_ *Host, err error) {
 		return nil, err
 	}
 	if (config.HostNS == "") != (config.XPUNS == "") {
-		return nil, errors.New("network namespaces: either both that of the host and that of the xPU, or none")
+		return nil, errors.New("network namespaces: either both that of the host and that of the " +
+			"xPU, or none")
 	}
 	if config.Root, err = filepath.Abs(config.Root); err != nil {
 		return nil, fmt.Errorf("root: %w", err)
@@ -151,7 +159,8 @@ func completeCards(cards []Card) ([]Card, error) {
 		}
 		for _, other := range out {
 			if other.overlaps(card) {
-				return nil, fmt.Errorf("card on bus %s: overlaps with the card on bus %s", card.Bus, other.Bus)
+				return nil, fmt.Errorf("card on bus %s: overlaps with the card on bus %s",
+					card.Bus, other.Bus)
 			}
 		}
 		out = append(out, card)
@@ -173,7 +182,8 @@ func (h *Host) Functions() []Function {
 	return out
 }
 
-// Close takes everything away: the netdevs, wherever they are, and the tree. A second call does nothing.
+// Close takes everything away: the netdevs, wherever they are, and the tree. A second call does
+// nothing.
 func (h *Host) Close() error {
 	h.stop()
 	h.workers.Wait()
@@ -240,7 +250,8 @@ func (h *Host) addPF(card Card, pf, number int) error {
 	defer h.mutex.Unlock()
 	port := &device{
 		address: card.rootPort(), parent: card.PCIeRoot, driver: "pcieport",
-		attributes: map[string]string{"vendor": "0x8086", "device": "0x347a", "class": "0x060400", "numa_node": strconv.Itoa(card.NUMANode)},
+		attributes: map[string]string{"vendor": "0x8086", "device": "0x347a", "class": "0x060400",
+			"numa_node": strconv.Itoa(card.NUMANode)},
 	}
 	if pf == 0 {
 		if err := h.tree.add(port); err != nil {
@@ -250,17 +261,23 @@ func (h *Host) addPF(card Card, pf, number int) error {
 	address := card.pf(pf)
 	attributes := card.attributes(card.Device)
 	maps.Copy(attributes, map[string]string{
-		"sriov_numvfs": "0", "sriov_totalvfs": strconv.Itoa(card.TotalVFs), "sriov_offset": strconv.Itoa(card.offset(pf)),
-		"sriov_stride": strconv.Itoa(stride), "sriov_vf_device": card.VFDevice, "sriov_drivers_autoprobe": "1",
+		"sriov_numvfs": "0", "sriov_totalvfs": strconv.Itoa(card.TotalVFs),
+		"sriov_offset": strconv.Itoa(card.offset(pf)),
+		"sriov_stride": strconv.Itoa(stride), "sriov_vf_device": card.VFDevice,
+		"sriov_drivers_autoprobe": "1",
 	})
 	if card.Serial != "" {
 		attributes["vpd"] = card.vitalProductData()
 	}
 	f := &function{
-		Function: Function{Address: address, PF: address, Index: -1, Netdev: card.netdev(pf), Representor: fmt.Sprintf("pf%dhpf", number)},
-		device:   &device{address: address, parent: filepath.Join(port.parent, string(port.address)), driver: card.Driver, attributes: attributes},
-		card:     card,
-		pf:       pf,
+		Function: Function{Address: address, PF: address, Index: -1, Netdev: card.netdev(pf),
+			Representor: fmt.Sprintf("pf%dhpf", number)},
+		device: &device{
+			address: address, parent: filepath.Join(port.parent, string(port.address)),
+			driver: card.Driver, attributes: attributes,
+		},
+		card: card,
+		pf:   pf,
 	}
 	if err := h.add(f); err != nil {
 		return err
@@ -273,7 +290,8 @@ func (h *Host) addPF(card Card, pf, number int) error {
 
 func (c Card) attributes(device string) map[string]string {
 	return map[string]string{
-		"vendor": "0x" + c.Vendor, "device": "0x" + device, "class": "0x020000", "numa_node": strconv.Itoa(c.NUMANode),
+		"vendor": "0x" + c.Vendor, "device": "0x" + device, "class": "0x020000",
+		"numa_node": strconv.Itoa(c.NUMANode),
 	}
 }
 
@@ -289,12 +307,15 @@ func (h *Host) addVFs(pf *function, n int) error {
 		address := pf.card.vf(pf.pf, index)
 		f := &function{
 			Function: Function{
-				Address: address, PF: pf.Address, Index: index, Netdev: fmt.Sprintf("%sv%d", pf.Netdev, index),
-				Representor: fmt.Sprintf("%svf%d", strings.TrimSuffix(pf.Representor, "hpf"), index),
+				Address: address, PF: pf.Address, Index: index,
+				Netdev: fmt.Sprintf("%sv%d", pf.Netdev, index),
+				Representor: fmt.Sprintf("%svf%d", strings.TrimSuffix(pf.Representor, "hpf"),
+					index),
 				EswitchName: pf.card.eswitchName(pf.pf, index),
 			},
 			device: &device{
-				address: address, parent: pf.device.parent, driver: pf.card.Driver, physfn: pf.device, index: index,
+				address: address, parent: pf.device.parent, driver: pf.card.Driver,
+				physfn: pf.device, index: index,
 				attributes: pf.card.attributes(pf.card.VFDevice),
 			},
 			card: pf.card,
@@ -357,14 +378,17 @@ func (h *Host) removeVFs(pf *function) error {
 	return nil
 }
 
-// mac is the function's address: locally administered, with 24 bits for the host and the function's routing id.
+// mac is the function's address: locally administered, with 24 bits for the host and the function's
+// routing id.
 func (h *Host) mac(a pci.Address) net.HardwareAddr {
 	var domain uint32
 	var bus, device, function byte
 	// Addresses come from Card.address.
 	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%x", &domain, &bus, &device, &function)
 	host := h.config.number() + domain
-	return net.HardwareAddr{0x02, byte(host >> 16), byte(host >> 8), byte(host), bus, device<<3 | function}
+	return net.HardwareAddr{
+		0x02, byte(host >> 16), byte(host >> 8), byte(host), bus, device<<3 | function,
+	}
 }
 
 // number tells hosts apart.

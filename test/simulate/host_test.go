@@ -41,7 +41,10 @@ type world struct {
 func newWorld(t *testing.T, cards ...simulate.Card) world {
 	t.Helper()
 	w := world{host: netns.New(t), xpu: netns.New(t)}
-	w.Host = start(t, simulate.Config{Root: t.TempDir(), HostNS: w.host.Path(), XPUNS: w.xpu.Path(), Cards: cards})
+	w.Host = start(t,
+		simulate.Config{
+			Root: t.TempDir(), HostNS: w.host.Path(), XPUNS: w.xpu.Path(), Cards: cards,
+		})
 	return w
 }
 
@@ -186,7 +189,8 @@ func TestNetdevs(t *testing.T) {
 	macs := map[string]bool{}
 	for _, f := range functions {
 		netdev, representor := link(t, w.host, f.Netdev), link(t, w.xpu, f.Representor)
-		if netdev.Attrs().ParentIndex != representor.Attrs().Index || representor.Attrs().ParentIndex != netdev.Attrs().Index {
+		if netdev.Attrs().ParentIndex != representor.Attrs().Index ||
+			representor.Attrs().ParentIndex != netdev.Attrs().Index {
 			t.Errorf("%s and %s are no pair", f.Netdev, f.Representor)
 		}
 		if mac := netdev.Attrs().HardwareAddr.String(); macs[mac] {
@@ -195,10 +199,12 @@ func TestNetdevs(t *testing.T) {
 			macs[mac] = true
 		}
 		dir := filepath.Join(w.device(f.Address), "net", f.Netdev)
-		if got, want := read(t, filepath.Join(dir, "address")), netdev.Attrs().HardwareAddr.String(); got != want {
+		if got, want := read(t,
+			filepath.Join(dir, "address")), netdev.Attrs().HardwareAddr.String(); got != want {
 			t.Errorf("%s: address %s, want %s", f.Netdev, got, want)
 		}
-		if got, want := read(t, filepath.Join(dir, "ifindex")), fmt.Sprint(netdev.Attrs().Index); got != want {
+		if got, want := read(t,
+			filepath.Join(dir, "ifindex")), fmt.Sprint(netdev.Attrs().Index); got != want {
 			t.Errorf("%s: ifindex %s, want %s", f.Netdev, got, want)
 		}
 		if f.Index < 0 {
@@ -212,14 +218,19 @@ func TestNetdevs(t *testing.T) {
 		}
 	}
 	if got := functions[len(functions)-1].Representor; got != "pf3vf7" {
-		t.Errorf("last representor is %s, want pf3vf7: PFs of all cards of an xPU are counted through", got)
+		t.Errorf("last representor is %s, want pf3vf7: PFs of all cards of an xPU are counted "+
+			"through", got)
 	}
 }
 
 func TestMACsDifferBetweenHostsAndStay(t *testing.T) {
 	mac := func(root string) string {
 		host, xpu := netns.New(t), netns.New(t)
-		h, err := simulate.New(t.Context(), simulate.Config{Root: root, HostNS: host.Path(), XPUNS: xpu.Path(), Cards: []simulate.Card{{PFs: 1}}})
+		h, err := simulate.New(t.Context(),
+			simulate.Config{
+				Root: root, HostNS: host.Path(), XPUNS: xpu.Path(),
+				Cards: []simulate.Card{{PFs: 1}},
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,8 +274,8 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestNetdevFollowed moves a VF's netdev to a pod and back under another name and with another MAC and ifindex, and
-// renames it on the host.
+// TestNetdevFollowed moves a VF's netdev to a pod and back under another name and with another MAC
+// and ifindex, and renames it on the host.
 func TestNetdevFollowed(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 2})
 	pod := netns.New(t)
@@ -275,7 +286,8 @@ func TestNetdevFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.untilShown(t, vf0, "")
-	if _, err := os.Lstat(filepath.Join(w.SysRoot(), "class/net/enp59s0f0v0")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(w.SysRoot(), "class/net/enp59s0f0v0")); !errors.Is(err,
+		os.ErrNotExist) {
 		t.Errorf("class/net still has the netdev: %v", err)
 	}
 	squatter := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "enp59s0f0v0", Index: index}}
@@ -296,7 +308,9 @@ func TestNetdevFollowed(t *testing.T) {
 	if back.Attrs().Index == index {
 		t.Fatalf("the netdev has ifindex %d again, so this shows nothing", index)
 	}
-	for name, want := range map[string]string{"ifindex": fmt.Sprint(back.Attrs().Index), "mtu": "1400", "address": mac.String()} {
+	for name, want := range map[string]string{
+		"ifindex": fmt.Sprint(back.Attrs().Index), "mtu": "1400", "address": mac.String(),
+	} {
 		if got := read(t, filepath.Join(w.device(vf0), "net/net1", name)); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
 		}
@@ -311,11 +325,13 @@ func TestNetdevFollowed(t *testing.T) {
 	}
 	// The tree has a netdev's device first, as the kernel.
 	class := filepath.Join(w.SysRoot(), "class/net")
-	untilChanged(t, class, func() bool { return slices.Equal(list(t, class), []string{"enp59s0f0", "enp59s0f0v1", "later"}) })
+	untilChanged(t, class, func() bool {
+		return slices.Equal(list(t, class), []string{"enp59s0f0", "enp59s0f0v1", "later"})
+	})
 }
 
-// TestAnnouncement covers that one who looks at the tree on each message of the kernel, and at no other time, ends up
-// seeing what is there.
+// TestAnnouncement covers that one who looks at the tree on each message of the kernel, and at no
+// other time, ends up seeing what is there.
 func TestAnnouncement(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	pod := netns.New(t)
@@ -338,7 +354,8 @@ func TestAnnouncement(t *testing.T) {
 		}
 	}
 	for range 20 {
-		if err := w.host.Handle().LinkSetNsFd(link(t, w.host, "enp59s0f0v0"), pod.Fd()); err != nil {
+		if err := w.host.Handle().LinkSetNsFd(link(t, w.host, "enp59s0f0v0"),
+			pod.Fd()); err != nil {
 			t.Fatal(err)
 		}
 		until("")
@@ -376,7 +393,9 @@ func TestAddAndRemoveVFs(t *testing.T) {
 	if err := w.RemoveVFs(pf0); err != nil {
 		t.Fatal(err)
 	}
-	for n, name := range map[*netns.Namespace]string{pod: "enp59s0f0v0", w.host: "enp59s0f0v1", w.xpu: "pf0vf0"} {
+	for n, name := range map[*netns.Namespace]string{
+		pod: "enp59s0f0v0", w.host: "enp59s0f0v1", w.xpu: "pf0vf0",
+	} {
 		if !gone(n, name) {
 			t.Errorf("%s is still there", name)
 		}
@@ -407,7 +426,10 @@ func TestNumVFs(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		untilChanged(t, dir, func() bool { return read(t, file) == want && len(w.Functions()) == functions })
+		untilChanged(t, dir, func() bool {
+			return read(t, file) == want &&
+				len(w.Functions()) == functions
+		})
 	}
 	write("4\n", "4", 5)
 	write("4", "4", 5)
@@ -424,7 +446,8 @@ func TestNamespaceDies(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}
 	representor := link(t, w.xpu, "pf0vf0")
-	err := errors.Join(w.xpu.Handle().LinkAdd(bridge), w.xpu.Handle().LinkSetMaster(representor, bridge), w.xpu.Handle().LinkSetUp(representor))
+	err := errors.Join(w.xpu.Handle().LinkAdd(bridge),
+		w.xpu.Handle().LinkSetMaster(representor, bridge), w.xpu.Handle().LinkSetUp(representor))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -435,11 +458,14 @@ func TestNamespaceDies(t *testing.T) {
 		w.untilShown(t, vf0, "enp59s0f0v0")
 		netdev := link(t, w.host, "enp59s0f0v0").Attrs()
 		again := link(t, w.xpu, "vf-0000-3b-01-0").Attrs()
-		if again.Index != representor.Attrs().Index || again.Name != "pf0vf0" || again.ParentIndex != netdev.Index {
-			t.Errorf("representor is %s with ifindex %d, want pf0vf0 with %d", again.Name, again.Index, representor.Attrs().Index)
+		if again.Index != representor.Attrs().Index || again.Name != "pf0vf0" ||
+			again.ParentIndex != netdev.Index {
+			t.Errorf("representor is %s with ifindex %d, want pf0vf0 with %d", again.Name,
+				again.Index, representor.Attrs().Index)
 		}
 		if again.MasterIndex != bridge.Index || again.Flags&net.FlagUp == 0 {
-			t.Errorf("representor: bridge %d, flags %v, want bridge %d and up", again.MasterIndex, again.Flags, bridge.Index)
+			t.Errorf("representor: bridge %d, flags %v, want bridge %d and up", again.MasterIndex,
+				again.Flags, bridge.Index)
 		}
 	}
 }
@@ -459,14 +485,16 @@ func TestClose(t *testing.T) {
 	host, xpu, pod, wire := netns.New(t), netns.New(t), netns.New(t), netns.New(t)
 	root := t.TempDir()
 	config := simulate.Config{
-		Root: root, HostNS: host.Path(), XPUNS: xpu.Path(), Cards: []simulate.Card{{PFs: 1, VFs: 2}},
+		Root: root, HostNS: host.Path(), XPUNS: xpu.Path(),
+		Cards:  []simulate.Card{{PFs: 1, VFs: 2}},
 		Uplink: &simulate.Uplink{NetNS: wire.Path(), Bridge: "wire"},
 	}
 	h, err := simulate.New(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := simulate.New(t.Context(), simulate.Config{Root: root, HostNS: host.Path(), Cards: config.Cards}); err == nil {
+	if _, err := simulate.New(t.Context(),
+		simulate.Config{Root: root, HostNS: host.Path(), Cards: config.Cards}); err == nil {
 		t.Error("a host without an xPU: no error")
 	}
 	if err := host.Handle().LinkSetNsFd(link(t, host, "enp59s0f0v0"), pod.Fd()); err != nil {
@@ -491,10 +519,13 @@ func TestClose(t *testing.T) {
 func TestRootOfSomethingElse(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "sys/precious")
-	if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o644)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o755),
+		os.WriteFile(file, nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := simulate.New(t.Context(), simulate.Config{Root: root, Cards: []simulate.Card{{PFs: 1}}}); err == nil || !strings.Contains(err.Error(), root) {
+	if _, err := simulate.New(t.Context(),
+		simulate.Config{Root: root, Cards: []simulate.Card{{PFs: 1}}}); err == nil ||
+		!strings.Contains(err.Error(), root) {
 		t.Errorf("%v, want an error that names %s", err, root)
 	}
 	if _, err := os.Stat(file); err != nil {
@@ -507,7 +538,9 @@ func TestKilledBefore(t *testing.T) {
 	root := t.TempDir()
 	start(t, simulate.Config{Root: root, Cards: []simulate.Card{{PFs: 2, VFs: 8}}})
 	h := start(t, simulate.Config{Root: root, Cards: []simulate.Card{{PFs: 1}}})
-	if _, err := os.Lstat(filepath.Join(h.SysRoot(), "bus/pci/devices/0000:3b:00.1")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(h.SysRoot(), "bus/pci/devices/0000:3b:00.1")); !errors.Is(
+		err, os.ErrNotExist,
+	) {
 		t.Errorf("the earlier PF is still there: %v", err)
 	}
 }
@@ -531,9 +564,11 @@ func TestUplink(t *testing.T) {
 	xpus := []*netns.Namespace{netns.New(t), netns.New(t)}
 	for n, xpu := range xpus {
 		start(t, simulate.Config{
-			Root: t.TempDir(), HostNS: netns.New(t).Path(), XPUNS: xpu.Path(), Cards: []simulate.Card{{PFs: 1}}, Log: logr.Discard(),
+			Root: t.TempDir(), HostNS: netns.New(t).Path(), XPUNS: xpu.Path(),
+			Cards: []simulate.Card{{PFs: 1}}, Log: logr.Discard(),
 			Uplink: &simulate.Uplink{
-				NetNS: wire.Path(), Bridge: "wire", Address: netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", n+1)),
+				NetNS: wire.Path(), Bridge: "wire",
+				Address: netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", n+1)),
 			},
 		})
 	}

@@ -32,7 +32,8 @@ type pairs struct {
 	uplink netlink.Link // its end in the xPU's namespace, nil if there is none
 }
 
-// pair is a veth pair. Its representor's ifindex is what it is known by: that end stays where it is.
+// pair is a veth pair. Its representor's ifindex is what it is known by: that end stays where it
+// is.
 type pair struct {
 	representor int
 	up          bool // whether the representor is up
@@ -118,12 +119,13 @@ func (p *pairs) close() error {
 	return err
 }
 
-// add makes a pair; in place of a lost one if old is not the zero value, with all that the representor was. It is made
-// from the xPU's side, where the ifindex is to stay the same.
+// add makes a pair; in place of a lost one if old is not the zero value, with all that the
+// representor was. It is made from the xPU's side, where the ifindex is to stay the same.
 func (p *pairs) add(old pair, w wanted) (pair, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index = w.representor, old.representor
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: w.name, PeerHardwareAddr: w.mac, PeerNamespace: netlink.NsFd(p.hostNS)}
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: w.name, PeerHardwareAddr: w.mac,
+		PeerNamespace: netlink.NsFd(p.hostNS)}
 	err := p.xpu.LinkAdd(veth)
 	if errors.Is(err, unix.EBUSY) { // the ifindex was given out meanwhile
 		veth.Index = 0
@@ -181,8 +183,8 @@ func (p *pairs) netdev(of pair) (netlink.Link, error) {
 	return link, nil
 }
 
-// representorOf is the ifindex, in the xPU's namespace, of the other end of a netdev of the host; 0 if that is not
-// where the other end is.
+// representorOf is the ifindex, in the xPU's namespace, of the other end of a netdev of the host; 0
+// if that is not where the other end is.
 func (p *pairs) representorOf(link netlink.Link) int {
 	if link.Type() != "veth" || link.Attrs().NetNsID != p.xpuID {
 		return 0
@@ -209,8 +211,9 @@ func (p *pairs) remove(of pair) error {
 	return ignoreMissing(p.xpu.LinkDel(reference(of.representor)))
 }
 
-// announce makes the kernel tell of a netdev of the host although nothing changes: setting the MAC address that it has
-// is NETDEV_CHANGEADDR, which becomes RTM_NEWLINK also while it is down (rtnetlink_event in net/core/rtnetlink.c).
+// announce makes the kernel tell of a netdev of the host although nothing changes: setting the MAC
+// address that it has is NETDEV_CHANGEADDR, which becomes RTM_NEWLINK also while it is down
+// (rtnetlink_event in net/core/rtnetlink.c).
 func (p *pairs) announce(index int) error {
 	link, err := p.host.LinkByIndex(index)
 	if err != nil {
@@ -247,12 +250,14 @@ func (p *pairs) addUplink(u Uplink, number uint32) (err error) {
 	if err != nil {
 		return fmt.Errorf("%s: %w", far, err)
 	}
-	if err := errors.Join(network.LinkSetMaster(peer, bridge), network.LinkSetUp(peer)); err != nil {
+	if err := errors.Join(network.LinkSetMaster(peer, bridge),
+		network.LinkSetUp(peer)); err != nil {
 		return fmt.Errorf("%s: %w", far, err)
 	}
 	if u.Address.IsValid() {
 		address := &netlink.Addr{IPNet: &net.IPNet{
-			IP: u.Address.Addr().AsSlice(), Mask: net.CIDRMask(u.Address.Bits(), u.Address.Addr().BitLen()),
+			IP:   u.Address.Addr().AsSlice(),
+			Mask: net.CIDRMask(u.Address.Bits(), u.Address.Addr().BitLen()),
 		}}
 		if err := p.xpu.AddrAdd(veth, address); err != nil {
 			return fmt.Errorf("%s: address %s: %w", u.Name, u.Address, err)
@@ -264,7 +269,8 @@ func (p *pairs) addUplink(u Uplink, number uint32) (err error) {
 	return nil
 }
 
-// ensureBridge returns the bridge, which it makes if needed. It does not snoop: multicast goes to all hosts.
+// ensureBridge returns the bridge, which it makes if needed. It does not snoop: multicast goes to
+// all hosts.
 func ensureBridge(h *netlink.Handle, name string) (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -289,7 +295,8 @@ func reference(index int) netlink.Link {
 }
 
 func ignoreMissing(err error) error {
-	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) || errors.Is(err, unix.ENODEV) {
+	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) ||
+		errors.Is(err, unix.ENODEV) {
 		return nil
 	}
 	return err

@@ -12,7 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// tree is a directory that looks like sysfs. What is replaced is replaced by rename, so that readers never see a half.
+// tree is a directory that looks like sysfs. What is replaced is replaced by rename, so that
+// readers never see a half.
 type tree struct {
 	sys string // the directory
 	tmp string // beside it, for what is being made
@@ -28,7 +29,8 @@ func newTree(root string) (tree, error) {
 	if entries, err := os.ReadDir(t.sys); err == nil && len(entries) > 0 {
 		return t, fmt.Errorf("%s: is not empty, and not of an earlier simulation", t.sys)
 	}
-	for _, dir := range []string{t.sys, t.tmp, t.at("bus/pci/devices"), t.at("bus/pci/drivers"), t.at("bus/auxiliary/devices"), t.at("class/net"), t.at("devices")} {
+	for _, dir := range []string{t.sys, t.tmp, t.at("bus/pci/devices"), t.at("bus/pci/drivers"),
+		t.at("bus/auxiliary/devices"), t.at("class/net"), t.at("devices")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return t, err
 		}
@@ -95,12 +97,14 @@ func (t tree) add(d *device) error {
 	}
 	if d.driver != "" {
 		driver := t.at("bus/pci/drivers", d.driver)
-		if err := errors.Join(os.MkdirAll(driver, 0o755), t.link(filepath.Join(dir, "driver"), driver)); err != nil {
+		if err := errors.Join(os.MkdirAll(driver, 0o755),
+			t.link(filepath.Join(dir, "driver"), driver)); err != nil {
 			return err
 		}
 	}
 	if d.physfn != nil {
-		if err := errors.Join(t.link(t.virtfn(d), dir), t.link(filepath.Join(dir, "physfn"), t.dir(d.physfn))); err != nil {
+		if err := errors.Join(t.link(t.virtfn(d), dir),
+			t.link(filepath.Join(dir, "physfn"), t.dir(d.physfn))); err != nil {
 			return err
 		}
 	}
@@ -135,7 +139,8 @@ type netdev struct {
 	speed    int    // of the link in Mbit/s, 0 if the driver does not tell it
 }
 
-// show puts a netdev into its device's directory, in place of the one that was shown before; the zero value is none.
+// show puts a netdev into its device's directory, in place of the one that was shown before; the
+// zero value is none.
 func (t tree) show(d *device, before, now netdev) error {
 	if before == now {
 		return nil
@@ -156,14 +161,16 @@ func (t tree) show(d *device, before, now netdev) error {
 		}
 	}
 	if !now.up {
-		return errors.Join(os.RemoveAll(filepath.Join(dir, "carrier")), os.RemoveAll(filepath.Join(dir, "speed")))
+		return errors.Join(os.RemoveAll(filepath.Join(dir, "carrier")),
+			os.RemoveAll(filepath.Join(dir, "speed")))
 	}
 	return nil
 }
 
 func (t tree) register(d *device, n netdev) error {
 	tmp := filepath.Join(t.tmp, "net-"+n.name)
-	if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o755), writeAll(tmp, n.attributes())); err != nil {
+	if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o755),
+		writeAll(tmp, n.attributes())); err != nil {
 		return err
 	}
 	if err := os.Symlink("../../../"+string(d.address), filepath.Join(tmp, "device")); err != nil {
@@ -188,7 +195,8 @@ func (t tree) hide(d *device, n netdev) error {
 	gone := filepath.Join(t.tmp, "gone-"+n.name)
 	class := t.at("class/net", n.name)
 	// The name may have gone to another device's netdev meanwhile.
-	if to, err := os.Readlink(class); err == nil && strings.HasSuffix(to, filepath.Join(string(d.address), "net", n.name)) {
+	if to, err := os.Readlink(class); err == nil &&
+		strings.HasSuffix(to, filepath.Join(string(d.address), "net", n.name)) {
 		if err := os.Remove(class); err != nil {
 			return err
 		}
@@ -199,11 +207,14 @@ func (t tree) hide(d *device, n netdev) error {
 	return os.RemoveAll(gone)
 }
 
-// attributes of a netdev that is down lack carrier and speed: the kernel refuses to read them then (EINVAL).
+// attributes of a netdev that is down lack carrier and speed: the kernel refuses to read them then
+// (EINVAL).
 func (n netdev) attributes() map[string]string {
 	a := map[string]string{
-		"address": n.address, "ifindex": strconv.Itoa(n.index), "mtu": strconv.Itoa(n.mtu), "operstate": n.state,
-		"dev_port": "0", "dev_id": "0x0", "type": "1", "addr_len": "6", "broadcast": "ff:ff:ff:ff:ff:ff",
+		"address": n.address, "ifindex": strconv.Itoa(n.index), "mtu": strconv.Itoa(n.mtu),
+		"operstate": n.state,
+		"dev_port":  "0", "dev_id": "0x0", "type": "1", "addr_len": "6",
+		"broadcast": "ff:ff:ff:ff:ff:ff",
 	}
 	if n.up {
 		a["carrier"] = map[bool]string{false: "0", true: "1"}[n.carrier]

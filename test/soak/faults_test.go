@@ -30,7 +30,8 @@ var kill = fault{"agent killed", func(n *node, random *rand.Rand) error {
 	return nil
 }}
 
-// handoverKilled is the fault that ends one of two agents, at any moment of the handover from one to the other.
+// handoverKilled is the fault that ends one of two agents, at any moment of the handover from one
+// to the other.
 var handoverKilled = fault{"handover killed", func(n *node, random *rand.Rand) error {
 	agents := []*process{n.theAgent(), n.launch()}
 	pause(random, 3*time.Second)
@@ -42,8 +43,9 @@ var handoverKilled = fault{"handover killed", func(n *node, random *rand.Rand) e
 	return nil
 }}
 
-// clockSet is the fault that sets the machine's clock forth or back while no agent runs. The agent cannot tell it from a
-// journal whose times are all wrong by so much, and that is how it is played: the machine's clock is not the test's own.
+// clockSet is the fault that sets the machine's clock forth or back while no agent runs. The agent
+// cannot tell it from a journal whose times are all wrong by so much, and that is how it is played:
+// the machine's clock is not the test's own.
 var clockSet = fault{"clock set", func(n *node, random *rand.Rand) error {
 	n.killAgent()
 	defer n.startAgent()
@@ -144,7 +146,9 @@ func pause(random *rand.Rand, most time.Duration) {
 }
 
 // strike has faults happen, one after the other, until ctx ends, and returns how often each did.
-func (n *node) strike(ctx context.Context, random *rand.Rand, every time.Duration, among []fault) map[string]int {
+func (n *node) strike(
+	ctx context.Context, random *rand.Rand, every time.Duration, among []fault,
+) map[string]int {
 	count := map[string]int{}
 	for {
 		select {

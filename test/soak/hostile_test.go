@@ -14,15 +14,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// What a hostile pod gives its interface: so many alternative names of the longest length that the kernel accepts
-// (ALTIFNAMSIZ) that the answer about it is larger than what libraries read at once.
+// What a hostile pod gives its interface: so many alternative names of the longest length that the
+// kernel accepts (ALTIFNAMSIZ) that the answer about it is larger than what libraries read at once.
 const (
 	manyNames  = 300
 	nameLength = 127
 )
 
-// harm does to the pod's interface what a container with NET_ADMIN can do: it renames it, reads all frames, gives it
-// names, and puts a macvlan on it that lives in a namespace of an accomplice.
+// harm does to the pod's interface what a container with NET_ADMIN can do: it renames it, reads all
+// frames, gives it names, and puts a macvlan on it that lives in a namespace of an accomplice.
 func (l *life) harm(s sandbox) error {
 	h := s.Handle()
 	net1, err := h.LinkByName("net1")
@@ -47,7 +47,8 @@ func (l *life) harm(s sandbox) error {
 	}
 	for n := range manyNames {
 		name := fmt.Sprintf("%s-%d-", l.name, n)
-		steps = append(steps, h.LinkAddAltName(net1, name+strings.Repeat("x", nameLength-len(name))))
+		steps = append(steps,
+			h.LinkAddAltName(net1, name+strings.Repeat("x", nameLength-len(name))))
 	}
 	steps = append(steps, h.LinkSetDown(net1), h.LinkSetName(net1, "eth7"), h.LinkSetUp(net1))
 	if link, err := l.accomplice.Handle().LinkByName("spy"); err == nil {
@@ -59,7 +60,8 @@ func (l *life) harm(s sandbox) error {
 	return nil
 }
 
-// betray says whether the pod's macvlan has outlived the pod although the Function is offered to others.
+// betray says whether the pod's macvlan has outlived the pod although the Function is offered to
+// others.
 func (l *life) betray() error {
 	if l.accomplice == nil {
 		return nil
@@ -71,7 +73,8 @@ func (l *life) betray() error {
 		}
 		kept, err := l.quarantined()
 		if err == nil && kept[l.function] == "" {
-			err = fmt.Errorf("Function %s still has a macvlan in another namespace, and is not in quarantine", l.function)
+			err = fmt.Errorf("Function %s still has a macvlan in another namespace, and is not "+
+				"in quarantine", l.function)
 		}
 		return err
 	})

@@ -56,7 +56,8 @@ func way(random *rand.Rand) int {
 	return random.IntN(ways)
 }
 
-// life is one pod from its creation to its end. Every step is tried again as kubelet and runtime do.
+// life is one pod from its creation to its end. Every step is tried again as kubelet and runtime
+// do.
 type life struct {
 	*node
 	random   *rand.Rand
@@ -100,11 +101,15 @@ func (l *life) claimed(ctx context.Context) error {
 		prepared = l.runClaimed(ctx, object, begin)
 	}
 	end := time.Now()
-	if err := await(ctx, "claim is unprepared", func() error { return l.unprepare(ctx, object) }); err != nil {
+	if err := await(ctx, "claim is unprepared", func() error {
+		return l.unprepare(ctx, object)
+	}); err != nil {
 		return errors.Join(prepared, err)
 	}
 	if l.way == twice {
-		prepared = errors.Join(prepared, await(ctx, "claim is unprepared again", func() error { return l.unprepare(ctx, object) }))
+		prepared = errors.Join(prepared, await(ctx, "claim is unprepared again", func() error {
+			return l.unprepare(ctx, object)
+		}))
 	}
 	l.ended = time.Since(end)
 	return errors.Join(prepared, l.forget(ctx, object))
@@ -114,7 +119,9 @@ func (l *life) claimed(ctx context.Context) error {
 func (l *life) allocate(ctx context.Context) (*resourceapi.ResourceClaim, error) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: l.name},
-		Spec:       corev1.PodSpec{NodeName: nodeName, Containers: []corev1.Container{{Name: "main", Image: "none"}}},
+		Spec: corev1.PodSpec{
+			NodeName: nodeName, Containers: []corev1.Container{{Name: "main", Image: "none"}},
+		},
 	}
 	if err := l.admin.Create(ctx, pod); err != nil {
 		return nil, err
@@ -139,16 +146,22 @@ func (l *life) allocate(ctx context.Context) (*resourceapi.ResourceClaim, error)
 				Config: []resourceapi.DeviceAllocationConfiguration{{
 					Source: resourceapi.AllocationConfigSourceClaim,
 					DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-						Driver: v1alpha1.GroupName, Parameters: runtime.RawExtension{Raw: fmt.Appendf(nil,
+						Driver: v1alpha1.GroupName,
+						Parameters: runtime.RawExtension{Raw: fmt.Appendf(nil,
 							`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "InterfaceConfig", "interfaceName": "net1", "addresses": [%q]}`, l.address)},
 					}},
 				}},
 			},
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{nodeName}}},
+				MatchFields: []corev1.NodeSelectorRequirement{
+					{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn,
+						Values: []string{nodeName}},
+				},
 			}}},
 		},
-		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: l.name, UID: pod.UID}},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: l.name, UID: pod.UID},
+		},
 	}
 	return c, l.admin.Status().Update(ctx, c)
 }
@@ -161,7 +174,8 @@ func (l *life) prepare(ctx context.Context, c *resourceapi.ResourceClaim) error 
 		ctx, cancel := context.WithTimeout(ctx, 45*time.Second)
 		defer cancel()
 		if l.way == neverRuns && l.random.IntN(2) == 0 {
-			ctx, cancel = context.WithTimeout(ctx, time.Duration(l.random.IntN(100))*time.Millisecond)
+			ctx, cancel = context.WithTimeout(ctx,
+				time.Duration(l.random.IntN(100))*time.Millisecond)
 			defer cancel()
 		}
 		_, err := l.driver.Prepare(ctx, c)
@@ -183,7 +197,8 @@ func (l *life) unprepare(ctx context.Context, c *resourceapi.ResourceClaim) erro
 // forget plays the control plane when the pod is gone, and waits until the claim is.
 func (l *life) forget(ctx context.Context, c *resourceapi.ResourceClaim) error {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: l.name}}
-	if err := l.admin.Delete(ctx, pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
+	if err := l.admin.Delete(ctx,
+		pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
 		return err
 	}
 	return await(ctx, "claim is deleted", func() error {
@@ -202,7 +217,9 @@ func (l *life) forget(ctx context.Context, c *resourceapi.ResourceClaim) error {
 }
 
 // runClaimed takes the pod through its sandboxes.
-func (l *life) runClaimed(ctx context.Context, c *resourceapi.ResourceClaim, begin time.Time) error {
+func (l *life) runClaimed(
+	ctx context.Context, c *resourceapi.ResourceClaim, begin time.Time,
+) error {
 	sandboxes := 1
 	if l.way == sandboxAgain {
 		sandboxes = 2
@@ -235,7 +252,8 @@ func (l *life) work(ctx context.Context) {
 	}
 }
 
-// start plays the runtime that makes sandboxes until one has a container. No container may start without the interface.
+// start plays the runtime that makes sandboxes until one has a container. No container may start
+// without the interface.
 func (l *life) start(ctx context.Context, c *resourceapi.ResourceClaim) (s sandbox, err error) {
 	err = await(ctx, "pod "+l.name+" runs", func() error {
 		var failed error
@@ -243,7 +261,9 @@ func (l *life) start(ctx context.Context, c *resourceapi.ResourceClaim) (s sandb
 			return failed
 		}
 		if failed = l.runPodSandbox(ctx, s); failed == nil {
-			failed = await(ctx, "container starts", func() error { return l.createContainer(ctx, s, c) })
+			failed = await(ctx, "container starts", func() error {
+				return l.createContainer(ctx, s, c)
+			})
 		}
 		if failed == nil {
 			return nil
@@ -261,7 +281,8 @@ func (l *life) runPodSandbox(ctx context.Context, s sandbox) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	pod := l.sandboxOf(s)
-	defer l.nri.BlockPluginSync().Unblock() // as containerd does: a plugin that connects now hears of the sandbox in one way
+	// as containerd does: a plugin that connects now hears of the sandbox in one way
+	defer l.nri.BlockPluginSync().Unblock()
 	l.mutex.Lock()
 	l.sandboxes[s.id] = pod
 	l.mutex.Unlock()
@@ -272,8 +293,8 @@ func (l *life) sandboxOf(s sandbox) *adaptation.PodSandbox {
 	return nritest.Sandbox(s.id, l.name, l.uid, s.Path())
 }
 
-// createContainer plays the runtime that injects CDI devices and asks its plugins. A container that starts must have the
-// pod's interface, unless the card goes away in just that moment.
+// createContainer plays the runtime that injects CDI devices and asks its plugins. A container that
+// starts must have the pod's interface, unless the card goes away in just that moment.
 func (l *life) createContainer(ctx context.Context, s sandbox, c *resourceapi.ResourceClaim) error {
 	l.runtime.RLock()
 	defer l.runtime.RUnlock()
@@ -293,9 +314,11 @@ func (l *life) createContainer(ctx context.Context, s sandbox, c *resourceapi.Re
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err = l.nri.CreateContainer(ctx, &adaptation.CreateContainerRequest{Pod: l.sandboxOf(s), Container: &adaptation.Container{
-		Id: s.id + "-main", PodSandboxId: s.id, Name: "main", CDIDevices: []*adaptation.CDIDevice{{Name: name}},
-	}})
+	_, err = l.nri.CreateContainer(ctx,
+		&adaptation.CreateContainerRequest{Pod: l.sandboxOf(s), Container: &adaptation.Container{
+			Id: s.id + "-main", PodSandboxId: s.id, Name: "main",
+			CDIDevices: []*adaptation.CDIDevice{{Name: name}},
+		}})
 	if err != nil {
 		return err
 	}
@@ -321,7 +344,8 @@ func (l *life) stop(ctx context.Context, s sandbox) error {
 	defer cancel()
 	pod := l.sandboxOf(s)
 	if l.way != unheard {
-		_ = l.nri.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: pod}) // the runtime goes on whatever plugins say
+		// the runtime goes on whatever plugins say
+		_ = l.nri.StopPodSandbox(ctx, &adaptation.StopPodSandboxRequest{Pod: pod})
 		_ = l.nri.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: pod})
 	}
 	return s.Close()
@@ -340,7 +364,9 @@ func (l *life) inPod(s sandbox) error {
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return a.IPNet.String() == l.address.String() }) {
+	if !slices.ContainsFunc(addresses, func(a netlink.Addr) bool {
+		return a.IPNet.String() == l.address.String()
+	}) {
 		return fmt.Errorf("net1 has addresses %v, want %s", addresses, l.address)
 	}
 	return nil
@@ -393,8 +419,8 @@ func (l *life) plugIn(ctx context.Context) error {
 	return nil
 }
 
-// give plays the scheduler, which waits until the Function is offered, and the kubelet. A pod whose Allocate fails has
-// failed: the kubelet forgets it.
+// give plays the scheduler, which waits until the Function is offered, and the kubelet. A pod whose
+// Allocate fails has failed: the kubelet forgets it.
 func (l *life) give(ctx context.Context) (given bool, err error) {
 	err = await(ctx, "Function is offered", func() error {
 		l.kubelet.RLock()
@@ -470,8 +496,9 @@ func (l *life) shim() skel.CNIFuncs {
 
 func (l *life) arguments(s sandbox) *skel.CmdArgs {
 	config, err := json.Marshal(map[string]any{
-		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": l.function.String(),
-		"timeout": "20s",
+		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni",
+		"deviceID": l.function.String(),
+		"timeout":  "20s",
 		"runtimeConfig": map[string]any{
 			"ips": []string{l.address.String()}, "CNIDeviceInfoFile": l.path("devinfo/cni/" + s.id),
 		},
@@ -481,6 +508,7 @@ func (l *life) arguments(s sandbox) *skel.CmdArgs {
 	}
 	return &skel.CmdArgs{
 		ContainerID: s.id, Netns: s.Path(), IfName: "net1", Path: l.path("bin"), StdinData: config,
-		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + l.name + ";K8S_POD_UID=" + l.uid,
+		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + l.name +
+			";K8S_POD_UID=" + l.uid,
 	}
 }

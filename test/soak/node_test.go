@@ -52,8 +52,8 @@ import (
 
 const (
 	nodeName = "node1"
-	// vfsOfPF is how many VFs each of the two PFs has. Those of the first are claimed, those of the second are extended
-	// resources.
+	// vfsOfPF is how many VFs each of the two PFs has. Those of the first are claimed, those of the
+	// second are extended resources.
 	vfsOfPF  = 8
 	claimPF  = pci.Address("0000:3b:00.0")
 	pluginPF = pci.Address("0000:3b:00.1")
@@ -62,12 +62,14 @@ const (
 	metricsAddress = "127.0.0.1:9810"
 	// stateSize is the size in bytes of the file system that has the agent's state.
 	stateSize = 4 << 20
-	// patience is how long anything may take that has to come in the end, with all that goes wrong meanwhile.
+	// patience is how long anything may take that has to come in the end, with all that goes wrong
+	// meanwhile.
 	patience = 3 * time.Minute
 )
 
-// node is a simulated node with the real xpu-agent, xpu-controller and API server; kubelet, container runtime and the
-// xPU's OPI agent are played, over their real sockets. Its methods may be called by several goroutines at once.
+// node is a simulated node with the real xpu-agent, xpu-controller and API server; kubelet,
+// container runtime and the xPU's OPI agent are played, over their real sockets. Its methods may be
+// called by several goroutines at once.
 type node struct {
 	t     *testing.T
 	dir   string
@@ -85,7 +87,8 @@ type node struct {
 	// runtime is held in the same way.
 	runtime sync.RWMutex
 	nri     *adaptation.Adaptation
-	// nriGate is the runtime's socket: what plays the runtime does not end the connections when it stops.
+	// nriGate is the runtime's socket: what plays the runtime does not end the connections when it
+	// stops.
 	nriGate *gate
 
 	// vfs are the IDs by PF and index.
@@ -133,7 +136,8 @@ func newNode(t *testing.T) *node {
 	}
 	ctrl.SetLogger(logr.Discard())
 	must.Succeed(t, os.MkdirAll(n.path("state"), 0o700))
-	must.Succeed(t, unix.Mount("tmpfs", n.path("state"), "tmpfs", 0, "size="+strconv.Itoa(stateSize)))
+	must.Succeed(t,
+		unix.Mount("tmpfs", n.path("state"), "tmpfs", 0, "size="+strconv.Itoa(stateSize)))
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(n.path("state"), unix.MNT_DETACH)) })
 	must.Succeed(t, os.MkdirAll(n.path("kubelet/plugins_registry"), 0o750))
 	n.opi = opitest.Start(t)
@@ -156,17 +160,28 @@ func (n *node) declare() {
 	must.Succeed(n.t, err)
 	n.admin = admin
 	pool := func(name string, pf pci.Address, publish v1alpha1.PublishMode) *v1alpha1.DevicePool {
-		return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
-			Selectors: []v1alpha1.FunctionSelector{{RootDevices: []string{fmt.Sprintf("%s#0-%d", pf, vfsOfPF-1)}}},
-			Network:   "lab", Publish: publish, Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldAddresses},
-		}}
+		return &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: v1alpha1.DevicePoolSpec{
+				Selectors: []v1alpha1.FunctionSelector{
+					{RootDevices: []string{fmt.Sprintf("%s#0-%d", pf, vfsOfPF-1)}},
+				},
+				Network: "lab", Publish: publish,
+				Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldAddresses},
+			}}
 	}
 	for _, object := range []client.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName}},
 		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}, Spec: v1alpha1.XPUSpec{
-			NodeName: nodeName, PFs: []string{string(claimPF), string(pluginPF)}, Endpoint: n.opi.Config().Endpoint, Insecure: true,
+			NodeName: nodeName, PFs: []string{string(claimPF), string(pluginPF)},
+			Endpoint: n.opi.Config().Endpoint, Insecure: true,
 		}},
-		&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "lab"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, MTU: new(int32(1450))}},
+		&v1alpha1.XPUNetwork{
+			ObjectMeta: metav1.ObjectMeta{Name: "lab"}, Spec: v1alpha1.XPUNetworkSpec{
+				VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+					From: v1alpha1.NamespacesFromAll,
+				}, MTU: new(int32(1450)),
+			},
+		},
 		pool("claimed", claimPF, v1alpha1.PublishDRA),
 		pool("plugged", pluginPF, v1alpha1.PublishDevicePlugin),
 	} {
@@ -180,7 +195,8 @@ func (n *node) startController() {
 	scheme, err := controller.Scheme()
 	must.Succeed(n.t, err)
 	manager, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
-		Scheme: scheme, Logger: logr.Discard(), Cache: controller.CacheOptions(kubeapitest.AgentNamespace),
+		Scheme: scheme, Logger: logr.Discard(),
+		Cache:      controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
 	})
@@ -202,22 +218,28 @@ func (n *node) writeKubeconfig() {
 	must.Succeed(n.t, err)
 	n.t.Cleanup(n.api.close)
 	file := clientcmdapi.NewConfig()
-	file.Clusters["api"] = &clientcmdapi.Cluster{Server: "https://" + n.api.address(), CertificateAuthorityData: config.CAData}
+	file.Clusters["api"] = &clientcmdapi.Cluster{
+		Server: "https://" + n.api.address(), CertificateAuthorityData: config.CAData,
+	}
 	file.AuthInfos["agent"] = &clientcmdapi.AuthInfo{
-		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Impersonate: config.Impersonate.UserName,
-		ImpersonateGroups: config.Impersonate.Groups, ImpersonateUserExtra: config.Impersonate.Extra,
+		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
+		Impersonate:          config.Impersonate.UserName,
+		ImpersonateGroups:    config.Impersonate.Groups,
+		ImpersonateUserExtra: config.Impersonate.Extra,
 	}
 	file.Contexts["agent"] = &clientcmdapi.Context{Cluster: "api", AuthInfo: "agent"}
 	file.CurrentContext = "agent"
 	must.Succeed(n.t, clientcmd.WriteToFile(*file, n.path("kubeconfig")))
 }
 
-// startKubelet also dials the driver, at the endpoint that a kubelet finds by the driver's registration.
+// startKubelet also dials the driver, at the endpoint that a kubelet finds by the driver's
+// registration.
 func (n *node) startKubelet() {
 	n.t.Helper()
 	n.plugins = kubelettest.New(n.path("kubelet"), kubelettest.Options{})
 	must.Succeed(n.t, n.restartKubelet())
-	driver, err := kubelettest.ConnectDRADriver(n.path("kubelet/plugins/" + v1alpha1.GroupName + "/dra.sock"))
+	driver, err := kubelettest.ConnectDRADriver(n.path("kubelet/plugins/" + v1alpha1.GroupName +
+		"/dra.sock"))
 	must.Succeed(n.t, err)
 	n.t.Cleanup(func() { driver.Close() })
 	n.driver = driver
@@ -319,9 +341,12 @@ func (n *node) launch() *process {
 	defer log.Close()
 	agent := exec.Command(agentProgram,
 		"--node-name="+nodeName, "--listen="+metricsAddress, "--kubeconfig="+n.path("kubeconfig"),
-		"--sys-root="+n.host.SysRoot(), "--state-dir="+n.path("state"), "--kubelet-dir="+n.path("kubelet"),
-		"--cdi-dir="+n.path("cdi"), "--nri-socket="+n.path("nri.sock"), "--cni-socket="+n.path("run/cni.sock"),
-		"--spool-dir="+n.path("spool"), "--devinfo-dir="+n.path("devinfo"), "--hooks-dir="+n.path("hooks.d"),
+		"--sys-root="+n.host.SysRoot(), "--state-dir="+n.path("state"),
+		"--kubelet-dir="+n.path("kubelet"),
+		"--cdi-dir="+n.path("cdi"), "--nri-socket="+n.path("nri.sock"),
+		"--cni-socket="+n.path("run/cni.sock"),
+		"--spool-dir="+n.path("spool"), "--devinfo-dir="+n.path("devinfo"),
+		"--hooks-dir="+n.path("hooks.d"),
 		"--provision-timeout=10s",
 	)
 	agent.Stdout, agent.Stderr = log, log
@@ -387,10 +412,11 @@ func await(ctx context.Context, what string, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var last error
-	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
-	})
+	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond,
+		true, func(context.Context) (bool, error) {
+			last = check()
+			return last == nil, nil
+		})
 	if err != nil {
 		return fmt.Errorf("%s: not within %s: %w", what, patience, last)
 	}
@@ -403,8 +429,8 @@ type cards struct {
 	last  time.Time
 }
 
-// noticed is how long after a reset a pod may be without its interface: the agent may be away when a card is reset, and
-// then it hears of it when it is back.
+// noticed is how long after a reset a pod may be without its interface: the agent may be away when
+// a card is reset, and then it hears of it when it is back.
 const noticed = 15 * time.Second
 
 func (c *cards) reset() {
@@ -480,7 +506,9 @@ func (g *gate) enter(pair ...net.Conn) bool {
 func (g *gate) leave(c net.Conn) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	g.connections = slices.DeleteFunc(g.connections, func(other net.Conn) bool { return other == c })
+	g.connections = slices.DeleteFunc(g.connections, func(other net.Conn) bool {
+		return other == c
+	})
 }
 
 // set opens or shuts the gate.

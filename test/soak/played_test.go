@@ -15,13 +15,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestClockIsShifted: a clock that is set moves all times of a record and nothing else, and leaves the record that it was
-// copied from alone.
+// TestClockIsShifted: a clock that is set moves all times of a record and nothing else, and leaves
+// the record that it was copied from alone.
 func TestClockIsShifted(t *testing.T) {
 	at := time.Unix(1e9, 0).UTC()
 	record := journal.Attachment{
-		Function: function.ID{Address: "0000:3b:02.1"}, State: journal.Releasing, ReservedAt: at, RestoredAt: at,
-		Ended: &journal.Ended{Sandbox: "s", StoppedAt: at}, Hooks: &journal.Hooks{Next: "port", Attempts: 2, RetryAt: at},
+		Function: function.ID{Address: "0000:3b:02.1"}, State: journal.Releasing, ReservedAt: at,
+		RestoredAt: at,
+		Ended:      &journal.Ended{Sandbox: "s", StoppedAt: at}, Hooks: &journal.Hooks{
+			Next: "port", Attempts: 2, RetryAt: at,
+		},
 	}
 	got := record
 	shift(reflect.ValueOf(&got).Elem(), time.Hour)
@@ -47,7 +50,8 @@ func TestHarm(t *testing.T) {
 	pod, xpu := netns.New(t), netns.New(t)
 	netns.Connect(t, pod, "net1", xpu, "port1")
 	l := &life{
-		node: &node{t: t, dir: t.TempDir()}, random: rand.New(rand.NewPCG(1, 2)), way: hostile, name: "pod-1",
+		node: &node{t: t, dir: t.TempDir()}, random: rand.New(rand.NewPCG(1, 2)), way: hostile,
+		name: "pod-1",
 	}
 	must.Succeed(t, l.harm(sandbox{pod, "s1"}))
 	defer l.accomplice.Close()

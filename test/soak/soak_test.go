@@ -1,5 +1,6 @@
-// Package soak lets thousands of pods live on a simulated node, by claims and by the device plugin, while the agent is
-// killed and everything that it works with goes away now and then, and says whether anything is left of them.
+// Package soak lets thousands of pods live on a simulated node, by claims and by the device plugin,
+// while the agent is killed and everything that it works with goes away now and then, and says
+// whether anything is left of them.
 package soak
 
 import (
@@ -67,7 +68,8 @@ func run(m *testing.M) (code int, err error) {
 	}
 	defer os.RemoveAll(dir)
 	agentProgram = filepath.Join(dir, "xpu-agent")
-	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", agentProgram, "../../cmd/xpu-agent")
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", agentProgram,
+		"../../cmd/xpu-agent")
 	build.Stderr = os.Stderr
 	if err := build.Run(); err != nil {
 		return 0, fmt.Errorf("build xpu-agent: %w", err)
@@ -86,8 +88,9 @@ const (
 	faultEvery = 2 * time.Second
 )
 
-// TestSoak: after many lives, with all that went wrong, the node is as it was, and the agent uses no more than before.
-// In the first two thirds the agent is killed now and then. Then it lives on, so that it can be seen whether it grows.
+// TestSoak: after many lives, with all that went wrong, the node is as it was, and the agent uses
+// no more than before. In the first two thirds the agent is killed now and then. Then it lives on,
+// so that it can be seen whether it grows.
 func TestSoak(t *testing.T) {
 	if !netns.Isolated() {
 		t.Skip("needs root, for a network namespace of its own")
@@ -95,7 +98,8 @@ func TestSoak(t *testing.T) {
 	cluster.Need(t)
 	n := newNode(t)
 	before := n.hostState()
-	s := &soak{node: n, random: rand.New(rand.NewPCG(*seed, 0)), count: map[string]int{}, taken: map[function.ID]bool{}}
+	s := &soak{node: n, random: rand.New(rand.NewPCG(*seed, 0)), count: map[string]int{},
+		taken: map[function.ID]bool{}}
 	n.startAgent()
 	t.Cleanup(func() { s.explain() })
 	must.Succeed(t, n.ready(t.Context()))
@@ -189,7 +193,8 @@ func (s *soak) live(pods int, among []fault) {
 	}
 }
 
-// lastLap has one more pod on every VF, without faults: what a pod left that failed before it ran goes with the next one.
+// lastLap has one more pod on every VF, without faults: what a pod left that failed before it ran
+// goes with the next one.
 func (s *soak) lastLap() {
 	s.t.Helper()
 	kept, err := s.quarantined()
@@ -206,7 +211,8 @@ func (s *soak) lastLap() {
 			}
 			must.Succeed(s.t, live(s.t.Context()))
 			if l.started == 0 {
-				s.t.Errorf("pod %s on %s did not run although nothing was wrong", l.name, l.function)
+				s.t.Errorf("pod %s on %s did not run although nothing was wrong",
+					l.name, l.function)
 			}
 		}
 	}
@@ -224,11 +230,13 @@ func (s *soak) newLife(random *rand.Rand, way int, pf pci.Address, vf, host int)
 	s.number++
 	return &life{
 		node: s.node, random: random, way: way, name: fmt.Sprintf("pod-%d", s.number),
-		function: s.vfs[pf][vf], address: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(host)}), 24),
+		function: s.vfs[pf][vf],
+		address:  netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, 0, byte(host)}), 24),
 	}
 }
 
-// take plays the scheduler: it takes a VF that no pod has and that is offered. If none is, any will have to do.
+// take plays the scheduler: it takes a VF that no pod has and that is offered. If none is, any will
+// have to do.
 func (s *soak) take(random *rand.Rand, pf pci.Address) int {
 	for {
 		kept, _ := s.quarantined() // nothing is known while no agent runs
@@ -239,7 +247,9 @@ func (s *soak) take(random *rand.Rand, pf pci.Address) int {
 	}
 }
 
-func (s *soak) choose(random *rand.Rand, pf pci.Address, kept map[function.ID]string) (vf int, found bool) {
+func (s *soak) choose(
+	random *rand.Rand, pf pci.Address, kept map[function.ID]string,
+) (vf int, found bool) {
 	healthy := s.plugins.Healthy(resource)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -282,7 +292,9 @@ func (s *soak) sample() sample {
 	}))
 	time.Sleep(3 * time.Second) // what was just done is forgotten: idle connections, timers
 	values := map[string]float64{}
-	for _, name := range []string{"go_goroutines", "process_open_fds", "process_resident_memory_bytes"} {
+	for _, name := range []string{
+		"go_goroutines", "process_open_fds", "process_resident_memory_bytes",
+	} {
 		value, err := metric(name)
 		must.Succeed(s.t, err)
 		values[name] = value
@@ -290,7 +302,8 @@ func (s *soak) sample() sample {
 	file, err := os.Stat(s.path("state/journal.db"))
 	must.Succeed(s.t, err)
 	return sample{
-		int(values["go_goroutines"]), int(values["process_open_fds"]), int(values["process_resident_memory_bytes"]), int(file.Size()),
+		int(values["go_goroutines"]), int(values["process_open_fds"]),
+		int(values["process_resident_memory_bytes"]), int(file.Size()),
 	}
 }
 
@@ -308,7 +321,8 @@ func metric(name string) (float64, error) {
 	return 0, fmt.Errorf("metrics have no %s", name)
 }
 
-// What the agent may use more after a third of the lives than before, as caches and pools differ from moment to moment.
+// What the agent may use more after a third of the lives than before, as caches and pools differ
+// from moment to moment.
 const (
 	moreGoroutines  = 10
 	moreDescriptors = 6
@@ -317,15 +331,18 @@ const (
 
 func (s *soak) report(first, last sample) {
 	s.t.Helper()
-	if last.goroutines > first.goroutines+moreGoroutines || last.descriptors > first.descriptors+moreDescriptors ||
+	if last.goroutines > first.goroutines+moreGoroutines ||
+		last.descriptors > first.descriptors+moreDescriptors ||
 		last.resident > first.resident+moreResident || last.journal > first.journal+64<<10 {
 		s.t.Errorf("the agent grew: %s before, %s after", first, last)
 	}
-	s.t.Logf("%d lives in %s, %d of them ran; the agent was started %d times", s.number, s.took.Round(time.Second), len(s.starts), s.node.starts)
+	s.t.Logf("%d lives in %s, %d of them ran; the agent was started %d times", s.number,
+		s.took.Round(time.Second), len(s.starts), s.node.starts)
 	for _, name := range slices.Sorted(maps.Keys(s.count)) {
 		s.t.Logf("%5d x %s", s.count[name], name)
 	}
-	s.t.Logf("from pod to container: median %s, 99 of 100 within %s", quantile(s.starts, 0.5), quantile(s.starts, 0.99))
+	s.t.Logf("from pod to container: median %s, 99 of 100 within %s", quantile(s.starts, 0.5),
+		quantile(s.starts, 0.99))
 	s.t.Logf("end: median %s, 99 of 100 within %s", quantile(s.ends, 0.5), quantile(s.ends, 0.99))
 	s.t.Logf("before the last third: %s", first)
 	s.t.Logf("after it:              %s", last)
@@ -352,17 +369,21 @@ func (s *soak) explain() {
 			continue
 		}
 		lines := strings.Split(string(text), "\n")
-		s.t.Logf("the end of %s, which is in %s:\n%s", name, kept, strings.Join(lines[max(0, len(lines)-60):], "\n"))
+		s.t.Logf("the end of %s, which is in %s:\n%s", name, kept,
+			strings.Join(lines[max(0, len(lines)-60):], "\n"))
 	}
 }
 
-// allOffered says what is not offered as it should be: all VFs, without taints, but those in quarantine.
+// allOffered says what is not offered as it should be: all VFs, without taints, but those in
+// quarantine.
 func (n *node) allOffered() error {
 	kept, err := n.quarantined()
 	if err != nil {
 		return err
 	}
-	plugged := slices.DeleteFunc(slices.Clone(n.vfs[pluginPF]), func(id function.ID) bool { return kept[id] != "" })
+	plugged := slices.DeleteFunc(slices.Clone(n.vfs[pluginPF]), func(id function.ID) bool {
+		return kept[id] != ""
+	})
 	if healthy := n.plugins.Healthy(resource); len(healthy) != len(plugged) {
 		return fmt.Errorf("healthy are %v, in quarantine %v", healthy, kept)
 	}
@@ -388,7 +409,8 @@ func (n *node) allOffered() error {
 	return nil
 }
 
-// noFiles says which claims still have files. Those that the kubelet's library left, the agent removes within a minute.
+// noFiles says which claims still have files. Those that the kubelet's library left, the agent
+// removes within a minute.
 func (n *node) noFiles() error {
 	files, err := filepath.Glob(n.path("cdi/*"))
 	if err == nil && len(files) > 0 {
@@ -416,7 +438,8 @@ func (n *node) hostState() map[string]netdev.Snapshot {
 	return state
 }
 
-// wantNothingLeft says that nothing is left of any pod, while no agent runs, but Functions in quarantine, which it returns.
+// wantNothingLeft says that nothing is left of any pod, while no agent runs, but Functions in
+// quarantine, which it returns.
 func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 	n.t.Helper()
 	j, err := journal.Open(n.path("state/journal.db"))
@@ -430,7 +453,9 @@ func (n *node) wantNothingLeft() (kept []journal.Attachment) {
 		}
 		n.t.Errorf("the journal still has %+v", a)
 	}
-	for _, pattern := range []string{"devinfo/cni/*", "spool/*.json", "cdi/*", "kubelet/plugins/*/dra-device-metadata/*", "ns-*"} {
+	for _, pattern := range []string{
+		"devinfo/cni/*", "spool/*.json", "cdi/*", "kubelet/plugins/*/dra-device-metadata/*", "ns-*",
+	} {
 		files, err := filepath.Glob(n.path(pattern))
 		must.Succeed(n.t, err)
 		for _, file := range files {

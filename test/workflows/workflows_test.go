@@ -47,8 +47,10 @@ func writes() map[string][]string {
 }
 
 var (
-	pinnedAction = regexp.MustCompile(`^\s*(- )?uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
-	anyAction    = regexp.MustCompile(`^\s*(- )?uses:`)
+	pinnedAction = regexp.MustCompile(
+		`^\s*(- )?uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`,
+	)
+	anyAction = regexp.MustCompile(`^\s*(- )?uses:`)
 )
 
 func all(t *testing.T) map[string]string {
@@ -75,7 +77,8 @@ func TestActionsArePinned(t *testing.T) {
 			number++
 			line = strings.TrimRight(line, "\n")
 			if anyAction.MatchString(line) && !pinnedAction.MatchString(line) {
-				t.Errorf("%s:%d: %s: name the action by its 40 hex digits, and the version in a comment", name, number, strings.TrimSpace(line))
+				t.Errorf("%s:%d: %s: name the action by its 40 hex digits, and the version in a "+
+					"comment", name, number, strings.TrimSpace(line))
 			}
 		}
 	}
@@ -87,13 +90,15 @@ func TestPermissions(t *testing.T) {
 		var w workflow
 		must.Succeed(t, yaml.UnmarshalStrict([]byte(text), &map[string]any{}))
 		must.Succeed(t, yaml.Unmarshal([]byte(text), &w))
-		if top, isMap := w.Permissions.(map[string]any); !isMap || len(top) != 1 || top["contents"] != "read" {
+		if top, isMap := w.Permissions.(map[string]any); !isMap || len(top) != 1 ||
+			top["contents"] != "read" {
 			t.Errorf("%s: permissions: are %v, must be {contents: read}", name, w.Permissions)
 		}
 		for id, job := range w.Jobs {
 			permissions, isMap := job.Permissions.(map[string]any)
 			if job.Permissions != nil && !isMap {
-				t.Errorf("%s: job %s: permissions: %v gives all; name each", name, id, job.Permissions)
+				t.Errorf("%s: job %s: permissions: %v gives all; name each", name,
+					id, job.Permissions)
 			}
 			var writable []string
 			for _, scope := range slices.Sorted(maps.Keys(permissions)) {
@@ -115,8 +120,10 @@ func TestCredentialsDoNotPersist(t *testing.T) {
 		must.Succeed(t, yaml.Unmarshal([]byte(text), &w))
 		for id, job := range w.Jobs {
 			for _, step := range job.Steps {
-				if strings.HasPrefix(step.Uses, "actions/checkout@") && step.With["persist-credentials"] != false {
-					t.Errorf("%s: job %s: checkout: with.persist-credentials must be false", name, id)
+				if strings.HasPrefix(step.Uses, "actions/checkout@") &&
+					step.With["persist-credentials"] != false {
+					t.Errorf("%s: job %s: checkout: with.persist-credentials must be false",
+						name, id)
 				}
 			}
 		}
@@ -127,7 +134,9 @@ func TestCredentialsDoNotPersist(t *testing.T) {
 func TestPublishesWhatWasTested(t *testing.T) {
 	var w workflow
 	must.Succeed(t, yaml.Unmarshal([]byte(all(t)["release.yaml"]), &w))
-	uploads := slices.ContainsFunc(w.Jobs["test"].Steps, func(s step) bool { return strings.HasPrefix(s.Uses, "actions/upload-artifact@") })
+	uploads := slices.ContainsFunc(w.Jobs["test"].Steps, func(s step) bool {
+		return strings.HasPrefix(s.Uses, "actions/upload-artifact@")
+	})
 	if !uploads {
 		t.Error("job test uploads nothing")
 	}
@@ -136,7 +145,9 @@ func TestPublishesWhatWasTested(t *testing.T) {
 		for _, step := range w.Jobs[id].Steps {
 			downloads = downloads || strings.HasPrefix(step.Uses, "actions/download-artifact@")
 			compares = compares || strings.Contains(step.Run, "sha256sum --check --strict")
-			for _, builds := range []string{"make images", "make chart", "make build", "go build", ".ci/run"} {
+			for _, builds := range []string{
+				"make images", "make chart", "make build", "go build", ".ci/run",
+			} {
 				if strings.Contains(step.Run, builds) {
 					t.Errorf("job %s builds anew: %s", id, step.Run)
 				}

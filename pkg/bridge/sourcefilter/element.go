@@ -9,7 +9,8 @@ import (
 	"github.com/google/nftables"
 )
 
-// Names of the table's sets. Their elements begin with the ifindex of the port that a frame comes from.
+// Names of the table's sets. Their elements begin with the ifindex of the port that a frame comes
+// from.
 const (
 	setIsolated      = "isolated"       // ports that do not reach the machine
 	setFiltered      = "filtered"       // ports with a MAC address that they must use
@@ -26,7 +27,9 @@ const (
 // keyTypes are what the sets' elements are made of.
 func keyTypes() map[string]nftables.SetDatatype {
 	port := nftables.TypeIFIndex
-	with := func(t nftables.SetDatatype) nftables.SetDatatype { return nftables.MustConcatSetType(port, t) }
+	with := func(t nftables.SetDatatype) nftables.SetDatatype {
+		return nftables.MustConcatSetType(port, t)
+	}
 	return map[string]nftables.SetDatatype{
 		setIsolated: port, setFiltered: port, setAddressed: port, setDroppedFrames: port,
 		setMACs: with(nftables.TypeEtherAddr), setForeignMACs: with(nftables.TypeEtherAddr),
@@ -41,7 +44,8 @@ type element struct {
 	key string // the bytes that the kernel compares
 }
 
-// elementFor makes an element of a port's ifindex and an address, each padded to 4 bytes (struct nft_regs).
+// elementFor makes an element of a port's ifindex and an address, each padded to 4 bytes (struct
+// nft_regs).
 func elementFor(set string, index int, address []byte) element {
 	key := binary.NativeEndian.AppendUint32(nil, uint32(index))
 	key = append(key, address...)
@@ -54,7 +58,9 @@ func elementFor(set string, index int, address []byte) element {
 // needed are the elements that a port needs.
 type needed map[element]bool
 
-func (n needed) add(set string, index int, address []byte) { n[elementFor(set, index, address)] = true }
+func (n needed) add(set string, index int, address []byte) {
+	n[elementFor(set, index, address)] = true
+}
 
 func (n needed) isolated(index int) needed {
 	n.add(setIsolated, index, nil)
@@ -94,9 +100,12 @@ func (f *Filter) portNeeds(p Port) needed {
 	return all
 }
 
-// linkLocal is the IPv6 link-local address that Linux makes of a MAC address (RFC 4291, appendix A).
+// linkLocal is the IPv6 link-local address that Linux makes of a MAC address (RFC 4291, appendix
+// A).
 func linkLocal(mac net.HardwareAddr) netip.Addr {
-	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]})
+	return netip.AddrFrom16([16]byte{
+		0xfe, 0x80, 8: mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5],
+	})
 }
 
 // portOf returns the ifindex in the key of an element.

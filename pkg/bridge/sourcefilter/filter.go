@@ -1,8 +1,10 @@
-// Package sourcefilter keeps what is connected to a bridge from sending as somebody else, by the bridge family of nftables.
+// Package sourcefilter keeps what is connected to a bridge from sending as somebody else, by the
+// bridge family of nftables.
 //
-// A port may send with its own MAC address only and, if its addresses are known, with these: as the source of IP packets and in
-// ARP (RFC 826) and Neighbor Discovery (RFC 4861). What comes from other machines by the VXLAN ports of its networks may not have
-// the port's MAC address, and not claim its addresses. No port reaches the machine itself.
+// A port may send with its own MAC address only and, if its addresses are known, with these: as the
+// source of IP packets and in ARP (RFC 826) and Neighbor Discovery (RFC 4861). What comes from
+// other machines by the VXLAN ports of its networks may not have the port's MAC address, and not
+// claim its addresses. No port reaches the machine itself.
 package sourcefilter
 
 import (
@@ -24,19 +26,24 @@ import (
 const TableName = "opi-bridge"
 
 // ErrUnsupported says that the kernel cannot filter.
-var ErrUnsupported = errors.New("the kernel has no nftables for bridges (CONFIG_NF_TABLES_BRIDGE, CONFIG_NFT_BRIDGE_META): load nf_tables and nft_meta_bridge, or give --source-filter=false")
+var ErrUnsupported = errors.New("the kernel has no nftables for bridges " +
+	"(CONFIG_NF_TABLES_BRIDGE, CONFIG_NFT_BRIDGE_META): load nf_tables and nft_meta_bridge, or " +
+	"give --source-filter=false")
 
 // Port is a port of a bridge, and what may come in from it.
 type Port struct {
 	Index    int      // ifindex
 	Networks []string // that the port is in
-	// MAC is the only source address that the port's frames may have; nil: any, and Addresses are not looked at.
+	// MAC is the only source address that the port's frames may have; nil: any, and Addresses are
+	// not looked at.
 	MAC net.HardwareAddr
-	// Addresses are those that the port may send from and claim, besides the IPv6 link-local one that its MAC address makes; empty: any.
+	// Addresses are those that the port may send from and claim, besides the IPv6 link-local one
+	// that its MAC address makes; empty: any.
 	Addresses []netip.Addr
 }
 
-// Filter is the agent's table. Only one goroutine may use it at a time, except for Watch and Dropped. Its calls send nothing if the kernel already has what is wanted.
+// Filter is the agent's table. Only one goroutine may use it at a time, except for Watch and
+// Dropped. Its calls send nothing if the kernel already has what is wanted.
 type Filter struct {
 	conn   *nftables.Conn
 	reader *nftables.Conn    // for Dropped
@@ -54,11 +61,13 @@ type Filter struct {
 	elements map[element]int // those in the kernel, by how many need them
 }
 
-// Open makes the table in the network namespace of the calling thread, or takes over that of an agent before. What that one filtered
-// stays filtered until Sweep. Where the kernel cannot filter, a port with a MAC address is refused and all else does nothing.
+// Open makes the table in the network namespace of the calling thread, or takes over that of an
+// agent before. What that one filtered stays filtered until Sweep. Where the kernel cannot filter,
+// a port with a MAC address is refused and all else does nothing.
 func Open() (_ *Filter, err error) {
 	f := &Filter{
-		ports: map[int]Port{}, vxlans: map[string]int{}, needs: map[int]needed{}, elements: map[element]int{},
+		ports: map[int]Port{}, vxlans: map[string]int{}, needs: map[int]needed{},
+		elements: map[element]int{},
 	}
 	f.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(f.socket))
 	if errors.Is(err, unix.EPROTONOSUPPORT) { // no netlink of netfilter at all
@@ -92,7 +101,9 @@ func (f *Filter) socket(conn *netlink.Conn) error {
 		return err
 	}
 	var name unix.Sockaddr
-	if errControl := raw.Control(func(fd uintptr) { name, err = unix.Getsockname(int(fd)) }); errControl != nil {
+	if errControl := raw.Control(func(fd uintptr) {
+		name, err = unix.Getsockname(int(fd))
+	}); errControl != nil {
 		return errControl
 	}
 	if own, ok := name.(*unix.SockaddrNetlink); ok {
@@ -226,7 +237,8 @@ func (f *Filter) change(index int, want needed) error {
 	return nil
 }
 
-// apply adds and removes elements in one transaction, in a new table if somebody else took the old one away.
+// apply adds and removes elements in one transaction, in a new table if somebody else took the old
+// one away.
 func (f *Filter) apply(add, remove []element) error {
 	if len(add)+len(remove) == 0 || f.unsupported != nil {
 		return nil

@@ -20,7 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// lab is a machine with a bridge that has three ports: a pod's, a VXLAN port, and that of a listener.
+// lab is a machine with a bridge that has three ports: a pod's, a VXLAN port, and that of a
+// listener.
 type lab struct {
 	*netns.Namespace
 	t        *testing.T
@@ -48,7 +49,9 @@ func newLab(t *testing.T) *lab {
 	bridge := &netlink.Bridge{LinkAttrs: attrs}
 	must.Succeed(t, l.Handle().LinkAdd(bridge))
 	must.Succeed(t, l.Handle().LinkSetUp(bridge))
-	for name, s := range map[string]**station{"pod": &l.pod, "remote": &l.remote, "listener": &l.listener} {
+	for name, s := range map[string]**station{
+		"pod": &l.pod, "remote": &l.remote, "listener": &l.listener,
+	} {
 		*s = l.connect(bridge, name)
 	}
 	must.Succeed(t, l.filter.SetVXLAN("blue", l.remote.port))
@@ -90,14 +93,17 @@ func (l *lab) connect(bridge netlink.Link, name string) *station {
 		return err
 	}))
 	l.t.Cleanup(func() { _ = unix.Close(s.socket) })
-	must.Succeed(l.t, unix.SetsockoptTimeval(s.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20}))
+	must.Succeed(l.t,
+		unix.SetsockoptTimeval(s.socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20}))
 	return s
 }
 
-// await returns when frames of a station come to the listener: the kernel takes a port into service after its carrier is there.
+// await returns when frames of a station come to the listener: the kernel takes a port into service
+// after its carrier is there.
 func (l *lab) await(from *station) {
 	l.t.Helper()
-	hello := ethernet(otherMAC, etherTypeTest, binary.NativeEndian.AppendUint32(nil, uint32(from.port)))
+	hello := ethernet(otherMAC, etherTypeTest,
+		binary.NativeEndian.AppendUint32(nil, uint32(from.port)))
 	must.Eventually(l.t, "a port is in service", func() bool {
 		from.send(hello)
 		buffer := make([]byte, 2000)
@@ -108,10 +114,12 @@ func (l *lab) await(from *station) {
 
 func (s *station) send(frame []byte) {
 	s.t.Helper()
-	must.Succeed(s.t, unix.Sendto(s.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: s.link, Halen: 6}))
+	must.Succeed(s.t,
+		unix.Sendto(s.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: s.link, Halen: 6}))
 }
 
-// passes tells whether a frame from a station comes to the listener. What comes after it on the same wire is a frame that nobody drops.
+// passes tells whether a frame from a station comes to the listener. What comes after it on the
+// same wire is a frame that nobody drops.
 func (l *lab) passes(from *station, frame []byte) bool {
 	l.t.Helper()
 	l.markers++
@@ -156,14 +164,17 @@ var (
 const etherTypeTest = 0x88b5
 
 func ethernet(src net.HardwareAddr, etherType uint16, payload []byte) []byte {
-	return slices.Concat([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, src, binary.BigEndian.AppendUint16(nil, etherType), payload)
+	return slices.Concat([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, src,
+		binary.BigEndian.AppendUint16(nil, etherType), payload)
 }
 
 func arp(operation uint16, mac net.HardwareAddr, sender netip.Addr) []byte {
-	return slices.Concat([]byte{0, 1, 8, 0, 6, 4}, binary.BigEndian.AppendUint16(nil, operation), mac, sender.AsSlice(), make([]byte, 6), other4.AsSlice())
+	return slices.Concat([]byte{0, 1, 8, 0, 6, 4}, binary.BigEndian.AppendUint16(nil, operation),
+		mac, sender.AsSlice(), make([]byte, 6), other4.AsSlice())
 }
 
-// ipv4 is a packet with a right checksum: bridges drop others where iptables looks into them (br_netfilter).
+// ipv4 is a packet with a right checksum: bridges drop others where iptables looks into them
+// (br_netfilter).
 func ipv4(src netip.Addr, data ...uint32) []byte {
 	header := make([]byte, 20, 40)
 	header[0], header[3], header[8], header[9] = 0x45, byte(20+4*len(data)), 64, unix.IPPROTO_UDP
@@ -200,10 +211,14 @@ func option(kind byte, value []byte) []byte { return append([]byte{kind, 1}, val
 func TestPortWithAddresses(t *testing.T) {
 	l := newLab(t)
 	must.Succeed(t, l.filter.SetPort(sourcefilter.Port{
-		Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{pod4, pod6, unspecified4},
+		Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{
+			pod4, pod6, unspecified4,
+		},
 	}))
 	must.Succeed(t, l.filter.SetPort(sourcefilter.Port{
-		Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{pod4, pod6},
+		Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{
+			pod4, pod6,
+		},
 	}))
 	router, none := netip.Addr{}, netip.Addr{}
 	const rs, ra, ns, na, redirect = 133, 134, 135, 136, 137
@@ -211,46 +226,135 @@ func TestPortWithAddresses(t *testing.T) {
 		frame  []byte
 		passes bool
 	}{
-		"IPv4":                               {ethernet(podMAC, unix.ETH_P_IP, ipv4(pod4)), true},
-		"IPv4, another's MAC":                {ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4)), false},
-		"IPv4, another's address":            {ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), false},
-		"IPv4, no address yet":               {ethernet(podMAC, unix.ETH_P_IP, ipv4(unspecified4)), true},
-		"IPv4, too short":                    {ethernet(podMAC, unix.ETH_P_IP, []byte{0x45})[:15], false},
-		"ARP request":                        {ethernet(podMAC, unix.ETH_P_ARP, arp(1, podMAC, pod4)), true},
-		"ARP reply":                          {ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, pod4)), true},
-		"ARP probe":                          {ethernet(podMAC, unix.ETH_P_ARP, arp(1, podMAC, unspecified4)), true},
-		"ARP, another's address":             {ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, other4)), false},
-		"ARP, another's MAC in it":           {ethernet(podMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)), false},
-		"ARP of something else":              {ethernet(podMAC, unix.ETH_P_ARP, append([]byte{0, 6}, arp(2, podMAC, other4)[2:]...)), false},
-		"ARP, cut":                           {ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, other4))[:24], false},
-		"IPv6":                               {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(pod6, unix.IPPROTO_UDP, make([]byte, 8))), true},
-		"IPv6, own link-local":               {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(podLinkLocal, unix.IPPROTO_UDP, make([]byte, 8))), true},
-		"IPv6, another's address":            {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(other6, unix.IPPROTO_UDP, make([]byte, 8))), false},
-		"IPv6, another's link-local":         {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(otherLinkLocal, unix.IPPROTO_UDP, make([]byte, 8))), false},
-		"router solicitation":                {ethernet(podMAC, unix.ETH_P_IPV6, discovery(podLinkLocal, rs, router, option(1, podMAC)...)), true},
-		"router solicitation, no address":    {ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, rs, router)), true},
-		"router advertisement":               {ethernet(podMAC, unix.ETH_P_IPV6, discovery(podLinkLocal, ra, router, make([]byte, 8)...)), false},
-		"redirect":                           {ethernet(podMAC, unix.ETH_P_IPV6, discovery(podLinkLocal, redirect, pod6, make([]byte, 16)...)), false},
-		"solicitation":                       {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6, option(1, podMAC)...)), true},
-		"solicitation, no option":            {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6)), true},
-		"solicitation, another's MAC in it":  {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6, option(1, otherMAC)...)), false},
-		"solicitation, another's address":    {ethernet(podMAC, unix.ETH_P_IPV6, discovery(other6, ns, pod6, option(1, podMAC)...)), false},
-		"duplicate address detection":        {ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, ns, pod6)), true},
-		"duplicate address detection, nonce": {ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, ns, pod6, option(14, make([]byte, 6))...)), true},
-		"advertisement":                      {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, pod6, option(2, podMAC)...)), true},
-		"advertisement from the link-local":  {ethernet(podMAC, unix.ETH_P_IPV6, discovery(podLinkLocal, na, pod6, option(2, podMAC)...)), true},
-		"advertisement, another's address":   {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, other6, option(2, podMAC)...)), false},
-		"advertisement, another's MAC in it": {ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, pod6, option(2, otherMAC)...)), false},
+		"IPv4": {ethernet(podMAC, unix.ETH_P_IP, ipv4(pod4)), true},
+		"IPv4, another's MAC": {
+			ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4)), false,
+		},
+		"IPv4, another's address": {
+			ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), false,
+		},
+		"IPv4, no address yet": {
+			ethernet(podMAC, unix.ETH_P_IP, ipv4(unspecified4)), true,
+		},
+		"IPv4, too short": {
+			ethernet(podMAC, unix.ETH_P_IP, []byte{0x45})[:15], false,
+		},
+		"ARP request": {
+			ethernet(podMAC, unix.ETH_P_ARP, arp(1, podMAC, pod4)), true,
+		},
+		"ARP reply": {
+			ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, pod4)), true,
+		},
+		"ARP probe": {
+			ethernet(podMAC, unix.ETH_P_ARP, arp(1, podMAC, unspecified4)), true,
+		},
+		"ARP, another's address": {
+			ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, other4)), false,
+		},
+		"ARP, another's MAC in it": {
+			ethernet(podMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)), false,
+		},
+		"ARP of something else": {
+			ethernet(podMAC, unix.ETH_P_ARP, append([]byte{0, 6}, arp(2, podMAC, other4)[2:]...)),
+			false,
+		},
+		"ARP, cut": {
+			ethernet(podMAC, unix.ETH_P_ARP, arp(2, podMAC, other4))[:24], false,
+		},
+		"IPv6": {
+			ethernet(podMAC, unix.ETH_P_IPV6, ipv6(pod6, unix.IPPROTO_UDP, make([]byte, 8))), true,
+		},
+		"IPv6, own link-local": {
+			ethernet(podMAC, unix.ETH_P_IPV6,
+				ipv6(podLinkLocal, unix.IPPROTO_UDP, make([]byte, 8))), true,
+		},
+		"IPv6, another's address": {
+			ethernet(podMAC, unix.ETH_P_IPV6, ipv6(other6, unix.IPPROTO_UDP, make([]byte, 8))),
+			false,
+		},
+		"IPv6, another's link-local": {
+			ethernet(podMAC, unix.ETH_P_IPV6,
+				ipv6(otherLinkLocal, unix.IPPROTO_UDP, make([]byte, 8))), false,
+		},
+		"router solicitation": {
+			ethernet(podMAC, unix.ETH_P_IPV6,
+				discovery(podLinkLocal, rs, router, option(1, podMAC)...)), true,
+		},
+		"router solicitation, no address": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, rs, router)), true,
+		},
+		"router advertisement": {
+			ethernet(podMAC, unix.ETH_P_IPV6,
+				discovery(podLinkLocal, ra, router, make([]byte, 8)...)), false,
+		},
+		"redirect": {
+			ethernet(podMAC, unix.ETH_P_IPV6,
+				discovery(podLinkLocal, redirect, pod6, make([]byte, 16)...)), false,
+		},
+		"solicitation": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6, option(1, podMAC)...)),
+			true,
+		},
+		"solicitation, no option": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6)), true,
+		},
+		"solicitation, another's MAC in it": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, ns, other6, option(1, otherMAC)...)),
+			false,
+		},
+		"solicitation, another's address": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(other6, ns, pod6, option(1, podMAC)...)),
+			false,
+		},
+		"duplicate address detection": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, ns, pod6)), true,
+		},
+		"duplicate address detection, nonce": {
+			ethernet(podMAC, unix.ETH_P_IPV6,
+				discovery(nobody, ns, pod6, option(14, make([]byte, 6))...)), true,
+		},
+		"advertisement": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, pod6, option(2, podMAC)...)),
+			true,
+		},
+		"advertisement from the link-local": {
+			ethernet(podMAC, unix.ETH_P_IPV6,
+				discovery(podLinkLocal, na, pod6, option(2, podMAC)...)), true,
+		},
+		"advertisement, another's address": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, other6, option(2, podMAC)...)),
+			false,
+		},
+		"advertisement, another's MAC in it": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(pod6, na, pod6, option(2, otherMAC)...)),
+			false,
+		},
 		"advertisement, MAC in 2nd option": {ethernet(podMAC, unix.ETH_P_IPV6,
-			discovery(pod6, na, pod6, append(option(2, podMAC), option(2, otherMAC)...)...)), false},
-		"advertisement behind a header": {ethernet(podMAC, unix.ETH_P_IPV6, ipv6(pod6, unix.IPPROTO_DSTOPTS,
-			append([]byte{unix.IPPROTO_ICMPV6, 0, 1, 4, 0, 0, 0, 0}, discovery(pod6, na, other6)[40:]...))), false},
-		"MLD":                {ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, 143, none)), true},
-		"something else":     {ethernet(podMAC, etherTypeTest, nil), false},
-		"IPv4 behind a tag":  {ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 8, 0}, ipv4(other4))), false},
-		"own IPv4, a tag":    {ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 8, 0}, ipv4(pod4))), true},
-		"IPv4, two tags":     {ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 0x81, 0, 0, 6, 8, 0}, ipv4(other4))), false},
-		"own IPv4, two tags": {ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 0x81, 0, 0, 6, 8, 0}, ipv4(pod4))), false},
+			discovery(pod6, na, pod6, append(option(2, podMAC), option(2, otherMAC)...)...)),
+			false},
+		"advertisement behind a header": {ethernet(podMAC, unix.ETH_P_IPV6,
+			ipv6(pod6, unix.IPPROTO_DSTOPTS,
+				append([]byte{unix.IPPROTO_ICMPV6, 0, 1, 4, 0, 0, 0, 0},
+					discovery(pod6, na, other6)[40:]...))), false},
+		"MLD": {
+			ethernet(podMAC, unix.ETH_P_IPV6, discovery(nobody, 143, none)), true,
+		},
+		"something else": {ethernet(podMAC, etherTypeTest, nil), false},
+		"IPv4 behind a tag": {
+			ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 8, 0}, ipv4(other4))),
+			false,
+		},
+		"own IPv4, a tag": {
+			ethernet(podMAC, unix.ETH_P_8021Q, slices.Concat([]byte{0, 5, 8, 0}, ipv4(pod4))), true,
+		},
+		"IPv4, two tags": {
+			ethernet(podMAC, unix.ETH_P_8021Q,
+				slices.Concat([]byte{0, 5, 0x81, 0, 0, 6, 8, 0}, ipv4(other4))), false,
+		},
+		"own IPv4, two tags": {
+			ethernet(podMAC, unix.ETH_P_8021Q,
+				slices.Concat([]byte{0, 5, 0x81, 0, 0, 6, 8, 0}, ipv4(pod4))), false,
+		},
 	} {
 		if got := l.passes(l.pod, test.frame); got != test.passes {
 			t.Errorf("%s: passes: %t, want %t", name, got, test.passes)
@@ -262,17 +366,22 @@ func TestPortWithAddresses(t *testing.T) {
 	}
 }
 
-// TestForeign: what comes from other machines may not pretend to be a port of this one, and is let through otherwise.
+// TestForeign: what comes from other machines may not pretend to be a port of this one, and is let
+// through otherwise.
 func TestForeign(t *testing.T) {
 	l := newLab(t)
-	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC, Addresses: []netip.Addr{pod4, pod6}}
+	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC,
+		Addresses: []netip.Addr{pod4, pod6}}
 	must.Succeed(t, l.filter.SetPort(port))
 	lies := map[string][]byte{
-		"MAC address":           ethernet(podMAC, etherTypeTest, nil),
-		"ARP":                   ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)),
-		"advertisement":         ethernet(otherMAC, unix.ETH_P_IPV6, discovery(other6, 136, pod6, option(2, otherMAC)...)),
-		"solicitation":          ethernet(otherMAC, unix.ETH_P_IPV6, discovery(pod6, 135, other6, option(1, otherMAC)...)),
-		"link-local":            ethernet(otherMAC, unix.ETH_P_IPV6, discovery(other6, 136, podLinkLocal, option(2, otherMAC)...)),
+		"MAC address": ethernet(podMAC, etherTypeTest, nil),
+		"ARP":         ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, pod4)),
+		"advertisement": ethernet(otherMAC, unix.ETH_P_IPV6,
+			discovery(other6, 136, pod6, option(2, otherMAC)...)),
+		"solicitation": ethernet(otherMAC, unix.ETH_P_IPV6,
+			discovery(pod6, 135, other6, option(1, otherMAC)...)),
+		"link-local": ethernet(otherMAC, unix.ETH_P_IPV6,
+			discovery(other6, 136, podLinkLocal, option(2, otherMAC)...)),
 		"MAC address, no frame": ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)),
 	}
 	for name, frame := range lies {
@@ -281,9 +390,10 @@ func TestForeign(t *testing.T) {
 		}
 	}
 	for name, frame := range map[string][]byte{
-		"ARP":           ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, other4)),
-		"advertisement": ethernet(otherMAC, unix.ETH_P_IPV6, discovery(other6, 136, other6, option(2, otherMAC)...)),
-		"routed":        ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4)),
+		"ARP": ethernet(otherMAC, unix.ETH_P_ARP, arp(2, otherMAC, other4)),
+		"advertisement": ethernet(otherMAC, unix.ETH_P_IPV6,
+			discovery(other6, 136, other6, option(2, otherMAC)...)),
+		"routed": ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4)),
 	} {
 		if !l.passes(l.remote, frame) {
 			t.Errorf("honest %s: does not pass", name)
@@ -298,10 +408,12 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestPortWithMAC: a port without addresses may send what it wants with its MAC address, one without a MAC address anything.
+// TestPortWithMAC: a port without addresses may send what it wants with its MAC address, one
+// without a MAC address anything.
 func TestPortWithMAC(t *testing.T) {
 	l := newLab(t)
-	own, lie := ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), ethernet(otherMAC, unix.ETH_P_IP, ipv4(pod4))
+	own, lie := ethernet(podMAC, unix.ETH_P_IP, ipv4(other4)), ethernet(otherMAC, unix.ETH_P_IP,
+		ipv4(pod4))
 	for name, test := range map[string]struct {
 		port      sourcefilter.Port
 		own, lies bool
@@ -320,7 +432,8 @@ func TestPortWithMAC(t *testing.T) {
 	}
 }
 
-// TestAdopt: a filter that is opened again goes on with what there is, and without what nobody asks for any more.
+// TestAdopt: a filter that is opened again goes on with what there is, and without what nobody asks
+// for any more.
 func TestAdopt(t *testing.T) {
 	l := newLab(t)
 	port := sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}
@@ -389,7 +502,8 @@ func TestTakenAway(t *testing.T) {
 	}
 }
 
-// TestOwnChanges: the filter's own changes and those of other tables are nothing to restore for, those of others in its table are.
+// TestOwnChanges: the filter's own changes and those of other tables are nothing to restore for,
+// those of others in its table are.
 func TestOwnChanges(t *testing.T) {
 	l := newLab(t)
 	var conn *nftables.Conn
@@ -405,7 +519,10 @@ func TestOwnChanges(t *testing.T) {
 		return l.filter.Watch(func() { changed <- others.Load() })
 	})
 	for range 3 {
-		must.Succeed(t, l.filter.SetPort(sourcefilter.Port{Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC}))
+		must.Succeed(t,
+			l.filter.SetPort(sourcefilter.Port{
+				Index: l.pod.port, Networks: []string{"blue"}, MAC: podMAC,
+			}))
 		must.Succeed(t, l.filter.Remove(l.pod.port))
 	}
 	must.Succeed(t, l.filter.Restore())

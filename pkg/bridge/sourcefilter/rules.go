@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chain is a chain with its rules. A rule is a list of expressions: each must hold for the next one to be looked at, and the last
-// one is what becomes of the frame. A part that the frame does not have does not hold.
+// chain is a chain with its rules. A rule is a list of expressions: each must hold for the next one
+// to be looked at, and the last one is what becomes of the frame. A part that the frame does not
+// have does not hold.
 type chain struct {
 	nftables.Chain
 	rules [][]expr.Any
@@ -33,12 +34,17 @@ const (
 	regRest = unix.NFT_REG32_01
 )
 
-// NFPROTO_BRIDGE: where a frame is before it is forwarded (NF_BR_PRI_NAT_DST_BRIDGED of linux/netfilter_bridge.h).
+// NFPROTO_BRIDGE: where a frame is before it is forwarded (NF_BR_PRI_NAT_DST_BRIDGED of
+// linux/netfilter_bridge.h).
 const priorityFirst = nftables.ChainPriority(-300)
 
 func (f *Filter) chains() []*chain {
-	base := func(name string, hook *nftables.ChainHook, priority nftables.ChainPriority) nftables.Chain {
-		return nftables.Chain{Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority}
+	base := func(
+		name string, hook *nftables.ChainHook, priority nftables.ChainPriority,
+	) nftables.Chain {
+		return nftables.Chain{
+			Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority,
+		}
 	}
 	return []*chain{
 		{base(chainPrerouting, nftables.ChainHookPrerouting, priorityFirst), [][]expr.Any{
@@ -57,21 +63,26 @@ func (f *Filter) chains() []*chain {
 			rule(goTo(chainDrop)), // such as an IP packet within two VLAN tags
 		}},
 		{nftables.Chain{Name: chainARP}, [][]expr.Any{
-			rule(fromARP(), when(arpSender(), 0, 0, 0, 0), accept()), // a probe claims nothing (RFC 5227)
+			// a probe claims nothing (RFC 5227)
+			rule(fromARP(), when(arpSender(), 0, 0, 0, 0), accept()),
 			rule(fromARP(), whenOwn(setIPv4, arpSender()), accept()),
 			rule(goTo(chainDrop)),
 		}},
 		{nftables.Chain{Name: chainIPv4}, [][]expr.Any{
-			rule(when(ipv4Source(), 0, 0, 0, 0), accept()), // DHCP of one that has no address yet (RFC 2131)
+			// DHCP of one that has no address yet (RFC 2131)
+			rule(when(ipv4Source(), 0, 0, 0, 0), accept()),
 			rule(whenOwn(setIPv4, ipv4Source()), accept()),
 			rule(goTo(chainDrop)),
 		}},
 		{nftables.Chain{Name: chainIPv6}, ipv6Rules()},
 		{nftables.Chain{Name: chainForeign}, [][]expr.Any{
 			rule(whenOwn(setForeignMACs, etherSource()), goTo(chainDrop)),
-			rule(etherTypeIs(unix.ETH_P_ARP), whenOwn(setForeignIPv4, arpSender()), goTo(chainDrop)),
-			rule(etherTypeIs(unix.ETH_P_IPV6), icmpv6(advertisement), whenOwn(setForeignIPv6, ndTarget()), goTo(chainDrop)),
-			rule(etherTypeIs(unix.ETH_P_IPV6), icmpv6(solicitation), whenOwn(setForeignIPv6, ipv6Source()), goTo(chainDrop)),
+			rule(etherTypeIs(unix.ETH_P_ARP), whenOwn(setForeignIPv4, arpSender()),
+				goTo(chainDrop)),
+			rule(etherTypeIs(unix.ETH_P_IPV6), icmpv6(advertisement),
+				whenOwn(setForeignIPv6, ndTarget()), goTo(chainDrop)),
+			rule(etherTypeIs(unix.ETH_P_IPV6), icmpv6(solicitation),
+				whenOwn(setForeignIPv6, ipv6Source()), goTo(chainDrop)),
 		}},
 		{nftables.Chain{Name: chainDrop}, [][]expr.Any{
 			rule([]expr.Any{load(expr.MetaKeyIIF, regPort), &expr.Dynset{
@@ -98,13 +109,15 @@ const (
 	optionNonce     = 14
 )
 
-// ipv6Rules are those for a port with addresses. Neighbor Discovery may have one option of 8 bytes: the port's MAC address, or the nonce
-// of duplicate address detection (RFC 7527). A port is no router.
+// ipv6Rules are those for a port with addresses. Neighbor Discovery may have one option of 8 bytes:
+// the port's MAC address, or the nonce of duplicate address detection (RFC 7527). A port is no
+// router.
 func ipv6Rules() [][]expr.Any {
 	const optionLength = 8
 	own, none := whenOwn(setIPv6, ipv6Source()), when(ipv6Source(), make([]byte, 16)...)
 	var rules [][]expr.Any
-	// discovery lets messages of one kind through, with this source and this length without an option.
+	// discovery lets messages of one kind through, with this source and this length without an
+	// option.
 	discovery := func(kind, length byte, source, claim []expr.Any, option byte) {
 		message := rule(icmpv6(kind), source, claim)
 		optionType, optionMAC := transport(uint32(length), 1), transport(uint32(length)+2, 6)
@@ -114,7 +127,8 @@ func ipv6Rules() [][]expr.Any {
 			rules = append(rules, rule(with, when(optionType, option), accept()))
 			return
 		}
-		rules = append(rules, rule(with, when(optionType, option), whenOwn(setMACs, optionMAC), accept()))
+		rules = append(rules,
+			rule(with, when(optionType, option), whenOwn(setMACs, optionMAC), accept()))
 	}
 	discovery(routerSolicitation, 8, own, nil, optionSourceMAC)
 	discovery(routerSolicitation, 8, none, nil, optionNonce)
@@ -171,19 +185,23 @@ func when(part expr.Any, value ...byte) []expr.Any {
 }
 
 func etherTypeIs(etherType uint16) []expr.Any {
-	return when(load(expr.MetaKeyPROTOCOL, regRest), binary.BigEndian.AppendUint16(nil, etherType)...)
+	return when(load(expr.MetaKeyPROTOCOL, regRest),
+		binary.BigEndian.AppendUint16(nil, etherType)...)
 }
 
 func icmpv6(kind byte) []expr.Any {
-	return append(when(load(expr.MetaKeyL4PROTO, regRest), unix.IPPROTO_ICMPV6), when(transport(0, 1), kind)...)
+	return append(when(load(expr.MetaKeyL4PROTO, regRest), unix.IPPROTO_ICMPV6),
+		when(transport(0, 1), kind)...)
 }
 
 func payload(base expr.PayloadBase, offset, length uint32) expr.Any {
 	return &expr.Payload{DestRegister: regRest, Base: base, Offset: offset, Len: length}
 }
 
-func etherSource() expr.Any       { return payload(expr.PayloadBaseLLHeader, 6, 6) }
-func arpForm() expr.Any           { return payload(expr.PayloadBaseNetworkHeader, 0, 6) } // Ethernet, IPv4, and their lengths
+func etherSource() expr.Any { return payload(expr.PayloadBaseLLHeader, 6, 6) }
+
+// Ethernet, IPv4, and their lengths
+func arpForm() expr.Any           { return payload(expr.PayloadBaseNetworkHeader, 0, 6) }
 func arpSenderMAC() expr.Any      { return payload(expr.PayloadBaseNetworkHeader, 8, 6) }
 func arpSender() expr.Any         { return payload(expr.PayloadBaseNetworkHeader, 14, 4) }
 func ipv4Source() expr.Any        { return payload(expr.PayloadBaseNetworkHeader, 12, 4) }

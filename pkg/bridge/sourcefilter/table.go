@@ -13,7 +13,8 @@ import (
 // perMessage bounds the elements of a message: the length of a netlink attribute has 16 bits.
 const perMessage = 500
 
-// adopt reads the elements of a table that is there already, and writes the rules anew, which another version may have made.
+// adopt reads the elements of a table that is there already, and writes the rules anew, which
+// another version may have made.
 func (f *Filter) adopt() error {
 	f.table = &nftables.Table{Name: TableName, Family: nftables.TableFamilyBridge}
 	f.sets = map[string]*nftables.Set{}
@@ -21,8 +22,9 @@ func (f *Filter) adopt() error {
 	for name, key := range keyTypes() {
 		id++
 		f.sets[name] = &nftables.Set{
-			Table: f.table, Name: name, KeyType: key, ID: id, Concatenation: key.Bytes > nftables.TypeIFIndex.Bytes,
-			KeyByteOrder: binaryutil.NativeEndian,
+			Table: f.table, Name: name, KeyType: key, ID: id,
+			Concatenation: key.Bytes > nftables.TypeIFIndex.Bytes,
+			KeyByteOrder:  binaryutil.NativeEndian,
 		}
 	}
 	f.sets[setDroppedFrames].Dynamic, f.sets[setDroppedFrames].Size = true, 1<<16
@@ -30,11 +32,13 @@ func (f *Filter) adopt() error {
 		return err
 	}
 	err := f.declareAndSend()
-	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) { // made by another version, in another way
+	// made by another version, in another way
+	if errors.Is(err, unix.EEXIST) || errors.Is(err, unix.EBUSY) {
 		err = f.Restore()
 	}
 	// ENOENT is said of a part of nftables that is missing, such as the module nft_meta_bridge.
-	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) ||
+		errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	return err
@@ -64,7 +68,9 @@ func (f *Filter) load() error {
 		return fmt.Errorf("nftables: sets of table bridge %s: %w", TableName, err)
 	}
 	for name, set := range f.sets {
-		if set.Dynamic || !slices.ContainsFunc(there, func(s *nftables.Set) bool { return s.Name == name }) {
+		if set.Dynamic || !slices.ContainsFunc(there, func(s *nftables.Set) bool {
+			return s.Name == name
+		}) {
 			continue
 		}
 		list, err := f.conn.GetSetElements(set)
@@ -78,7 +84,8 @@ func (f *Filter) load() error {
 	return nil
 }
 
-// declare adds to the transaction the table with its sets, chains and rules, in place of the rules that it has.
+// declare adds to the transaction the table with its sets, chains and rules, in place of the rules
+// that it has.
 func (f *Filter) declare() error {
 	f.conn.AddTable(f.table)
 	for _, set := range f.sets {
@@ -130,7 +137,8 @@ func bySet(elements []element) map[string][]nftables.SetElement {
 	return sets
 }
 
-// Dropped returns how many frames of each port have been dropped since the port was made, by ifindex.
+// Dropped returns how many frames of each port have been dropped since the port was made, by
+// ifindex.
 func (f *Filter) Dropped() (map[int]uint64, error) {
 	if f.unsupported != nil {
 		return nil, nil

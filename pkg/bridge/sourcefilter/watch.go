@@ -12,8 +12,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// Watch calls changed whenever somebody else takes something out of the table, or may have: then Restore makes it anew. It returns
-// nil after Close. Another goroutine may use the filter meanwhile.
+// Watch calls changed whenever somebody else takes something out of the table, or may have: then
+// Restore makes it anew. It returns nil after Close. Another goroutine may use the filter
+// meanwhile.
 func (f *Filter) Watch(changed func()) error {
 	if f.unsupported != nil {
 		return nil
@@ -31,7 +32,9 @@ func (f *Filter) Watch(changed func()) error {
 		case from.Pid != nl.PidKernel:
 			continue // any process may send to a netlink socket
 		}
-		othersDo := func(m syscall.NetlinkMessage) bool { return m.Header.Pid != f.portID && takesAway(m) }
+		othersDo := func(m syscall.NetlinkMessage) bool {
+			return m.Header.Pid != f.portID && takesAway(m)
+		}
 		if slices.ContainsFunc(messages, othersDo) {
 			changed()
 		}
@@ -41,7 +44,8 @@ func (f *Filter) Watch(changed func()) error {
 // takesAway tells whether an event is that something was removed from a table of our name.
 func takesAway(m syscall.NetlinkMessage) bool {
 	switch m.Header.Type {
-	case removal(unix.NFT_MSG_DELTABLE), removal(unix.NFT_MSG_DELCHAIN), removal(unix.NFT_MSG_DELRULE), removal(unix.NFT_MSG_DELSET),
+	case removal(unix.NFT_MSG_DELTABLE), removal(unix.NFT_MSG_DELCHAIN),
+		removal(unix.NFT_MSG_DELRULE), removal(unix.NFT_MSG_DELSET),
 		removal(unix.NFT_MSG_DELSETELEM):
 	default:
 		return false
@@ -51,7 +55,8 @@ func takesAway(m syscall.NetlinkMessage) bool {
 		return false
 	}
 	attrs, err := attribute.Parse(m.Data[header:])
-	// The attribute has the same number in all of them: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and so on.
+	// The attribute has the same number in all of them: NFTA_TABLE_NAME, NFTA_CHAIN_TABLE and so
+	// on.
 	return err != nil || attrs.Text(unix.NFTA_TABLE_NAME) == TableName
 }
 

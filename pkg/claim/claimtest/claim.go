@@ -15,12 +15,14 @@ import (
 // Option changes a claim.
 type Option func(*resourceapi.ResourceClaim)
 
-// Allocated is a claim in namespace "default" that has an allocation, empty but for the options. Its UID is its name
-// with "-uid" behind.
+// Allocated is a claim in namespace "default" that has an allocation, empty but for the options.
+// Its UID is its name with "-uid" behind.
 func Allocated(name string, options ...Option) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid")},
-		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: name, UID: types.UID(name + "-uid"),
+		},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{}},
 	}
 	for _, option := range options {
 		option(c)
@@ -41,14 +43,15 @@ func Result(request, pool, device string) Option {
 // ReservedFor reserves the claim for a pod, whose UID is its name with "-uid" behind.
 func ReservedFor(pod string) Option {
 	return func(c *resourceapi.ResourceClaim) {
-		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
-			Resource: "pods", Name: pod, UID: types.UID(pod + "-uid"),
-		})
+		c.Status.ReservedFor = append(c.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{
+				Resource: "pods", Name: pod, UID: types.UID(pod + "-uid"),
+			})
 	}
 }
 
-// FromClass adds an InterfaceConfig of the DeviceClass for some requests, or for all if none is named. fields is JSON
-// without braces, such as `"mtu": 9000`.
+// FromClass adds an InterfaceConfig of the DeviceClass for some requests, or for all if none is
+// named. fields is JSON without braces, such as `"mtu": 9000`.
 func FromClass(fields string, requests ...string) Option {
 	return Config(resourceapi.AllocationConfigSourceClass, interfaceConfig(fields), requests...)
 }
@@ -59,13 +62,16 @@ func FromClaim(fields string, requests ...string) Option {
 }
 
 // Config adds opaque parameters of this driver.
-func Config(source resourceapi.AllocationConfigSource, parameters string, requests ...string) Option {
+func Config(
+	source resourceapi.AllocationConfigSource, parameters string, requests ...string,
+) Option {
 	return func(c *resourceapi.ResourceClaim) {
 		devices := &c.Status.Allocation.Devices
 		devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
 			Source: source, Requests: requests,
 			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-				Driver: v1alpha1.GroupName, Parameters: runtime.RawExtension{Raw: []byte(parameters)},
+				Driver:     v1alpha1.GroupName,
+				Parameters: runtime.RawExtension{Raw: []byte(parameters)},
 			}},
 		})
 	}
@@ -75,5 +81,6 @@ func interfaceConfig(fields string) string {
 	if fields != "" {
 		fields = ", " + fields
 	}
-	return fmt.Sprintf(`{"apiVersion": %q, "kind": "InterfaceConfig"%s}`, v1alpha1.SchemeGroupVersion, fields)
+	return fmt.Sprintf(`{"apiVersion": %q, "kind": "InterfaceConfig"%s}`,
+		v1alpha1.SchemeGroupVersion, fields)
 }

@@ -7,9 +7,10 @@ import (
 	"strings"
 )
 
-// Address is the address of a PCI function, "dddd:bb:dd.f" in lower-case hex: domain (16 bits; 32 where a bridge such
-// as VMD has a domain of its own), bus, device (5 bits) and function (3 bits). It is what the kernel names devices by
-// in sysfs (Documentation/ABI/testing/sysfs-bus-pci), and it is the same on the host and on the xPU.
+// Address is the address of a PCI function, "dddd:bb:dd.f" in lower-case hex: domain (16 bits; 32
+// where a bridge such as VMD has a domain of its own), bus, device (5 bits) and function (3 bits).
+// It is what the kernel names devices by in sysfs (Documentation/ABI/testing/sysfs-bus-pci), and it
+// is the same on the host and on the xPU.
 type Address string
 
 var (
@@ -21,13 +22,15 @@ var (
 func Parse(s string) (Address, error) {
 	lower := strings.ToLower(s)
 	if !canonical.MatchString(lower) {
-		return "", fmt.Errorf("PCI address %q: must be dddd:bb:dd.f in hex, such as 0000:3b:02.1", s)
+		return "", fmt.Errorf("PCI address %q: must be dddd:bb:dd.f in hex, such as 0000:3b:02.1",
+			s)
 	}
 	return Address(lower), nil
 }
 
-// VFIndex returns the index that a VF with this address has at a PF whose SR-IOV capability has this offset and stride (PCI Express
-// 6.0, section 9.2.1.2), and its distance in routing IDs from VF 0. ok is false for an address that no VF of the PF has.
+// VFIndex returns the index that a VF with this address has at a PF whose SR-IOV capability has
+// this offset and stride (PCI Express 6.0, section 9.2.1.2), and its distance in routing IDs from
+// VF 0. ok is false for an address that no VF of the PF has.
 func VFIndex(pf, vf Address, offset, stride int) (index, distance int, ok bool) {
 	domain, id := pf.routingID()
 	vfDomain, vfID := vf.routingID()
@@ -41,11 +44,13 @@ func VFIndex(pf, vf Address, offset, stride int) (index, distance int, ok bool) 
 // routingID returns bus, device and function as one number (PCI Express 6.0, section 2.2.4.2).
 func (a Address) routingID() (domain, id int) {
 	var bus, device, function int
-	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%d", &domain, &bus, &device, &function) // the form of addresses is known
+	// the form of addresses is known
+	_, _ = fmt.Sscanf(string(a), "%x:%x:%x.%d", &domain, &bus, &device, &function)
 	return domain, bus<<8 | device<<3 | function
 }
 
-// DeviceName is the address as a DNS label, "0000-3b-02-1": the name of a device in a ResourceSlice.
+// DeviceName is the address as a DNS label, "0000-3b-02-1": the name of a device in a
+// ResourceSlice.
 func (a Address) DeviceName() string {
 	return strings.NewReplacer(":", "-", ".", "-").Replace(string(a))
 }
@@ -54,7 +59,8 @@ func (a Address) DeviceName() string {
 func ParseDeviceName(s string) (Address, error) {
 	parts := deviceName.FindStringSubmatch(s)
 	if parts == nil {
-		return "", fmt.Errorf("device name %q: must be dddd-bb-dd-f in hex, such as 0000-3b-02-1", s)
+		return "", fmt.Errorf("device name %q: must be dddd-bb-dd-f in hex, such as 0000-3b-02-1",
+			s)
 	}
 	return Address(parts[1] + ":" + parts[2] + ":" + parts[3] + "." + parts[4]), nil
 }

@@ -52,13 +52,16 @@ func TestParseDeviceName(t *testing.T) {
 	} {
 		got, err := ParseDeviceName(tt.in)
 		if string(got) != tt.want || (err != nil) != tt.bad {
-			t.Errorf("ParseDeviceName(%q) = %q, %v, want %q, error %t", tt.in, got, err, tt.want, tt.bad)
+			t.Errorf("ParseDeviceName(%q) = %q, %v, want %q, error %t", tt.in, got,
+				err, tt.want, tt.bad)
 		}
 	}
 }
 
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"0000:3b:02.1", "10000:E1:00.0", "3b:02.1", "0000-3b-02-1", "\x00\xff"} {
+	for _, s := range []string{
+		"0000:3b:02.1", "10000:E1:00.0", "3b:02.1", "0000-3b-02-1", "\x00\xff",
+	} {
 		f.Add(s)
 	}
 	label := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`) // RFC 1123
@@ -96,7 +99,8 @@ func TestVFIndex(t *testing.T) {
 		{"0001:3b:10.0", 0, false}, // of another domain
 	}
 	for _, test := range tests {
-		if index, _, ok := VFIndex("0000:3b:00.1", test.address, 127, 2); index != test.index || ok != test.ok {
+		if index, _, ok := VFIndex("0000:3b:00.1", test.address, 127, 2); index != test.index ||
+			ok != test.ok {
 			t.Errorf("%s: VF %d, %v, want %d, %v", test.address, index, ok, test.index, test.ok)
 		}
 	}

@@ -27,19 +27,34 @@ deviations:
 
 func TestParse(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
-		"unknown key":         {"title:", "titel: x\ntitle:", "line 2: field titel not found"},
-		"unknown key below":   {"    source:", "    sorce: x\n    source:", "line 9: field sorce not found"},
-		"unknown knob":        {"mac.reset: 100", "mac.resets: 100", `line 8: knob "mac.resets" does not exist`},
-		"no value of a knob":  {"mac.follow: reset", "mac.follow: later", `line 8: knob mac.follow: "later" must be one of`},
-		"too long":            {"mac.reset: 100", "mac.reset: 60001", `knob mac.reset: "60001" is no ms`},
-		"knob twice":          {"mac.follow: reset", "mac.reset: 1", "is set twice"},
-		"no mapping of knobs": {"{mac.reset: 100, mac.follow: reset}", "[mac.reset]", "line 8: must be a mapping"},
-		"no source":           {"source: card_set_vf_mac in card.c", "source: ''", "source: must name what shows it"},
-		"no answer":           {"    answer: the VF is waited for\n", "", "must have either quirk or answer"},
-		"name of a path":      {"name: card", "name: ../card", "name: "},
-		"two documents":       {good, good + "---\n" + good, "one document"},
-		"nothing":             {good, "", "empty"},
-		"too large":           {good, good + strings.Repeat("#", personality.MaxSize), "too many"},
+		"unknown key": {"title:", "titel: x\ntitle:", "line 2: field titel not found"},
+		"unknown key below": {
+			"    source:", "    sorce: x\n    source:", "line 9: field sorce not found",
+		},
+		"unknown knob": {
+			"mac.reset: 100", "mac.resets: 100", `line 8: knob "mac.resets" does not exist`,
+		},
+		"no value of a knob": {
+			"mac.follow: reset", "mac.follow: later",
+			`line 8: knob mac.follow: "later" must be one of`,
+		},
+		"too long": {
+			"mac.reset: 100", "mac.reset: 60001", `knob mac.reset: "60001" is no ms`,
+		},
+		"knob twice": {"mac.follow: reset", "mac.reset: 1", "is set twice"},
+		"no mapping of knobs": {
+			"{mac.reset: 100, mac.follow: reset}", "[mac.reset]", "line 8: must be a mapping",
+		},
+		"no source": {
+			"source: card_set_vf_mac in card.c", "source: ''", "source: must name what shows it",
+		},
+		"no answer": {
+			"    answer: the VF is waited for\n", "", "must have either quirk or answer",
+		},
+		"name of a path": {"name: card", "name: ../card", "name: "},
+		"two documents":  {good, good + "---\n" + good, "one document"},
+		"nothing":        {good, "", "empty"},
+		"too large":      {good, good + strings.Repeat("#", personality.MaxSize), "too many"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := strings.Replace(good, c.old, c.new, 1)
@@ -65,8 +80,9 @@ func TestScript(t *testing.T) {
 
 func TestAnswerOf(t *testing.T) {
 	for err, want := range map[error]string{
-		nil: "ok", unix.EOPNOTSUPP: "EOPNOTSUPP", unix.Errno(524): "ENOTSUPP", fmt.Errorf("set: %w", unix.EAGAIN): "EAGAIN",
-		unix.EXDEV: "EIO", errors.New("other"): "EIO",
+		nil: "ok", unix.EOPNOTSUPP: "EOPNOTSUPP", unix.Errno(524): "ENOTSUPP",
+		fmt.Errorf("set: %w", unix.EAGAIN): "EAGAIN",
+		unix.EXDEV:                         "EIO", errors.New("other"): "EIO",
 	} {
 		if got := personality.AnswerOf(err); got != want {
 			t.Errorf("%v: %s, want %s", err, got, want)

@@ -14,13 +14,16 @@ import (
 
 // probeMAC is a locally administered address, which nothing outside the scratch namespace ever
 // sees.
-func probeMAC(number byte) net.HardwareAddr { return net.HardwareAddr{0x02, 0, 0, 0x70, 0x72, number} }
+func probeMAC(number byte) net.HardwareAddr {
+	return net.HardwareAddr{0x02, 0, 0, 0x70, 0x72, number}
+}
 
 // mac asks about the administrative MAC, the one of the VF's netdev, and who follows whom.
 func (p *prober) mac(ctx context.Context) error {
 	p.Trace("MAC")
 	if p.told && p.first.MAC != "" && string(p.first.MAC) == p.own() {
-		p.observe("mac.tell-none", "own", "tells the VF's own MAC where no administrative one was set")
+		p.observe("mac.tell-none", "own",
+			"tells the VF's own MAC where no administrative one was set")
 	}
 	first := probeMAC(1)
 	if err := p.setMAC(ctx, first); err != nil {
@@ -151,7 +154,8 @@ func (p *prober) zeros(ctx context.Context) {
 	if err := p.setMAC(ctx, make(net.HardwareAddr, 6)); err != nil {
 		p.observe("mac.zero", personality.AnswerOf(err), "answers %v to a MAC of zeros", err)
 		_ = p.setMAC(ctx, p.own0)
-	} else if first := p.first.MAC; first != "" && string(first) != p.own0.String() && !zero(first) {
+	} else if first := p.first.MAC; first != "" && string(first) != p.own0.String() &&
+		!zero(first) {
 		_ = p.setMAC(ctx, first.HardwareAddr())
 	}
 	p.settle(ctx, "")

@@ -212,11 +212,12 @@ func (p *prober) properties(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// putRateBack gives the VF the rate that it had, which [netdev.Engine.Restore] leaves alone because it did
-// not change it.
+// putRateBack gives the VF the rate that it had, which [netdev.Engine.Restore] leaves alone because
+// it did not change it.
 func (p *prober) putRateBack(ctx context.Context) error {
 	told, err := p.Engine.Told(p.device.PF)
-	if err != nil || told == nil || told.MaxTxRate == p.first.MaxTxRate && told.MinTxRate == p.first.MinTxRate {
+	if err != nil || told == nil || told.MaxTxRate == p.first.MaxTxRate &&
+		told.MinTxRate == p.first.MinTxRate {
 		return err
 	}
 	return p.patiently(ctx, func() error {
@@ -262,8 +263,11 @@ var fields = []field{
 		shows: func(s netdev.VFState) bool { return s.Proto == function.VLAN8021AD },
 	}, {
 		knob: "min", name: "minimum rate",
-		set:   func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 100, 500) },
-		unset: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 0, p.first.MaxTxRate) },
+		set: func(p *prober) error { return p.host.LinkSetVfRate(p.pf, p.vf, 100, 500) },
+		unset: func(p *prober) error {
+			return p.host.LinkSetVfRate(p.pf, p.vf, 0,
+				p.first.MaxTxRate)
+		},
 		shows: func(s netdev.VFState) bool { return s.MinTxRate == 100 },
 	}, {
 		knob: "max", name: "maximum rate",
@@ -287,14 +291,20 @@ var fields = []field{
 		set: func(p *prober) error {
 			return p.host.LinkSetVfState(p.pf, p.vf, nl.IFLA_VF_LINK_STATE_DISABLE)
 		},
-		unset: func(p *prober) error { return p.host.LinkSetVfState(p.pf, p.vf, nl.IFLA_VF_LINK_STATE_AUTO) },
+		unset: func(p *prober) error {
+			return p.host.LinkSetVfState(p.pf,
+				p.vf, nl.IFLA_VF_LINK_STATE_AUTO)
+		},
 		shows: func(s netdev.VFState) bool { return s.LinkState == function.LinkDisable },
 	}, {
 		knob: "link.enable", name: `link state "enable"`,
 		set: func(p *prober) error {
 			return p.host.LinkSetVfState(p.pf, p.vf, nl.IFLA_VF_LINK_STATE_ENABLE)
 		},
-		unset: func(p *prober) error { return p.host.LinkSetVfState(p.pf, p.vf, nl.IFLA_VF_LINK_STATE_AUTO) },
+		unset: func(p *prober) error {
+			return p.host.LinkSetVfState(p.pf,
+				p.vf, nl.IFLA_VF_LINK_STATE_AUTO)
+		},
 		shows: func(s netdev.VFState) bool { return s.LinkState == function.LinkEnable },
 	},
 }
@@ -334,7 +344,8 @@ func (p *prober) field(ctx context.Context, f field) {
 		return
 	}
 	if err != nil {
-		p.observe(f.knob+".zero", personality.AnswerOf(err), "answers %v to the end of a %s", err, f.name)
+		p.observe(f.knob+".zero", personality.AnswerOf(err), "answers %v to the end of a %s",
+			err, f.name)
 	} else if p.told && p.value(f.knob) == personality.OK && p.stays(ctx, f) {
 		p.observe(f.knob+".zero", personality.Ignore,
 			"answers success to the end of a %s, which stays", f.name)
@@ -456,7 +467,9 @@ func (p *prober) own() string {
 	return link.Attrs().HardwareAddr.String()
 }
 
-func (p *prober) setOwn(mac net.HardwareAddr) error { return p.pod.LinkSetHardwareAddr(p.link, mac) }
+func (p *prober) setOwn(mac net.HardwareAddr) error {
+	return p.pod.LinkSetHardwareAddr(p.link, mac)
+}
 
 func (p *prober) setMAC(ctx context.Context, mac net.HardwareAddr) error {
 	return p.patiently(ctx, func() error { return p.host.LinkSetVfHardwareAddr(p.pf, p.vf, mac) })

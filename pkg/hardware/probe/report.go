@@ -21,10 +21,12 @@ type Card struct {
 
 // Report makes a personality of what was observed.
 func Report(card Card, observed []Observation, when time.Time) personality.Personality {
-	source := fmt.Sprintf("observed by xpuctl hardware-report on %s", when.UTC().Format(time.DateOnly))
+	source := fmt.Sprintf("observed by xpuctl hardware-report on %s",
+		when.UTC().Format(time.DateOnly))
 	id := cmp.Or(card.Vendor, "0000") + "-" + cmp.Or(card.Device, "0000")
 	p := personality.Personality{
-		Name: plainName("observed-" + card.PF + "-" + id), Title: fmt.Sprintf("%s:%s with %s, VFs with %s",
+		Name: plainName("observed-" + card.PF + "-" + id),
+		Title: fmt.Sprintf("%s:%s with %s, VFs with %s",
 			card.Vendor, card.Device, card.PF, card.VF),
 		PF: card.PF, VF: card.VF, Kernel: card.Kernel, Switchdev: card.Switchdev, Observed: true,
 	}

@@ -51,22 +51,31 @@ type kind struct {
 }
 
 func (s Sources) kinds() []kind {
-	ours := func(name string) kind { return kind{GroupVersionKind: v1alpha1.SchemeGroupVersion.WithKind(name)} }
+	ours := func(name string) kind {
+		return kind{GroupVersionKind: v1alpha1.SchemeGroupVersion.WithKind(name)}
+	}
 	dra := func(name string) schema.GroupVersionKind {
 		return schema.GroupVersionKind{Group: "resource.k8s.io", Version: "v1", Kind: name}
 	}
-	core := func(name string) schema.GroupVersionKind { return corev1.SchemeGroupVersion.WithKind(name) }
+	core := func(name string) schema.GroupVersionKind {
+		return corev1.SchemeGroupVersion.WithKind(name)
+	}
 	apps := func(name string) schema.GroupVersionKind {
 		return schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: name}
 	}
 	return []kind{
-		ours("DevicePool"), ours("XPU"), ours("XPUNetwork"), ours("XPUNode"), ours("XPUPort"), ours("XPUTenant"),
-		{GroupVersionKind: dra("DeviceClass")}, {GroupVersionKind: dra("ResourceClaim")}, {GroupVersionKind: dra("ResourceClaimTemplate")},
+		ours("DevicePool"), ours("XPU"), ours("XPUNetwork"), ours("XPUNode"), ours("XPUPort"),
+		ours("XPUTenant"),
+		{GroupVersionKind: dra("DeviceClass")}, {GroupVersionKind: dra("ResourceClaim")},
+		{GroupVersionKind: dra("ResourceClaimTemplate")},
 		{GroupVersionKind: dra("ResourceSlice"), only: ofDriver},
 		{GroupVersionKind: core("Node")}, {GroupVersionKind: core("Event"), only: aboutUs},
 		{GroupVersionKind: core("Pod"), only: s.concerned},
-		{GroupVersionKind: apps("DaemonSet"), of: s.Namespace}, {GroupVersionKind: apps("Deployment"), of: s.Namespace},
-		{GroupVersionKind: schema.GroupVersionKind{Group: "k8s.cni.cncf.io", Version: "v1", Kind: "NetworkAttachmentDefinition"}},
+		{GroupVersionKind: apps("DaemonSet"), of: s.Namespace},
+		{GroupVersionKind: apps("Deployment"), of: s.Namespace},
+		{GroupVersionKind: schema.GroupVersionKind{
+			Group: "k8s.cni.cncf.io", Version: "v1", Kind: "NetworkAttachmentDefinition",
+		}},
 	}
 }
 
@@ -79,7 +88,8 @@ func ofDriver(o *unstructured.Unstructured) bool {
 // aboutUs says whether an event is about a kind that has to do with Functions.
 func aboutUs(o *unstructured.Unstructured) bool {
 	about, _, _ := unstructured.NestedString(o.Object, "involvedObject", "kind")
-	return strings.HasPrefix(about, "XPU") || about == "DevicePool" || about == "ResourceClaim" || about == "Pod" || about == "Node"
+	return strings.HasPrefix(about, "XPU") || about == "DevicePool" || about == "ResourceClaim" ||
+		about == "Pod" || about == "Node"
 }
 
 // concerned says whether a pod is of the product, or asks for claims or one of its resources.
@@ -92,13 +102,17 @@ func (s Sources) concerned(o *unstructured.Unstructured) bool {
 	return networks
 }
 
-// Write writes the archive, a tar in gzip. What cannot be read is told in its file errors.txt; the error is about the writing, or of ctx.
+// Write writes the archive, a tar in gzip. What cannot be read is told in its file errors.txt; the
+// error is about the writing, or of ctx.
 func Write(ctx context.Context, to io.Writer, s Sources, now time.Time) error {
 	if s.Step == nil {
 		s.Step = func() {}
 	}
 	compressed := gzip.NewWriter(to)
-	a := &archive{Writer: tar.NewWriter(compressed), dir: "xpu-" + now.UTC().Format("20060102-150405"), time: now}
+	a := &archive{
+		Writer: tar.NewWriter(compressed), dir: "xpu-" + now.UTC().Format("20060102-150405"),
+		time: now,
+	}
 	a.add("version.txt", []byte("xpuctl "+version.String()+"\n"))
 	for _, collect := range []func(context.Context, *archive){s.objects, s.nodes, s.logs} {
 		collect(ctx, a)
@@ -129,13 +143,17 @@ func (a *archive) add(name string, content []byte) {
 	if a.err != nil {
 		return
 	}
-	header := &tar.Header{Name: path.Join(a.dir, name), Mode: 0o600, Size: int64(len(content)), ModTime: a.time}
+	header := &tar.Header{
+		Name: path.Join(a.dir, name), Mode: 0o600, Size: int64(len(content)), ModTime: a.time,
+	}
 	if a.err = a.WriteHeader(header); a.err == nil {
 		_, a.err = a.Writer.Write(content)
 	}
 }
 
-func (a *archive) problem(what string, err error) { fmt.Fprintf(&a.problems, "%s: %v\n", what, err) }
+func (a *archive) problem(what string, err error) {
+	fmt.Fprintf(&a.problems, "%s: %v\n", what, err)
+}
 
 func (s Sources) objects(ctx context.Context, a *archive) {
 	for _, k := range s.kinds() {

@@ -30,15 +30,22 @@ import (
 const secret = "hunter2"
 
 func pod(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{
-		corev1.LastAppliedConfigAnnotation: secret, "example.com/token": secret, "k8s.v1.cni.cncf.io/networks": "blue",
-	}}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		Annotations: map[string]string{
+			corev1.LastAppliedConfigAnnotation: secret, "example.com/token": secret,
+			"k8s.v1.cni.cncf.io/networks": "blue",
+		}}}
 	p.Spec.Containers = []corev1.Container{{
-		Name: "main", Command: []string{"serve", secret}, Args: []string{"--password=" + secret}, Env: []corev1.EnvVar{{Name: "PASSWORD", Value: secret}},
+		Name: "main", Command: []string{"serve", secret}, Args: []string{"--password=" + secret},
+		Env: []corev1.EnvVar{{Name: "PASSWORD", Value: secret}},
 		LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{
-			HTTPGet: &corev1.HTTPGetAction{HTTPHeaders: []corev1.HTTPHeader{{Name: "Authorization", Value: secret}}},
+			HTTPGet: &corev1.HTTPGetAction{
+				HTTPHeaders: []corev1.HTTPHeader{{Name: "Authorization", Value: secret}},
+			},
 		}},
-		ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{secret}}}},
+		ReadinessProbe: &corev1.Probe{
+			ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{secret}}},
+		},
 	}}
 	if change != nil {
 		change(p)
@@ -50,14 +57,17 @@ func pod(namespace, name string, change func(*corev1.Pod)) *corev1.Pod {
 func archived(t *testing.T, objects ...client.Object) map[string]string {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
+	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme,
+		v1alpha1.AddToScheme)
 	if err := builder.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
 	for _, gvk := range []schema.GroupVersionKind{
-		{Group: "apps", Version: "v1", Kind: "DaemonSet"}, {Group: "apps", Version: "v1", Kind: "Deployment"},
+		{Group: "apps", Version: "v1", Kind: "DaemonSet"},
+		{Group: "apps", Version: "v1", Kind: "Deployment"},
 	} {
-		scheme.AddKnownTypeWithName(gvk.GroupVersion().WithKind(gvk.Kind+"List"), &unstructured.UnstructuredList{})
+		scheme.AddKnownTypeWithName(gvk.GroupVersion().WithKind(gvk.Kind+"List"),
+			&unstructured.UnstructuredList{})
 	}
 	agent := pod("xpu-system", "xpu-agent-1", func(p *corev1.Pod) {
 		own(p, "xpu-agent")
@@ -66,9 +76,14 @@ func archived(t *testing.T, objects ...client.Object) map[string]string {
 		}
 	})
 	return written(t, Sources{
-		Reader: fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(), Clientset: fake.NewClientset(agent),
+		Reader:    fakeclient.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
+		Clientset: fake.NewClientset(agent),
 		Namespace: "xpu-system",
-		Nodes:     func(context.Context) ([]string, error) { return []string{"node1", "node2"}, nil },
+		Nodes: func(context.Context) ([]string, error) {
+			return []string{
+				"node1", "node2",
+			}, nil
+		},
 		State: func(_ context.Context, node string) (*nodestate.State, error) {
 			if node == "node2" {
 				return nil, errors.New("no pod of xpu-agent runs there")
@@ -112,22 +127,37 @@ func written(t *testing.T, s Sources) map[string]string {
 }
 
 func TestBundle(t *testing.T) {
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"}}
+	claim := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"},
+	}
 	for _, driver := range []string{v1alpha1.GroupName, "gpu.example.com"} {
-		claim.Spec.Devices.Config = append(claim.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{
-			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-				Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(`{"of": "` + driver + `", "network": "` + map[bool]string{true: "blue", false: secret}[driver == v1alpha1.GroupName] + `"}`)},
-			}},
-		})
+		claim.Spec.Devices.Config = append(claim.Spec.Devices.Config,
+			resourceapi.DeviceClaimConfiguration{
+				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+					Driver: driver,
+					Parameters: runtime.RawExtension{
+						Raw: []byte(`{"of": "` + driver + `", "network": "` + map[bool]string{
+							true: "blue", false: secret,
+						}[driver == v1alpha1.GroupName] + `"}`),
+					},
+				}},
+			})
 	}
 	slice := func(driver string) *resourceapi.ResourceSlice {
-		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: driver}, Spec: resourceapi.ResourceSliceSpec{Driver: driver}}
+		return &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: driver},
+			Spec:       resourceapi.ResourceSliceSpec{Driver: driver},
+		}
 	}
 	files := archived(t,
 		pod("default", "web", nil),
 		pod("default", "unconcerned", func(p *corev1.Pod) { p.Annotations = nil }),
-		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "xpu-system", Name: "opi-client"}, StringData: map[string]string{"tls.key": secret}},
-		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "xpu-1"}, Spec: v1alpha1.XPUSpec{Endpoint: "10.0.0.1:50151"}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "xpu-system", Name: "opi-client"},
+			StringData: map[string]string{"tls.key": secret}},
+		&v1alpha1.XPU{
+			ObjectMeta: metav1.ObjectMeta{Name: "xpu-1"},
+			Spec:       v1alpha1.XPUSpec{Endpoint: "10.0.0.1:50151"},
+		},
 		claim, slice(v1alpha1.GroupName), slice("gpu.example.com"),
 	)
 	for name, text := range files {
@@ -136,16 +166,22 @@ func TestBundle(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"version.txt": "xpuctl ", "objects/xpu.yaml": "10.0.0.1:50151", "objects/pod.yaml": "k8s.v1.cni.cncf.io/networks: blue",
-		"objects/resourceclaim.yaml": "network: blue", "objects/resourceslice.yaml": "driver: xpu.opiproject.org",
-		"nodes/node1.json": `"node": "node1"`, "errors.txt": "nodes/node2.json: no pod of xpu-agent runs there",
-		"logs/xpu-agent-1-xpu-agent.log": "fake logs", "logs/xpu-agent-1-xpu-agent-previous.log": "fake logs",
+		"version.txt": "xpuctl ", "objects/xpu.yaml": "10.0.0.1:50151",
+		"objects/pod.yaml":                        "k8s.v1.cni.cncf.io/networks: blue",
+		"objects/resourceclaim.yaml":              "network: blue",
+		"objects/resourceslice.yaml":              "driver: xpu.opiproject.org",
+		"nodes/node1.json":                        `"node": "node1"`,
+		"errors.txt":                              "nodes/node2.json: no pod of xpu-agent runs there",
+		"logs/xpu-agent-1-xpu-agent.log":          "fake logs",
+		"logs/xpu-agent-1-xpu-agent-previous.log": "fake logs",
 	} {
 		if !strings.Contains(files[name], want) {
 			t.Errorf("%s is %q, want %q in it", name, files[name], want)
 		}
 	}
-	for name, not := range map[string]string{"objects/pod.yaml": "unconcerned", "objects/resourceslice.yaml": "gpu.example.com"} {
+	for name, not := range map[string]string{
+		"objects/pod.yaml": "unconcerned", "objects/resourceslice.yaml": "gpu.example.com",
+	} {
 		if strings.Contains(files[name], not) {
 			t.Errorf("%s has %s", name, not)
 		}
@@ -153,14 +189,19 @@ func TestBundle(t *testing.T) {
 	if _, has := files["logs/xpu-agent-1-istio-proxy.log"]; has {
 		t.Error("the log of a container of others is in the archive")
 	}
-	if !strings.Contains(files["errors.txt"], "networkattachmentdefinition") && files["objects/networkattachmentdefinition.yaml"] != "" {
+	if !strings.Contains(files["errors.txt"], "networkattachmentdefinition") &&
+		files["objects/networkattachmentdefinition.yaml"] != "" {
 		t.Errorf("errors.txt is %q", files["errors.txt"])
 	}
 }
 
 // own makes a pod one of the project's.
 func own(p *corev1.Pod, part string) {
-	p.Labels = map[string]string{"app.kubernetes.io/part-of": "xpu-device-plugin", "app.kubernetes.io/name": part}
+	p.Labels = map[string]string{
+		"app.kubernetes.io/part-of": "xpu-device-plugin", "app.kubernetes.io/name": part,
+	}
 	p.Spec.ServiceAccountName = part
-	p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Name: part, Controller: new(true)}}
+	p.OwnerReferences = []metav1.OwnerReference{
+		{Kind: "DaemonSet", Name: part, Controller: new(true)},
+	}
 }

@@ -19,13 +19,17 @@ func TestOurPods(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Pod){
 		"of another namespace": func(p *corev1.Pod) { p.Namespace = "default" },
 		"without part-of":      func(p *corev1.Pod) { delete(p.Labels, partOf) },
-		"of another part":      func(p *corev1.Pod) { p.Labels["app.kubernetes.io/name"] = "xpu-controller" },
+		"of another part": func(p *corev1.Pod) {
+			p.Labels["app.kubernetes.io/name"] = "xpu-controller"
+		},
 		"of no part":           func(p *corev1.Pod) { p.Labels["app.kubernetes.io/name"] = "web" },
 		"with another account": func(p *corev1.Pod) { p.Spec.ServiceAccountName = "deployer" },
 		"of no owner":          func(p *corev1.Pod) { p.OwnerReferences = nil },
 		"of another owner":     func(p *corev1.Pod) { p.OwnerReferences[0].Name = "web" },
 		"of another kind":      func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "StatefulSet" },
-		"not controlled":       func(p *corev1.Pod) { p.OwnerReferences[0].Controller = new(false) },
+		"not controlled": func(p *corev1.Pod) {
+			p.OwnerReferences[0].Controller = new(false)
+		},
 	} {
 		p := ourAgent()
 		change(p)
@@ -42,7 +46,9 @@ func TestOurPods(t *testing.T) {
 	controller.OwnerReferences[0].Kind, controller.OwnerReferences[0].Name = "ReplicaSet", "xpu-controller-5d4f"
 	direct := ourAgent()
 	direct.Spec.ServiceAccountName = "default"
-	for name, p := range map[string]*corev1.Pod{"agent": ourAgent(), "controller": controller, "direct mode": direct} {
+	for name, p := range map[string]*corev1.Pod{
+		"agent": ourAgent(), "controller": controller, "direct mode": direct,
+	} {
 		if !isOurPod(p, p.Spec.ServiceAccountName, "xpu-system") {
 			t.Errorf("%s: the pod is not taken for the project's", name)
 		}
@@ -54,7 +60,8 @@ func ourAgent() *corev1.Pod {
 		own(p, "xpu-agent")
 		p.Spec.Containers[0].Name = "xpu-agent"
 		p.Spec.Containers[0].Args = []string{
-			"--sys-root=/host/sys", "--tracing-endpoint=https://me:" + secret + "@collector", "--unknown", secret,
+			"--sys-root=/host/sys", "--tracing-endpoint=https://me:" + secret + "@collector",
+			"--unknown", secret,
 		}
 	})
 }
@@ -80,14 +87,17 @@ func shownPod(t *testing.T, p *corev1.Pod) string {
 	var out bytes.Buffer
 	encoder := json.NewEncoder(&out)
 	encoder.SetEscapeHTML(false)
-	must.Succeed(t, encoder.Encode(redact("Pod", &unstructured.Unstructured{Object: object}, "xpu-system")))
+	must.Succeed(t,
+		encoder.Encode(redact("Pod", &unstructured.Unstructured{Object: object}, "xpu-system")))
 	return out.String()
 }
 
 // TestHooks: what the administrator's hooks print is neither in the state of a node nor in logs.
 func TestHooks(t *testing.T) {
 	attached := func(hook string) nodestate.Function {
-		return nodestate.Function{Attachment: &nodestate.Attachment{Hook: &nodestate.Hook{Name: hook, Error: secret}}}
+		return nodestate.Function{
+			Attachment: &nodestate.Attachment{Hook: &nodestate.Hook{Name: hook, Error: secret}},
+		}
 	}
 	state := &nodestate.State{
 		Functions:   []nodestate.Function{attached("10-wipe"), {}},
@@ -102,7 +112,11 @@ func TestHooks(t *testing.T) {
 		t.Error("the state itself was changed")
 	}
 
-	ours, err := json.Marshal(redactState(&nodestate.State{Functions: []nodestate.Function{attached(nodestate.PortHook)}}))
+	ours, err := json.Marshal(
+		redactState(&nodestate.State{
+			Functions: []nodestate.Function{attached(nodestate.PortHook)},
+		}),
+	)
 	must.Succeed(t, err)
 	if !strings.Contains(string(ours), secret) {
 		t.Errorf("why the Port is not gone is left out of %s", ours)
@@ -111,7 +125,8 @@ func TestHooks(t *testing.T) {
 	log := "2026-01-01T00:00:00Z I0101 started\n" +
 		"2026-01-01T00:00:01Z I0101 Post-delete hook says output=" + secret + "\n" +
 		`2026-01-01T00:00:02Z {"msg":"Post-delete hook given up","error":"` + secret + "\"}\nlast"
-	want := "2026-01-01T00:00:00Z I0101 started\n2026-01-01T00:00:01Z Post-delete hook " + leftOut + "\n" +
+	want := "2026-01-01T00:00:00Z I0101 started\n2026-01-01T00:00:01Z Post-delete hook " +
+		leftOut + "\n" +
 		"2026-01-01T00:00:02Z Post-delete hook " + leftOut + "\nlast"
 	if got := string(redactLog([]byte(log))); got != want {
 		t.Errorf("the log is\n%s\nwant\n%s", got, want)
@@ -122,7 +137,8 @@ func TestHooks(t *testing.T) {
 // again.
 func FuzzRedact(f *testing.F) {
 	kinds := []string{
-		"DevicePool", "XPU", "XPUNetwork", "XPUNode", "XPUPort", "XPUTenant", "DeviceClass", "ResourceClaim",
+		"DevicePool", "XPU", "XPUNetwork", "XPUNode", "XPUPort", "XPUTenant", "DeviceClass",
+		"ResourceClaim",
 		"ResourceClaimTemplate", "ResourceSlice", "Node", "Event", "Pod", "DaemonSet", "Deployment",
 		"NetworkAttachmentDefinition", "Secret",
 	}
@@ -145,7 +161,9 @@ func FuzzRedact(f *testing.F) {
 		const hidden = "hidden-by-fuzz"
 		object["data"], object["stringData"] = hidden, map[string]any{hidden: hidden}
 		if spec, isMap := object["spec"].(map[string]any); isMap && deep {
-			spec["password"], spec["env"] = hidden, []any{map[string]any{"name": hidden, "value": hidden}}
+			spec["password"], spec["env"] = hidden, []any{
+				map[string]any{"name": hidden, "value": hidden},
+			}
 		}
 
 		shown := redact(kind, &unstructured.Unstructured{Object: object}, "xpu-system")
@@ -154,7 +172,8 @@ func FuzzRedact(f *testing.F) {
 		if bytes.Contains(out, []byte(hidden)) {
 			t.Errorf("%s shows %s of %s", kind, out, text)
 		}
-		again, err := json.Marshal(redact(kind, &unstructured.Unstructured{Object: shown}, "xpu-system"))
+		again, err := json.Marshal(redact(kind, &unstructured.Unstructured{Object: shown},
+			"xpu-system"))
 		must.Succeed(t, err)
 		if kind != "Event" && shown != nil && !bytes.Equal(out, again) {
 			t.Errorf("%s shows %s, and of that %s", kind, out, again)

@@ -137,7 +137,8 @@ func networkConfig(value any) any {
 		}
 		return parse(oneLine(list)+" cniVersion", nil).shown(value)
 	}
-	list := parse("cniVersion name disableCheck plugins[]=plugin", map[string]view{"plugin": plugin})
+	list := parse("cniVersion name disableCheck plugins[]=plugin",
+		map[string]view{"plugin": plugin})
 	return ofJSON(text, &fields{view: func(value any) any {
 		if conf, _ := value.(map[string]any); conf["plugins"] == nil {
 			return plugin(value)
@@ -227,7 +228,9 @@ func ourPart(text string) string {
 
 // ourParts are the names of the project's parts: of their containers, DaemonSets, Deployments and
 // reporters of events.
-func ourParts() []string { return []string{"xpu-agent", "xpu-controller", "xpu-broker", "opi-bridge"} }
+func ourParts() []string {
+	return []string{"xpu-agent", "xpu-controller", "xpu-broker", "opi-bridge"}
+}
 
 func isOurContainer(name string) bool {
 	return name == "install-cni" || slices.Contains(ourParts(), name)

@@ -113,7 +113,8 @@ func (s *secrets) fillMap(v reflect.Value, path string) {
 		s.fill(value, at)
 		switch name {
 		case networksAnnotation:
-			value.SetString(s.json(at, "name", "namespace", "interface", "mac", "cni-args", "portMappings"))
+			value.SetString(s.json(at, "name", "namespace", "interface", "mac", "cni-args",
+				"portMappings"))
 		case statusAnnotation:
 			value.SetString(s.json(at, "name", "interface", "mac", "mtu", "dns"))
 		}
@@ -175,11 +176,18 @@ func (s *secrets) whereabouts(path string) string {
 	conf, err := json.Marshal(map[string]any{
 		"cniVersion": text("cniVersion"), "name": text("name"), text("names"): text("values"),
 		"plugins": []any{
-			map[string]any{"type": "xpu-cni", "network": text("network"), "deviceID": text("deviceID"),
-				"ipam":          map[string]any{"type": text("ipam.type"), "datastorePassword": text("password")},
+			map[string]any{"type": "xpu-cni", "network": text("network"),
+				"deviceID": text("deviceID"),
+				"ipam": map[string]any{
+					"type": text("ipam.type"), "datastorePassword": text("password"),
+				},
 				"runtimeConfig": map[string]any{"mac": text("runtimeConfig.mac")}},
-			map[string]any{"type": text("type"), "network": text("network of others"), "kubeconfig": text("kubeconfig"),
-				"ipam": map[string]any{"type": text("ipam.type"), "kubernetes": map[string]any{"kubeconfig": text("ipam.kubeconfig")}}},
+			map[string]any{"type": text("type"), "network": text("network of others"),
+				"kubeconfig": text("kubeconfig"),
+				"ipam": map[string]any{
+					"type":       text("ipam.type"),
+					"kubernetes": map[string]any{"kubeconfig": text("ipam.kubeconfig")},
+				}},
 		},
 	})
 	if err != nil {
@@ -257,7 +265,8 @@ func namesake(spec ...string) change {
 // ofKubelet is an event that has what several CNI plugins said.
 func ofKubelet(object map[string]any, s *secrets) {
 	object["reportingComponent"] = "kubelet"
-	object["message"] = `plugin type="multus" ` + s.next("message") + `: plugin type="xpu-cni" failed: ` +
+	object["message"] = `plugin type="multus" ` + s.next("message") +
+		`: plugin type="xpu-cni" failed: ` +
 		s.next("message of xpu-cni") + `; plugin type="other" failed: ` + s.next("message")
 }
 
@@ -274,7 +283,9 @@ func examples() []example {
 		return set(driver, append(path, "devices", "config", "opaque", "driver")...)
 	}
 	about := set("Pod", "involvedObject", "kind")
-	from := func(component string) change { return all(about, set(component, "reportingComponent")) }
+	from := func(component string) change {
+		return all(about, set(component, "reportingComponent"))
+	}
 	return []example{
 		{"DevicePool", "", &v1alpha1.DevicePool{}, nil}, {"XPU", "", &v1alpha1.XPU{}, nil},
 		{"XPUNetwork", "", &v1alpha1.XPUNetwork{}, nil}, {"XPUNode", "", &v1alpha1.XPUNode{}, nil},
@@ -284,10 +295,13 @@ func examples() []example {
 			set(driver, "spec", "config", "opaque", "driver")},
 		{"ResourceClaim", "", &resourceapi.ResourceClaim{}, nil},
 		{"ResourceClaim", "for this driver", &resourceapi.ResourceClaim{},
-			all(config("spec"), config("status", "allocation"), set(driver, "status", "devices", "driver"))},
+			all(config("spec"), config("status", "allocation"),
+				set(driver, "status", "devices", "driver"))},
 		{"ResourceClaimTemplate", "", &resourceapi.ResourceClaimTemplate{}, nil},
-		{"ResourceClaimTemplate", "for this driver", &resourceapi.ResourceClaimTemplate{}, config("spec", "spec")},
-		{"ResourceSlice", "of this driver", &resourceapi.ResourceSlice{}, set(driver, "spec", "driver")},
+		{"ResourceClaimTemplate", "for this driver", &resourceapi.ResourceClaimTemplate{},
+			config("spec", "spec")},
+		{"ResourceSlice", "of this driver", &resourceapi.ResourceSlice{},
+			set(driver, "spec", "driver")},
 		{"Node", "", &corev1.Node{}, nil},
 		{"Event", "", &corev1.Event{}, about},
 		{"Event", "of the project", &corev1.Event{}, from("xpu-agent")},
@@ -301,9 +315,12 @@ func examples() []example {
 			all(ourPod("xpu-agent", "spec", "template"), set("xpu-agent", "metadata", "name"))},
 		{"Deployment", "", &appsv1.Deployment{}, namesake("spec", "template", "spec")},
 		{"Deployment", "of the project", &appsv1.Deployment{},
-			all(ourPod("xpu-controller", "spec", "template"), set("xpu-controller", "metadata", "name"))},
+			all(ourPod("xpu-controller", "spec", "template"),
+				set("xpu-controller", "metadata", "name"))},
 		{"NetworkAttachmentDefinition", "", &networkAttachmentDefinition{},
-			func(o map[string]any, s *secrets) { set(s.whereabouts("spec.config"), "spec", "config")(o, s) }},
+			func(o map[string]any, s *secrets) {
+				set(s.whereabouts("spec.config"), "spec", "config")(o, s)
+			}},
 	}
 }
 
@@ -369,7 +386,9 @@ func TestShownFields(t *testing.T) {
 	})
 	list := "every kind\n" + lines(everywhere)
 	for _, title := range titles {
-		own := slices.DeleteFunc(shown[title], func(path string) bool { return slices.Contains(everywhere, path) })
+		own := slices.DeleteFunc(shown[title], func(path string) bool {
+			return slices.Contains(everywhere, path)
+		})
 		list += title + "\n" + lines(own)
 	}
 
@@ -378,7 +397,8 @@ func TestShownFields(t *testing.T) {
 	_, rest, _ := strings.Cut(string(text), "```fields\n")
 	want, _, _ := strings.Cut(rest, "```")
 	if diff := cmp.Diff(want, list); diff != "" {
-		t.Errorf("%s lists other fields than the archive shows (-listed +shown):\n%s\nThe list would be:\n%s", reference, diff, list)
+		t.Errorf("%s lists other fields than the archive shows (-listed +shown):\n%s\nThe list "+
+			"would be:\n%s", reference, diff, list)
 	}
 }
 
@@ -399,7 +419,8 @@ func lines(paths []string) string {
 	}
 	var out strings.Builder
 	for _, prefix := range prefixes {
-		fmt.Fprintf(&out, "  %s\n", strings.TrimPrefix(prefix+": "+strings.Join(names[prefix], ", "), ": "))
+		fmt.Fprintf(&out, "  %s\n",
+			strings.TrimPrefix(prefix+": "+strings.Join(names[prefix], ", "), ": "))
 	}
 	return out.String()
 }

@@ -12,10 +12,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// claimed are the interfaces of a claim: one for each Function that it has, or one that stands for those it waits for.
+// claimed are the interfaces of a claim: one for each Function that it has, or one that stands for
+// those it waits for.
 func (f *facts) claimed(c *podClaim) []Interface {
 	if c.claim == nil {
-		return []Interface{{Claim: c.inPod, Stages: []Stage{{Name: Requested, Status: Waiting, Text: c.why}}}}
+		return []Interface{
+			{Claim: c.inPod, Stages: []Stage{{Name: Requested, Status: Waiting, Text: c.why}}},
+		}
 	}
 	requested := Stage{Name: Requested, Status: Done, Time: c.claim.CreationTimestamp.Time}
 	if c.claim.Status.Allocation == nil {
@@ -23,7 +26,10 @@ func (f *facts) claimed(c *podClaim) []Interface {
 	}
 	devices, err := claim.Devices(c.claim)
 	if err != nil {
-		return []Interface{{Claim: c.claim.Name, Stages: []Stage{requested, {Name: Allocated, Status: Failed, Text: err.Error()}}}}
+		return []Interface{
+			{Claim: c.claim.Name,
+				Stages: []Stage{requested, {Name: Allocated, Status: Failed, Text: err.Error()}}},
+		}
 	}
 	var out []Interface
 	for _, device := range devices {
@@ -36,17 +42,24 @@ func (f *facts) claimed(c *podClaim) []Interface {
 		if device.Share != "" {
 			what = "a port of PF " + string(device.ID.PF)
 		}
-		if device.Function != (function.ID{}) { // else the agent has not chosen a VF for the share yet
+		// else the agent has not chosen a VF for the share yet
+		if device.Function != (function.ID{}) {
 			i.Function = device.Function.String()
 		}
 		port := f.portOf(func(p *v1alpha1.XPUPort) bool {
-			return p.Spec.Claim.UID == c.claim.UID && claim.FunctionOf(p.Spec.Function) == device.Function
+			return p.Spec.Claim.UID == c.claim.UID &&
+				claim.FunctionOf(p.Spec.Function) == device.Function
 		})
 		f.addPort(&i, port)
-		attachment := f.attachment(i.Function, func(a *nodestate.Attachment) bool { return a.Claim.UID == string(c.claim.UID) })
+		attachment := f.attachment(i.Function, func(a *nodestate.Attachment) bool {
+			return a.Claim.UID == string(c.claim.UID)
+		})
 		told := toldOf(c.claim, device)
 		i.addHost(attachment, told)
-		allocated := Stage{Name: Allocated, Status: Done, Text: fmt.Sprintf("%s of pool %s on node %s", what, i.Pool, device.ID.Node)}
+		allocated := Stage{
+			Name: Allocated, Status: Done,
+			Text: fmt.Sprintf("%s of pool %s on node %s", what, i.Pool, device.ID.Node),
+		}
 		if at := c.claim.Status.Allocation.AllocationTimestamp; at != nil {
 			allocated.Time = at.Time
 		}
@@ -56,7 +69,8 @@ func (f *facts) claimed(c *podClaim) []Interface {
 			i.Stages = []Stage{requested, allocated, provisioned, f.bound()}
 		}
 		if device.ConfigErr != nil {
-			i.Stages = append(i.Stages, Stage{Name: Prepared, Status: Failed, Text: device.ConfigErr.Error()})
+			i.Stages = append(i.Stages,
+				Stage{Name: Prepared, Status: Failed, Text: device.ConfigErr.Error()})
 			out = append(out, i)
 			continue
 		}
@@ -70,9 +84,13 @@ func (f *facts) claimed(c *podClaim) []Interface {
 // onlySeen is a Function that the pod only looks at.
 func (f *facts) onlySeen(claim string, device claim.Device, requested Stage) Interface {
 	return Interface{
-		Claim: claim, Request: device.Request, Pool: device.ID.DevicePool, Function: device.Function.String(),
+		Claim: claim, Request: device.Request, Pool: device.ID.DevicePool,
+		Function: device.Function.String(),
 		Stages: append([]Stage{
-			requested, {Name: Allocated, Status: Done, Text: "adminAccess: the pod sees the Function, and takes nothing"}, f.bound(),
+			requested, {
+				Name: Allocated, Status: Done,
+				Text: "adminAccess: the pod sees the Function, and takes nothing",
+			}, f.bound(),
 		}, f.ending(nil)...),
 	}
 }

@@ -1,5 +1,6 @@
-// Package explain tells the life of a pod's interfaces, stage by stage, from what everybody says who has a part in it: scheduler, controller,
-// agent, kubelet. It says in one sentence what is wrong.
+// Package explain tells the life of a pod's interfaces, stage by stage, from what everybody says
+// who has a part in it: scheduler, controller, agent, kubelet. It says in one sentence what is
+// wrong.
 package explain
 
 import (
@@ -33,8 +34,9 @@ type Pod struct {
 	Verdict    string      `json:"verdict"`
 	Interfaces []Interface `json:"interfaces"`
 	// Why has the reasons of each node, for a pod that no node takes.
-	Why    []string `json:"why,omitempty"`
-	Events []Event  `json:"events,omitempty"` // about the pod, its claims and XPUPorts, the oldest first
+	Why []string `json:"why,omitempty"`
+	// about the pod, its claims and XPUPorts, the oldest first
+	Events []Event `json:"events,omitempty"`
 	// Unknown is what could not be found out.
 	Unknown []string `json:"unknown,omitempty"`
 }
@@ -52,17 +54,21 @@ type Interface struct {
 	XPU      string `json:"xpu,omitempty"`
 
 	Stages []Stage `json:"stages"`
-	// Host is the interface as it is in the pod, Card the Port as the xPU serves it. Nil is not known, or not there.
-	Host        *Side    `json:"host,omitempty"`
-	Card        *Side    `json:"card,omitempty"`
-	Differences []string `json:"differences,omitempty"` // sentences about what does not fit together
+	// Host is the interface as it is in the pod, Card the Port as the xPU serves it. Nil is not
+	// known, or not there.
+	Host *Side `json:"host,omitempty"`
+	Card *Side `json:"card,omitempty"`
+	// sentences about what does not fit together
+	Differences []string `json:"differences,omitempty"`
 }
 
 // Side is one end of an interface.
 type Side struct {
-	MAC       string   `json:"mac,omitempty"`
-	VLAN      int32    `json:"vlan,omitempty"` // in the pod the tag that the PF adds, at the xPU that of the network
-	MTU       int32    `json:"mtu,omitempty"`  // bytes; at the xPU the largest that the network carries
+	MAC string `json:"mac,omitempty"`
+	// in the pod the tag that the PF adds, at the xPU that of the network
+	VLAN int32 `json:"vlan,omitempty"`
+	// bytes; at the xPU the largest that the network carries
+	MTU       int32    `json:"mtu,omitempty"`
 	Addresses []string `json:"addresses,omitempty"`
 	Port      string   `json:"port,omitempty"` // id at the OPI agent
 	State     string   `json:"state,omitempty"`
@@ -87,7 +93,8 @@ type Stage struct {
 	Text   string    `json:"text,omitempty"`
 }
 
-// Names of the stages, in their order; with a pool that provisions BeforeBind, Bound comes after Provisioned.
+// Names of the stages, in their order; with a pool that provisions BeforeBind, Bound comes after
+// Provisioned.
 const (
 	Requested   = "Requested"
 	Allocated   = "Allocated"
@@ -117,7 +124,8 @@ func Of(ctx context.Context, sources Sources, key types.NamespacedName) (*Pod, e
 		return nil, err
 	}
 	out := &Pod{
-		Namespace: key.Namespace, Name: key.Name, Node: facts.pod.Spec.NodeName, Phase: string(facts.pod.Status.Phase), Interfaces: []Interface{},
+		Namespace: key.Namespace, Name: key.Name, Node: facts.pod.Spec.NodeName,
+		Phase: string(facts.pod.Status.Phase), Interfaces: []Interface{},
 		Why: facts.why, Events: facts.events, Unknown: facts.unknown,
 	}
 	for i := range facts.claims {

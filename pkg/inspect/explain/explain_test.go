@@ -44,20 +44,29 @@ func (c *cluster) attachment() *nodestate.Attachment { return c.state.Functions[
 
 func newCluster() *cluster {
 	meta := func(name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid"), CreationTimestamp: metav1.NewTime(at)}
+		return metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid"),
+			CreationTimestamp: metav1.NewTime(at)}
 	}
 	c := &cluster{
 		pod: &corev1.Pod{
 			ObjectMeta: meta("web"),
 			Spec: corev1.PodSpec{
-				NodeName: "node1", ResourceClaims: []corev1.PodResourceClaim{{Name: "nic", ResourceClaimTemplateName: new("blue")}},
+				NodeName: "node1",
+				ResourceClaims: []corev1.PodResourceClaim{
+					{Name: "nic", ResourceClaimTemplateName: new("blue")},
+				},
 				Containers: []corev1.Container{{Name: "main"}},
 			},
 			Status: corev1.PodStatus{
-				Phase: corev1.PodRunning, ResourceClaimStatuses: []corev1.PodResourceClaimStatus{{Name: "nic", ResourceClaimName: new("web-nic")}},
+				Phase: corev1.PodRunning,
+				ResourceClaimStatuses: []corev1.PodResourceClaimStatus{
+					{Name: "nic", ResourceClaimName: new("web-nic")},
+				},
 				Conditions: []corev1.PodCondition{
-					{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(at.Add(2 * time.Second))},
-					{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(at.Add(5 * time.Second))},
+					{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+						LastTransitionTime: metav1.NewTime(at.Add(2 * time.Second))},
+					{Type: corev1.PodReady, Status: corev1.ConditionTrue,
+						LastTransitionTime: metav1.NewTime(at.Add(5 * time.Second))},
 				},
 			},
 		},
@@ -65,30 +74,46 @@ func newCluster() *cluster {
 		port: &v1alpha1.XPUPort{
 			ObjectMeta: meta("node1-0000-3b-01-0"),
 			Spec: v1alpha1.XPUPortSpec{
-				NodeName: "node1", XPU: "xpu-1", Network: "blue", MAC: "02:00:00:00:00:01", Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.0"},
-				Claim: v1alpha1.ClaimRef{Name: "web-nic", UID: "web-nic-uid"},
+				NodeName: "node1", XPU: "xpu-1", Network: "blue", MAC: "02:00:00:00:00:01",
+				Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:01.0"},
+				Claim:    v1alpha1.ClaimRef{Name: "web-nic", UID: "web-nic-uid"},
 			},
-			Status: v1alpha1.XPUPortStatus{MTU: 1400, Addresses: []string{"10.1.0.2/24"}, BridgePort: "vf-1", Conditions: []metav1.Condition{
-				{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Up", LastTransitionTime: metav1.NewTime(at.Add(3 * time.Second))},
-			}},
+			Status: v1alpha1.XPUPortStatus{MTU: 1400, Addresses: []string{"10.1.0.2/24"},
+				BridgePort: "vf-1", Conditions: []metav1.Condition{
+					{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Up",
+						LastTransitionTime: metav1.NewTime(at.Add(3 * time.Second))},
+				}},
 		},
-		pool:    &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Network: "blue"}},
-		network: &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10}},
+		pool: &v1alpha1.DevicePool{
+			ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
+				Publish: v1alpha1.PublishDRA, Network: "blue",
+			},
+		},
+		network: &v1alpha1.XPUNetwork{
+			ObjectMeta: metav1.ObjectMeta{Name: "blue"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 10},
+		},
 		state: &nodestate.State{Functions: []nodestate.Function{{
 			ID: function.ID{Address: "0000:3b:01.0"}, Kind: function.VF, Pool: "fast",
 			Attachment: &nodestate.Attachment{
-				State: "Attached", Pod: nodestate.Pod{Namespace: "default", Name: "web", UID: "web-uid"},
-				Claim: nodestate.Claim{Namespace: "default", Name: "web-nic", UID: "web-nic-uid", Request: "nic"},
+				State: "Attached",
+				Pod:   nodestate.Pod{Namespace: "default", Name: "web", UID: "web-uid"},
+				Claim: nodestate.Claim{
+					Namespace: "default", Name: "web-nic", UID: "web-nic-uid", Request: "nic",
+				},
 				Interface: nodestate.Interface{
-					Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1400, Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
+					Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1400,
+					Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
 				},
 				ReservedAt: at.Add(3 * time.Second), AttachedAt: at.Add(4 * time.Second),
 			},
 		}}},
 	}
-	c.claim.Status.Allocation = &resourceapi.AllocationResult{AllocationTimestamp: &metav1.Time{Time: at.Add(time.Second)}}
+	c.claim.Status.Allocation = &resourceapi.AllocationResult{
+		AllocationTimestamp: &metav1.Time{Time: at.Add(time.Second)},
+	}
 	c.claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{
-		{Request: "nic", Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast", Device: "0000-3b-01-0"},
+		{Request: "nic", Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast",
+			Device: "0000-3b-01-0"},
 	}
 	return c
 }
@@ -96,16 +121,20 @@ func newCluster() *cluster {
 // warn adds a warning about the pod.
 func (c *cluster) warn(reason, message string) {
 	c.events = append(c.events, corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: reason},
-		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "web", UID: "web-uid"},
-		Type:           corev1.EventTypeWarning, Reason: reason, Message: message, LastTimestamp: metav1.NewTime(at),
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: reason},
+		InvolvedObject: corev1.ObjectReference{
+			Kind: "Pod", Namespace: "default", Name: "web", UID: "web-uid",
+		},
+		Type: corev1.EventTypeWarning, Reason: reason, Message: message,
+		LastTimestamp: metav1.NewTime(at),
 	})
 }
 
 func (c *cluster) explain(t *testing.T) *Pod {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme, v1alpha1.AddToScheme)
+	builder := runtime.NewSchemeBuilder(corev1.AddToScheme, resourceapi.AddToScheme,
+		v1alpha1.AddToScheme)
 	if err := builder.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
@@ -148,9 +177,13 @@ func bound(c *cluster) {
 
 func byResource(c *cluster) {
 	c.pod.Spec.ResourceClaims, c.pod.Status.ResourceClaimStatuses = nil, nil
-	c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{"xpu.opiproject.org/fast": resource.MustParse("1")}
+	c.pod.Spec.Containers[0].Resources.Limits = corev1.ResourceList{
+		"xpu.opiproject.org/fast": resource.MustParse("1"),
+	}
 	c.pool.Spec.Publish = v1alpha1.PublishDevicePlugin
-	c.port.Spec.Claim, c.port.Spec.Pod = v1alpha1.ClaimRef{}, &v1alpha1.PodRef{Namespace: "default", Name: "web", UID: "web-uid"}
+	c.port.Spec.Claim, c.port.Spec.Pod = v1alpha1.ClaimRef{}, &v1alpha1.PodRef{
+		Namespace: "default", Name: "web", UID: "web-uid",
+	}
 	a := c.attachment()
 	a.Claim, a.Resource = nodestate.Claim{}, "xpu.opiproject.org/fast"
 }
@@ -162,56 +195,127 @@ func TestVerdict(t *testing.T) {
 		ok     bool
 		want   string
 	}{
-		"all is well":   {func(*cluster) {}, true, "nothing is wrong"},
-		"no Function":   {func(c *cluster) { c.pod.Spec.ResourceClaims = nil }, true, "the pod asks for no Function: it has no ResourceClaim for one, and no extended resource of a DevicePool"},
-		"no claim yet":  {func(c *cluster) { pending(c); c.pod.Status.ResourceClaimStatuses = nil }, false, "claim nic is not Requested: the ResourceClaim of template blue has not been made yet: see whether the template exists, and that kube-controller-manager runs"},
-		"no such claim": {func(c *cluster) { pending(c); c.claim = nil }, false, "claim nic is not Requested: ResourceClaim web-nic does not exist: create it"},
+		"all is well": {func(*cluster) {}, true, "nothing is wrong"},
+		"no Function": {func(c *cluster) {
+			c.pod.Spec.ResourceClaims = nil
+		}, true, "the pod asks for no Function: it has no ResourceClaim for one, and no extended " +
+			"resource of a DevicePool"},
+		"no claim yet": {func(c *cluster) {
+			pending(c)
+			c.pod.Status.ResourceClaimStatuses = nil
+		}, false, "claim nic is not Requested: the ResourceClaim of template blue has not been " +
+			"made yet: see whether the template exists, and that kube-controller-manager runs"},
+		"no such claim": {func(c *cluster) {
+			pending(c)
+			c.claim = nil
+		}, false, "claim nic is not Requested: ResourceClaim web-nic does not exist: create it"},
 		"no node": {func(c *cluster) {
 			pending(c)
 			c.why = []string{"none of 2 nodes can take it: all 8 are in use", "  node1:"}
 		}, false, "claim web-nic is not Allocated: none of 2 nodes can take it: all 8 are in use"},
-		"a node soon":  {func(c *cluster) { pending(c); c.target = "node2" }, false, "claim web-nic is not Allocated: node node2 can take the pod: the scheduler has not come to it yet, or waits for something else"},
-		"unknown pool": {func(c *cluster) { c.claim.Status.Allocation.Devices.Results[0].Pool = "x" }, false, `claim web-nic is not Allocated: claim default/web-nic, request "nic": pool "x": want <node>/<PF>/<DevicePool>`},
+		"a node soon": {func(c *cluster) {
+			pending(c)
+			c.target = "node2"
+		}, false, "claim web-nic is not Allocated: node node2 can take the pod: the scheduler " +
+			"has not come to it yet, or waits for something else"},
+		"unknown pool": {func(c *cluster) {
+			c.claim.Status.Allocation.Devices.Results[0].Pool = "x"
+		}, false,
+			`claim web-nic is not Allocated: claim default/web-nic, request "nic": pool "x": want <node>/<PF>/<DevicePool>`},
 		"port refused": {func(c *cluster) {
 			bound(c)
-			c.port.Status.Conditions[0] = metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: "Failed", Message: "the OPI agent said no"}
-		}, false, "request nic of claim web-nic is not Provisioned: XPUPort default/node1-0000-3b-01-0 at XPU xpu-1: Failed: the OPI agent said no"},
+			c.port.Status.Conditions[0] = metav1.Condition{
+				Type: "Ready", Status: metav1.ConditionFalse, Reason: "Failed",
+				Message: "the OPI agent said no",
+			}
+		}, false, "request nic of claim web-nic is not Provisioned: XPUPort " +
+			"default/node1-0000-3b-01-0 at XPU xpu-1: Failed: the OPI agent said no"},
 		"xPU away": {func(c *cluster) {
 			bound(c)
-			c.port.Status.Conditions[0] = metav1.Condition{Type: "Ready", Status: metav1.ConditionFalse, Reason: "XPUUnavailable", Message: "cannot be reached"}
-		}, false, "request nic of claim web-nic is not Provisioned: XPUPort default/node1-0000-3b-01-0 at XPU xpu-1: XPUUnavailable: cannot be reached"},
-		"controller away": {func(c *cluster) { bound(c); c.port = nil }, false, "request nic of claim web-nic is not Provisioned: xpu-controller has not made the XPUPort in network blue yet: is it running?"},
-		"no network":      {func(c *cluster) { bound(c); c.port, c.network = nil, nil }, false, "request nic of claim web-nic is not Provisioned: XPUNetwork blue does not exist: create it, or name another one"},
+			c.port.Status.Conditions[0] = metav1.Condition{
+				Type: "Ready", Status: metav1.ConditionFalse, Reason: "XPUUnavailable",
+				Message: "cannot be reached",
+			}
+		}, false, "request nic of claim web-nic is not Provisioned: XPUPort " +
+			"default/node1-0000-3b-01-0 at XPU xpu-1: XPUUnavailable: cannot be reached"},
+		"controller away": {func(c *cluster) {
+			bound(c)
+			c.port = nil
+		}, false, "request nic of claim web-nic is not Provisioned: xpu-controller has not made " +
+			"the XPUPort in network blue yet: is it running?"},
+		"no network": {func(c *cluster) {
+			bound(c)
+			c.port, c.network = nil, nil
+		}, false, "request nic of claim web-nic is not Provisioned: XPUNetwork blue does not " +
+			"exist: create it, or name another one"},
 		"forbidden": {func(c *cluster) {
 			bound(c)
 			c.port = nil
 			c.claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
 				Driver: v1alpha1.GroupName, Pool: "node1/0000-3b-00-0/fast", Device: "0000-3b-01-0",
-				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionProvisioned, Status: metav1.ConditionFalse, Reason: "Forbidden", Message: "not this namespace"}},
+				Conditions: []metav1.Condition{
+					{Type: v1alpha1.ConditionProvisioned, Status: metav1.ConditionFalse,
+						Reason: "Forbidden", Message: "not this namespace"},
+				},
 			}}
 		}, false, "request nic of claim web-nic is not Provisioned: Forbidden: not this namespace"},
-		"Prepare failed": {func(c *cluster) { bound(c); c.warn("FailedPrepareDynamicResources", "VF is busy") }, false, "request nic of claim web-nic is not Prepared: VF is busy"},
+		"Prepare failed": {func(c *cluster) {
+			bound(c)
+			c.warn("FailedPrepareDynamicResources", "VF is busy")
+		}, false, "request nic of claim web-nic is not Prepared: VF is busy"},
 		"not attached": {func(c *cluster) {
 			c.attachment().State, c.attachment().AttachedAt = "Reserved", time.Time{}
 			c.pod.Status.Conditions = c.pod.Status.Conditions[:1]
 			c.warn("FailedCreatePodSandBox", "no such device")
 		}, false, title + " is not Attached: no such device"},
-		"lost": {func(c *cluster) { c.attachment().State = "Lost" }, false, title + " is not Attached: the device went while the pod had it"},
+		"lost": {func(c *cluster) {
+			c.attachment().State = "Lost"
+		}, false, title + " is not Attached: the device went while the pod had it"},
 		"crash": {func(c *cluster) {
 			c.pod.Status.Conditions = c.pod.Status.Conditions[:1]
-			c.pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}}
-		}, false, title + " is not Running: the pod runs, and is not ready: container main: CrashLoopBackOff"},
-		"another MAC":       {func(c *cluster) { c.attachment().Interface.MAC = "02:00:00:00:00:99" }, false, title + ": the interface has MAC 02:00:00:00:00:99 in the pod, but the xPU knows 02:00:00:00:00:01: it drops what the pod sends"},
-		"a larger MTU":      {func(c *cluster) { c.attachment().Interface.MTU = 9000 }, false, title + ": the interface has MTU 9000 in the pod, but the network carries 1400: large packets are lost"},
-		"a tag":             {func(c *cluster) { c.attachment().Interface.VLAN = 7 }, false, title + ": the PF tags what the pod sends with VLAN 7, but the xPU's port takes untagged frames"},
-		"address taken off": {func(c *cluster) { c.attachment().Interface.Addresses = nil }, false, title + ": the network gave the interface 10.1.0.2/24, but the pod does not have it"},
-		"agent away":        {func(c *cluster) { c.state, c.agent = nil, errors.New("forbidden") }, true, "nothing wrong is known, but the agent of the node could not be asked"},
+			c.pod.Status.ContainerStatuses = []corev1.ContainerStatus{
+				{
+					Name: "main",
+					State: corev1.ContainerState{
+						Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"},
+					},
+				},
+			}
+		}, false, title + " is not Running: the pod runs, and is not ready: container main: " +
+			"CrashLoopBackOff"},
+		"another MAC": {func(c *cluster) {
+			c.attachment().Interface.MAC = "02:00:00:00:00:99"
+		}, false, title + ": the interface has MAC 02:00:00:00:00:99 in the pod, but the xPU " +
+			"knows 02:00:00:00:00:01: it drops what the pod sends"},
+		"a larger MTU": {func(c *cluster) {
+			c.attachment().Interface.MTU = 9000
+		}, false, title + ": the interface has MTU 9000 in the pod, but the network carries " +
+			"1400: large packets are lost"},
+		"a tag": {func(c *cluster) {
+			c.attachment().Interface.VLAN = 7
+		}, false, title + ": the PF tags what the pod sends with VLAN 7, but the xPU's port " +
+			"takes untagged frames"},
+		"address taken off": {func(c *cluster) {
+			c.attachment().Interface.Addresses = nil
+		}, false, title +
+			": the network gave the interface 10.1.0.2/24, but the pod does not have it"},
+		"agent away": {func(c *cluster) {
+			c.state, c.agent = nil, errors.New("forbidden")
+		}, true, "nothing wrong is known, but the agent of the node could not be asked"},
 		"hook fails": {func(c *cluster) {
-			c.pod.DeletionTimestamp, c.pod.Finalizers = &metav1.Time{Time: at}, []string{"example.com/x"}
-			c.attachment().State, c.attachment().Hook = "Releasing", &nodestate.Hook{Name: "10-note", Attempts: 3, Error: "exit status 75"}
-		}, false, title + " is not Released: post-delete hook 10-note failed 3 times: exit status 75"},
-		"resource":                   {byResource, true, "nothing is wrong"},
-		"resource, Port by Allocate": {func(c *cluster) { byResource(c); c.port.Spec.Pod = nil }, true, "nothing is wrong"},
+			c.pod.DeletionTimestamp, c.pod.Finalizers = &metav1.Time{Time: at}, []string{
+				"example.com/x",
+			}
+			c.attachment().State, c.attachment().Hook = "Releasing", &nodestate.Hook{
+				Name: "10-note", Attempts: 3, Error: "exit status 75",
+			}
+		}, false, title +
+			" is not Released: post-delete hook 10-note failed 3 times: exit status 75"},
+		"resource": {byResource, true, "nothing is wrong"},
+		"resource, Port by Allocate": {func(c *cluster) {
+			byResource(c)
+			c.port.Spec.Pod = nil
+		}, true, "nothing is wrong"},
 		"resource, not given": {func(c *cluster) {
 			byResource(c)
 			c.state.Functions[0].Attachment = nil
@@ -230,7 +334,8 @@ func TestVerdict(t *testing.T) {
 				t.Errorf("%t, %q\nwant %t, %q", p.OK, p.Verdict, test.ok, test.want)
 			}
 			var out bytes.Buffer
-			if err := p.Text(&out); err != nil || !strings.HasPrefix(out.String(), "pod default/web: "+test.want) {
+			if err := p.Text(&out); err != nil ||
+				!strings.HasPrefix(out.String(), "pod default/web: "+test.want) {
 				t.Errorf("%v: text is\n%s", err, &out)
 			}
 		})
@@ -244,7 +349,8 @@ func TestOrder(t *testing.T) {
 		want       string
 	}{
 		{nil, "Requested Allocated Bound Provisioned Prepared Attached Running"},
-		{[]string{v1alpha1.ConditionProvisioned}, "Requested Allocated Provisioned Bound Prepared Attached Running"},
+		{[]string{v1alpha1.ConditionProvisioned},
+			"Requested Allocated Provisioned Bound Prepared Attached Running"},
 	} {
 		c := newCluster()
 		c.claim.Status.Allocation.Devices.Results[0].BindingConditions = test.conditions
@@ -270,7 +376,8 @@ func TestText(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"interface net1, request nic of claim web-nic: Function 0000:3b:01.0, pool fast, network blue, XPU xpu-1\n",
+		"interface net1, request nic of claim web-nic: Function 0000:3b:01.0, pool fast, network " +
+			"blue, XPU xpu-1\n",
 		"  ✓ Allocated    12:00:01  Function 0000:3b:01.0 of pool fast on node node1\n",
 		"    in the pod  02:00:00:00:00:01  -     9000  10.1.0.2/24  -     Attached\n",
 		"    at the xPU  02:00:00:00:00:01  10    1400  10.1.0.2/24  vf-1  Up\n",
@@ -283,7 +390,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-// TestTextOfOthers: what others wrote neither reaches the terminal as it is nor forges a line or column.
+// TestTextOfOthers: what others wrote neither reaches the terminal as it is nor forges a line or
+// column.
 func TestTextOfOthers(t *testing.T) {
 	const (
 		hostile = "\x1b[2J\r\nFORGED\t\u202e\x9b31m"
@@ -304,7 +412,8 @@ func TestTextOfOthers(t *testing.T) {
 		}},
 		Why: []string{"", "why" + hostile},
 		Events: []Event{{
-			Object: "object" + hostile, Reason: "reason" + hostile, Message: "message" + hostile, Count: 2,
+			Object: "object" + hostile, Reason: "reason" + hostile, Message: "message" +
+				hostile, Count: 2,
 		}},
 		Unknown: []string{"unknown" + hostile},
 	}
@@ -324,7 +433,8 @@ func TestTextOfOthers(t *testing.T) {
 		}
 	}
 	for _, want := range []string{
-		"default", "web", "verdict", "net1", "claim", "request", "pool", "function", "network", "xpu",
+		"default", "web", "verdict", "net1", "claim", "request", "pool", "function",
+		"network", "xpu",
 		"stage", "text", "mac", "address", "port", "state", "difference", "why",
 		"object", "reason", "message", "unknown",
 	} {
@@ -342,7 +452,8 @@ func TestShare(t *testing.T) {
 	result.Device, result.ShareID = "0000-3b-00-0", new(types.UID("s1"))
 	c.port = nil
 	i := c.explain(t).Interfaces[0]
-	if i.Function != "" || i.Stages[1].Text != "a port of PF 0000:3b:00.0 of pool fast on node node1" {
+	if i.Function != "" ||
+		i.Stages[1].Text != "a port of PF 0000:3b:00.0 of pool fast on node node1" {
 		t.Errorf("Function %q, %+v", i.Function, i.Stages[1])
 	}
 }
@@ -352,7 +463,8 @@ func TestOnlySeen(t *testing.T) {
 	c := newCluster()
 	c.claim.Status.Allocation.Devices.Results[0].AdminAccess = new(true)
 	c.attachment().Claim.UID = "another"
-	if p := c.explain(t); !p.OK || !strings.Contains(p.Interfaces[0].Stages[1].Text, "takes nothing") {
+	if p := c.explain(t); !p.OK ||
+		!strings.Contains(p.Interfaces[0].Stages[1].Text, "takes nothing") {
 		t.Errorf("%t: %s: %+v", p.OK, p.Verdict, p.Interfaces)
 	}
 }

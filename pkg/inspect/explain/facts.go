@@ -37,13 +37,15 @@ type facts struct {
 
 // podClaim is a claim of the pod.
 type podClaim struct {
-	inPod string                     // name in the pod's spec; "" for the one that the scheduler makes for extended resources
+	// name in the pod's spec; "" for the one that the scheduler makes for extended resources
+	inPod string
 	claim *resourceapi.ResourceClaim // nil if it does not exist
 	why   string                     // why it does not
 }
 
 func gather(ctx context.Context, s Sources, key types.NamespacedName) (*facts, error) {
-	f := &facts{pod: &corev1.Pod{}, pools: map[string]*v1alpha1.DevicePool{}, networks: map[string]*v1alpha1.XPUNetwork{}}
+	f := &facts{pod: &corev1.Pod{}, pools: map[string]*v1alpha1.DevicePool{},
+		networks: map[string]*v1alpha1.XPUNetwork{}}
 	if err := s.Reader.Get(ctx, key, f.pod); err != nil {
 		return nil, err
 	}
@@ -82,8 +84,11 @@ func (f *facts) readClaims(ctx context.Context, s Sources) error {
 		name, _, err := resourceclaim.Name(f.pod, wanted)
 		switch {
 		case err != nil:
-			f.claims = append(f.claims, podClaim{inPod: wanted.Name, why: fmt.Sprintf("the ResourceClaim of template %s has not been made yet: "+
-				"see whether the template exists, and that kube-controller-manager runs", ptr.Deref(wanted.ResourceClaimTemplateName, ""))})
+			f.claims = append(f.claims,
+				podClaim{inPod: wanted.Name,
+					why: fmt.Sprintf("the ResourceClaim of template %s has not been made yet: "+
+						"see whether the template exists, and that kube-controller-manager runs",
+						ptr.Deref(wanted.ResourceClaimTemplateName, ""))})
 			continue
 		case name == nil: // none is needed
 			continue
@@ -102,15 +107,18 @@ func (f *facts) readClaim(ctx context.Context, s Sources, inPod, name string) er
 	found := &resourceapi.ResourceClaim{}
 	err := s.Reader.Get(ctx, types.NamespacedName{Namespace: f.pod.Namespace, Name: name}, found)
 	if apierrors.IsNotFound(err) {
-		f.claims = append(f.claims, podClaim{inPod: inPod, why: fmt.Sprintf("ResourceClaim %s does not exist: create it", name)})
+		f.claims = append(f.claims,
+			podClaim{
+				inPod: inPod, why: fmt.Sprintf("ResourceClaim %s does not exist: create it", name),
+			})
 		return nil
 	}
 	f.claims = append(f.claims, podClaim{inPod: inPod, claim: found})
 	return err
 }
 
-// readPorts reads the XPUPorts of the pod's claims, and those that the agent made for the pod. One that it made when the kubelet allocated the
-// Function names no pod.
+// readPorts reads the XPUPorts of the pod's claims, and those that the agent made for the pod. One
+// that it made when the kubelet allocated the Function names no pod.
 func (f *facts) readPorts(ctx context.Context, s Sources) error {
 	var ports v1alpha1.XPUPortList
 	if err := s.Reader.List(ctx, &ports); err != nil {
@@ -122,7 +130,9 @@ func (f *facts) readPorts(ctx context.Context, s Sources) error {
 			ours.Insert(c.claim.UID)
 		}
 	}
-	has := func(a *nodestate.Attachment) bool { return a.Resource != "" && a.Pod.UID == string(f.pod.UID) }
+	has := func(a *nodestate.Attachment) bool {
+		return a.Resource != "" && a.Pod.UID == string(f.pod.UID)
+	}
 	f.ports = slices.DeleteFunc(ports.Items, func(p v1alpha1.XPUPort) bool {
 		switch {
 		case p.Spec.Claim.UID != "":
@@ -130,7 +140,8 @@ func (f *facts) readPorts(ctx context.Context, s Sources) error {
 		case p.Spec.Pod != nil:
 			return p.Spec.Pod.UID != f.pod.UID
 		}
-		return p.Spec.NodeName != f.pod.Spec.NodeName || p.Spec.Ahead || f.attachment(claim.FunctionOf(p.Spec.Function).String(), has) == nil
+		return p.Spec.NodeName != f.pod.Spec.NodeName || p.Spec.Ahead ||
+			f.attachment(claim.FunctionOf(p.Spec.Function).String(), has) == nil
 	})
 	return nil
 }
@@ -165,7 +176,8 @@ func (f *facts) readEvents(ctx context.Context, s Sources) error {
 
 func newEvent(e corev1.Event) Event {
 	out := Event{
-		Time: e.FirstTimestamp.Time, Type: e.Type, Reason: e.Reason, Object: e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name,
+		Time: e.FirstTimestamp.Time, Type: e.Type, Reason: e.Reason, Object: e.InvolvedObject.Kind +
+			"/" + e.InvolvedObject.Name,
 		From: cmp.Or(e.ReportingController, e.Source.Component), Message: e.Message, Count: e.Count,
 	}
 	last := []time.Time{e.EventTime.Time, e.LastTimestamp.Time}
@@ -193,7 +205,8 @@ func (f *facts) askScheduler(ctx context.Context, s Sources) error {
 	return nil
 }
 
-// askAgent asks the agent of the pod's node. That a person may not, or that it does not run, leaves less to tell.
+// askAgent asks the agent of the pod's node. That a person may not, or that it does not run, leaves
+// less to tell.
 func (f *facts) askAgent(ctx context.Context, s Sources) {
 	if f.pod.Spec.NodeName == "" {
 		return
@@ -204,8 +217,11 @@ func (f *facts) askAgent(ctx context.Context, s Sources) {
 	}
 }
 
-// attachment is what the agent says of the Function, by its ID as text; nil if it says nothing, or that somebody else has it.
-func (f *facts) attachment(function string, owns func(*nodestate.Attachment) bool) *nodestate.Attachment {
+// attachment is what the agent says of the Function, by its ID as text; nil if it says nothing, or
+// that somebody else has it.
+func (f *facts) attachment(
+	function string, owns func(*nodestate.Attachment) bool,
+) *nodestate.Attachment {
 	if f.state == nil {
 		return nil
 	}
@@ -220,7 +236,8 @@ func (f *facts) attachment(function string, owns func(*nodestate.Attachment) boo
 // warning is the newest of the warnings with one of the reasons, nil if there is none.
 func (f *facts) warning(reasons ...string) *Event {
 	for i := range slices.Backward(f.events) {
-		if e := &f.events[i]; e.Type == corev1.EventTypeWarning && slices.Contains(reasons, e.Reason) {
+		if e := &f.events[i]; e.Type == corev1.EventTypeWarning &&
+			slices.Contains(reasons, e.Reason) {
 			return e
 		}
 	}

@@ -13,14 +13,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// extended are the interfaces of extended resources of the device plugin, of which the agent and the XPUPorts know the Functions.
+// extended are the interfaces of extended resources of the device plugin, of which the agent and
+// the XPUPorts know the Functions.
 func (f *facts) extended() []Interface {
 	var out []Interface
 	for resource, wanted := range f.resources() {
 		var found []Interface
 		if f.state != nil {
 			for _, known := range f.state.Functions {
-				if a := known.Attachment; a != nil && a.Resource == resource && a.Pod.UID == string(f.pod.UID) {
+				if a := known.Attachment; a != nil && a.Resource == resource &&
+					a.Pod.UID == string(f.pod.UID) {
 					found = append(found, f.handedOut(resource, known.ID.String(), known.Pool, a))
 				}
 			}
@@ -44,7 +46,8 @@ func (f *facts) resources() map[string]int64 {
 			continue
 		}
 		spec := ptr.Deref(p.Spec.DevicePlugin, v1alpha1.DevicePluginSpec{})
-		name := cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" + cmp.Or(spec.ResourceName, p.Name)
+		name := cmp.Or(spec.ResourcePrefix, v1alpha1.GroupName) + "/" +
+			cmp.Or(spec.ResourceName, p.Name)
 		for _, c := range slices.Concat(f.pod.Spec.InitContainers, f.pod.Spec.Containers) {
 			if n, asks := c.Resources.Limits[corev1.ResourceName(name)]; asks {
 				wanted[name] += n.Value()
@@ -56,13 +59,19 @@ func (f *facts) resources() map[string]int64 {
 
 func (f *facts) handedOut(resource, function, pool string, a *nodestate.Attachment) Interface {
 	i := Interface{Resource: resource, Function: function, Pool: pool}
-	port := f.portOf(func(p *v1alpha1.XPUPort) bool { return claim.FunctionOf(p.Spec.Function).String() == function })
+	port := f.portOf(func(p *v1alpha1.XPUPort) bool {
+		return claim.FunctionOf(p.Spec.Function).String() == function
+	})
 	f.addPort(&i, port)
 	i.Network = cmp.Or(i.Network, a.Network)
 	i.addHost(a, nil)
-	allocated := Stage{Name: Allocated, Status: Done, Time: a.ReservedAt, Text: fmt.Sprintf("Function %s by the kubelet", function)}
+	allocated := Stage{
+		Name: Allocated, Status: Done, Time: a.ReservedAt,
+		Text: fmt.Sprintf("Function %s by the kubelet", function),
+	}
 	i.Stages = []Stage{
-		{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}, f.bound(), allocated, f.provisioned(&i, port, i.Network, nil),
+		{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}, f.bound(), allocated,
+		f.provisioned(&i, port, i.Network, nil),
 		f.attached(a, nil),
 	}
 	i.Stages = append(i.Stages, f.ending(a)...)
@@ -70,14 +79,20 @@ func (f *facts) handedOut(resource, function, pool string, a *nodestate.Attachme
 }
 
 func (f *facts) notHandedOut(resource string) Interface {
-	i := Interface{Resource: resource, Stages: []Stage{{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}}}
+	i := Interface{
+		Resource: resource,
+		Stages:   []Stage{{Name: Requested, Status: Done, Time: f.pod.CreationTimestamp.Time}},
+	}
 	switch {
 	case f.pod.Spec.NodeName == "":
 		i.Stages = append(i.Stages, f.notAllocated())
 	case f.state == nil:
-		i.Stages = append(i.Stages, f.bound(), Stage{Name: Allocated, Status: Unknown, Text: "only the kubelet and xpu-agent know the Function"})
+		i.Stages = append(i.Stages, f.bound(),
+			Stage{Name: Allocated, Status: Unknown,
+				Text: "only the kubelet and xpu-agent know the Function"})
 	default:
-		wait := Stage{Name: Allocated, Status: Waiting, Text: "the kubelet has given the pod no Function of the resource, or no CNI plugin has asked for it yet"}
+		wait := Stage{Name: Allocated, Status: Waiting, Text: "the kubelet has given the pod no " +
+			"Function of the resource, or no CNI plugin has asked for it yet"}
 		if e := f.warning("UnexpectedAdmissionError", "FailedCreatePodSandBox"); e != nil {
 			wait.Status, wait.Text = Failed, e.Message
 		}

@@ -20,7 +20,8 @@ func (f *facts) addPort(i *Interface, port *v1alpha1.XPUPort) {
 	i.Network, i.XPU = port.Spec.Network, port.Spec.XPU
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	i.Card = &Side{
-		MAC: port.Spec.MAC, MTU: port.Status.MTU, Addresses: port.Status.Addresses, Port: port.Status.BridgePort,
+		MAC: port.Spec.MAC, MTU: port.Status.MTU, Addresses: port.Status.Addresses,
+		Port:  port.Status.BridgePort,
 		State: cmp.Or(ready.Reason, "not looked at yet"),
 	}
 	if network := f.networks[port.Spec.Network]; network != nil {
@@ -33,7 +34,8 @@ func (i *Interface) addHost(a *nodestate.Attachment, told *resourceapi.Allocated
 	switch {
 	case a != nil:
 		i.Name = a.Interface.Name
-		i.Host = &Side{MAC: string(a.Interface.MAC), VLAN: int32(a.Interface.VLAN), MTU: int32(a.Interface.MTU), State: a.State}
+		i.Host = &Side{MAC: string(a.Interface.MAC), VLAN: int32(a.Interface.VLAN),
+			MTU: int32(a.Interface.MTU), State: a.State}
 		for _, address := range a.Interface.Addresses {
 			i.Host.Addresses = append(i.Host.Addresses, address.String())
 		}
@@ -48,15 +50,23 @@ func compare(i *Interface) {
 	if i.Host == nil || i.Card == nil || i.Host.State != "Attached" && i.Host.State != "" {
 		return
 	}
-	differ := func(format string, args ...any) { i.Differences = append(i.Differences, fmt.Sprintf(format, args...)) }
+	differ := func(format string, args ...any) {
+		i.Differences = append(i.Differences, fmt.Sprintf(format, args...))
+	}
 	if i.Host.MAC != "" && !strings.EqualFold(i.Host.MAC, i.Card.MAC) {
-		differ("the interface has MAC %s in the pod, but the xPU knows %s: it drops what the pod sends", i.Host.MAC, i.Card.MAC)
+		differ(
+			"the interface has MAC %s in the pod, but the xPU knows %s: it drops what the pod sends", i.Host.MAC, i.Card.MAC,
+		)
 	}
 	if i.Card.MTU != 0 && i.Host.MTU > i.Card.MTU {
-		differ("the interface has MTU %d in the pod, but the network carries %d: large packets are lost", i.Host.MTU, i.Card.MTU)
+		differ("the interface has MTU %d in the pod, but the network carries %d: large packets "+
+			"are lost", i.Host.MTU, i.Card.MTU)
 	}
 	if i.Host.VLAN != 0 {
-		differ("the PF tags what the pod sends with VLAN %d, but the xPU's port takes untagged frames", i.Host.VLAN)
+		differ(
+			"the PF tags what the pod sends with VLAN %d, but the xPU's port takes untagged frames",
+			i.Host.VLAN,
+		)
 	}
 	for _, address := range i.Card.Addresses {
 		if !slices.Contains(i.Host.Addresses, address) {

@@ -19,7 +19,8 @@ func (f *facts) notAllocated() Stage {
 	s := Stage{Name: Allocated, Status: Waiting}
 	switch {
 	case f.target != "":
-		s.Text = fmt.Sprintf("node %s can take the pod: the scheduler has not come to it yet, or waits for something else", f.target)
+		s.Text = fmt.Sprintf("node %s can take the pod: the scheduler has not come to it yet, or "+
+			"waits for something else", f.target)
 	case len(f.why) > 0:
 		s.Status, s.Text = Failed, f.why[0]
 	default:
@@ -32,7 +33,8 @@ func (f *facts) notAllocated() Stage {
 
 func (f *facts) bound() Stage {
 	if f.pod.Spec.NodeName == "" {
-		s := Stage{Name: Bound, Status: Waiting, Text: "the scheduler has not put the pod on a node yet"}
+		s := Stage{Name: Bound, Status: Waiting,
+			Text: "the scheduler has not put the pod on a node yet"}
 		if e := f.warning("FailedScheduling"); e != nil {
 			s.Text = e.Message
 		}
@@ -46,7 +48,9 @@ func (f *facts) bound() Stage {
 }
 
 // provisioned says whether the xPU serves the Port of a Function that is to join a network.
-func (f *facts) provisioned(i *Interface, port *v1alpha1.XPUPort, network string, told *resourceapi.AllocatedDeviceStatus) Stage {
+func (f *facts) provisioned(
+	i *Interface, port *v1alpha1.XPUPort, network string, told *resourceapi.AllocatedDeviceStatus,
+) Stage {
 	s := Stage{Name: Provisioned, Status: Waiting}
 	switch {
 	case port != nil:
@@ -55,8 +59,10 @@ func (f *facts) provisioned(i *Interface, port *v1alpha1.XPUPort, network string
 		switch {
 		case c.Status == metav1.ConditionTrue:
 			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, where
-		case c.Reason == v1alpha1.ReasonStandby: // the pod of a virtual machine that is being migrated does not wait for it
-			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, fmt.Sprintf("%s: %s: %s", where, c.Reason, c.Message)
+		case c.Reason == v1alpha1.ReasonStandby:
+			// the pod of a virtual machine that is being migrated does not wait for it
+			s.Status, s.Time, s.Text = Done, c.LastTransitionTime.Time, fmt.Sprintf("%s: %s: %s",
+				where, c.Reason, c.Message)
 		case c.Reason == "":
 			s.Text = where + ": xpu-controller has not said anything of it yet: is it running?"
 		case v1alpha1.Refused(c.Reason):
@@ -68,10 +74,13 @@ func (f *facts) provisioned(i *Interface, port *v1alpha1.XPUPort, network string
 		s.Status, s.Text = Skipped, "neither the InterfaceConfig nor the DevicePool names a network"
 	default:
 		i.Network = network
-		s.Text = fmt.Sprintf("xpu-controller has not made the XPUPort in network %s yet: is it running?", network)
+		s.Text = fmt.Sprintf("xpu-controller has not made the XPUPort in network %s yet: is it "+
+			"running?", network)
 		if f.networks[network] == nil {
-			s.Status, s.Text = Failed, fmt.Sprintf("XPUNetwork %s does not exist: create it, or name another one", network)
-		} else if c := conditionOf(told, v1alpha1.ConditionProvisioned); c != nil && c.Status == metav1.ConditionFalse {
+			s.Status, s.Text = Failed, fmt.Sprintf("XPUNetwork %s does not exist: create it, or "+
+				"name another one", network)
+		} else if c := conditionOf(told, v1alpha1.ConditionProvisioned); c != nil &&
+			c.Status == metav1.ConditionFalse {
 			s.Status, s.Text = Failed, fmt.Sprintf("%s: %s", c.Reason, c.Message)
 		}
 	}
@@ -85,9 +94,11 @@ func conditionOf(told *resourceapi.AllocatedDeviceStatus, kind string) *metav1.C
 	return meta.FindStatusCondition(told.Conditions, kind)
 }
 
-// prepared says whether the agent has reserved the Function for the claim, as the kubelet asked it to.
+// prepared says whether the agent has reserved the Function for the claim, as the kubelet asked it
+// to.
 func (f *facts) prepared(a *nodestate.Attachment, told *resourceapi.AllocatedDeviceStatus) Stage {
-	s := Stage{Name: Prepared, Status: Waiting, Text: "the kubelet has not asked xpu-agent for the claim yet"}
+	s := Stage{Name: Prepared, Status: Waiting,
+		Text: "the kubelet has not asked xpu-agent for the claim yet"}
 	ready := conditionOf(told, v1alpha1.ConditionReady)
 	switch {
 	case a != nil:
@@ -139,7 +150,8 @@ func (f *facts) attached(a *nodestate.Attachment, told *resourceapi.AllocatedDev
 
 // ending is how far the pod itself is: that it runs, or that it ends.
 func (f *facts) ending(a *nodestate.Attachment) []Stage {
-	if f.pod.DeletionTimestamp != nil || f.pod.Status.Phase == corev1.PodSucceeded || f.pod.Status.Phase == corev1.PodFailed {
+	if f.pod.DeletionTimestamp != nil || f.pod.Status.Phase == corev1.PodSucceeded ||
+		f.pod.Status.Phase == corev1.PodFailed {
 		s := Stage{Name: Released, Status: Waiting, Text: "the pod is ending"}
 		switch {
 		case a == nil && f.state != nil:
@@ -151,7 +163,8 @@ func (f *facts) ending(a *nodestate.Attachment) []Stage {
 			s.Text = "the pod may go, and the Function is quarantined: " + a.Quarantine.Message
 		case a.Hook != nil && a.Hook.Attempts > 0:
 			s.Status, s.Time = Failed, a.RestoredAt
-			s.Text = fmt.Sprintf("post-delete hook %s failed %d times: %s", a.Hook.Name, a.Hook.Attempts, a.Hook.Error)
+			s.Text = fmt.Sprintf("post-delete hook %s failed %d times: %s", a.Hook.Name,
+				a.Hook.Attempts, a.Hook.Error)
 		case a.Hook != nil:
 			s.Time, s.Text = a.RestoredAt, "post-delete hook "+a.Hook.Name+" runs"
 		}
@@ -171,19 +184,25 @@ func (f *facts) ending(a *nodestate.Attachment) []Stage {
 // notReady is what containers wait for.
 func notReady(pod *corev1.Pod) string {
 	var waits []string
-	for _, c := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+	for _, c := range slices.Concat(pod.Status.InitContainerStatuses,
+		pod.Status.ContainerStatuses) {
 		switch {
 		case c.State.Waiting != nil && c.State.Waiting.Reason != "":
-			waits = append(waits, strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", c.Name, c.State.Waiting.Reason, c.State.Waiting.Message), ": "))
+			waits = append(waits,
+				strings.TrimSuffix(fmt.Sprintf("container %s: %s: %s", c.Name,
+					c.State.Waiting.Reason, c.State.Waiting.Message), ": "))
 		case c.State.Terminated != nil && c.State.Terminated.ExitCode != 0:
-			waits = append(waits, fmt.Sprintf("container %s ended with %d", c.Name, c.State.Terminated.ExitCode))
+			waits = append(waits,
+				fmt.Sprintf("container %s ended with %d", c.Name, c.State.Terminated.ExitCode))
 		}
 	}
 	return strings.Join(waits, "; ")
 }
 
 func podCondition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
-	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind })
+	i := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == kind
+	})
 	if i < 0 {
 		return nil
 	}

@@ -20,7 +20,8 @@ func (p *Pod) Text(to io.Writer) error {
 	if p.OK {
 		tone = terminal.Good
 	}
-	fmt.Fprintf(&out, "pod %s: %s\n", terminal.Escape(p.Namespace+"/"+p.Name), paint(tone, p.Verdict))
+	fmt.Fprintf(&out, "pod %s: %s\n", terminal.Escape(p.Namespace+"/"+p.Name),
+		paint(tone, p.Verdict))
 	for _, i := range p.Interfaces {
 		out.WriteString("\n" + paint(terminal.Strong, i.Title()) + terminal.Escape(where(i)) + "\n")
 		stages(&out, i.Stages, paint)

@@ -8,7 +8,8 @@ import (
 // verdict is the one sentence: the first stage that is not done, or else the first difference.
 func verdict(f *facts, p *Pod) (ok bool, sentence string) {
 	if len(p.Interfaces) == 0 {
-		return true, "the pod asks for no Function: it has no ResourceClaim for one, and no extended resource of a DevicePool"
+		return true, "the pod asks for no Function: it has no ResourceClaim for one, and no " +
+			"extended resource of a DevicePool"
 	}
 	for _, status := range []Status{Failed, Waiting} {
 		for _, i := range p.Interfaces {

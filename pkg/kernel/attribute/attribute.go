@@ -1,5 +1,6 @@
-// Package attribute parses netlink attributes (nlattr of include/uapi/linux/netlink.h): length with header, type, value, padding
-// to 4 bytes. The types are without the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER.
+// Package attribute parses netlink attributes (nlattr of include/uapi/linux/netlink.h): length with
+// header, type, value, padding to 4 bytes. The types are without the flags NLA_F_NESTED and
+// NLA_F_NET_BYTEORDER.
 package attribute
 
 import (
@@ -48,11 +49,12 @@ func First(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// Set are the attributes of a message, or of a nested attribute, by type; the last one of each type. An attribute that is not
-// there, or of another size, reads as the zero value.
+// Set are the attributes of a message, or of a nested attribute, by type; the last one of each
+// type. An attribute that is not there, or of another size, reads as the zero value.
 type Set map[uint16][]byte
 
-// Parse reads all attributes, with an error those before a malformed one. The values are parts of b.
+// Parse reads all attributes, with an error those before a malformed one. The values are parts of
+// b.
 func Parse(b []byte) (Set, error) {
 	s := Set{}
 	err := walk(b, func(kind uint16, value []byte) bool {
@@ -70,7 +72,8 @@ func (s Set) Has(kind uint16) bool {
 
 // number reads a value of exactly its own size.
 func number[T uint8 | uint16 | uint32 | uint64](value []byte) (n T) {
-	if size, err := binary.Decode(value, binary.NativeEndian, &n); err != nil || size != len(value) {
+	if size, err := binary.Decode(value, binary.NativeEndian, &n); err != nil ||
+		size != len(value) {
 		return 0
 	}
 	return n

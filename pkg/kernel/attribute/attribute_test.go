@@ -14,8 +14,10 @@ func message() []byte {
 	nested := nl.NewRtAttr(7|unix.NLA_F_NESTED, nil)
 	nested.AddRtAttr(1, nl.Uint8Attr(5))
 	for _, a := range []*nl.RtAttr{
-		nl.NewRtAttr(1, nl.Uint8Attr(1)), nl.NewRtAttr(2, nl.Uint16Attr(2)), nl.NewRtAttr(3, nl.Uint32Attr(3)), nested,
-		nl.NewRtAttr(4, nl.Uint64Attr(4)), nl.NewRtAttr(5, nl.ZeroTerminated("eth0")), nl.NewRtAttr(1, nl.Uint8Attr(9)),
+		nl.NewRtAttr(1, nl.Uint8Attr(1)), nl.NewRtAttr(2, nl.Uint16Attr(2)),
+		nl.NewRtAttr(3, nl.Uint32Attr(3)), nested,
+		nl.NewRtAttr(4, nl.Uint64Attr(4)), nl.NewRtAttr(5, nl.ZeroTerminated("eth0")),
+		nl.NewRtAttr(1, nl.Uint8Attr(9)),
 	} {
 		m = append(m, a.Serialize()...)
 	}
@@ -27,10 +29,12 @@ func TestParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Uint8(1) != 9 || s.Uint16(2) != 2 || s.Uint32(3) != 3 || s.Uint64(4) != 4 || s.Text(5) != "eth0" {
+	if s.Uint8(1) != 9 || s.Uint16(2) != 2 || s.Uint32(3) != 3 || s.Uint64(4) != 4 ||
+		s.Text(5) != "eth0" {
 		t.Errorf("read %v", s)
 	}
-	if s.Has(6) || !s.Has(5) || s.Uint8(6) != 0 || s.Uint16(1) != 0 || s.Uint32(4) != 0 || s.Uint64(3) != 0 || s.Uint8(2) != 0 {
+	if s.Has(6) || !s.Has(5) || s.Uint8(6) != 0 || s.Uint16(1) != 0 || s.Uint32(4) != 0 ||
+		s.Uint64(3) != 0 || s.Uint8(2) != 0 {
 		t.Errorf("what is missing, or of another size, is in %v", s)
 	}
 	if inner, err := attribute.Parse(s[7]); err != nil || inner.Uint8(1) != 5 {
@@ -61,7 +65,9 @@ func TestAll(t *testing.T) {
 
 // TestFirst: the first attribute of a type is found, also before a malformed one.
 func TestFirst(t *testing.T) {
-	message := []byte{5, 0, 1, 0, 'a', 0, 0, 0, 5, 0, 2, 0, 'b', 0, 0, 0, 5, 0, 2, 0, 'c', 0, 0, 0, 1}
+	message := []byte{
+		5, 0, 1, 0, 'a', 0, 0, 0, 5, 0, 2, 0, 'b', 0, 0, 0, 5, 0, 2, 0, 'c', 0, 0, 0, 1,
+	}
 	for kind, want := range map[uint16]string{1: "a", 2: "b", 3: ""} {
 		if got := attribute.First(message, kind); string(got) != want {
 			t.Errorf("type %d is %q, want %q", kind, got, want)

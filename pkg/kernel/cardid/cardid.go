@@ -1,4 +1,5 @@
-// Package cardid reads what tells a card from all others: on the host and on the xPU itself, which see the same card.
+// Package cardid reads what tells a card from all others: on the host and on the xPU itself, which
+// see the same card.
 package cardid
 
 import (
@@ -23,8 +24,9 @@ const (
 	versionBoardID = "board.id"
 )
 
-// Read returns what is known without the PF's netdev. It asks the driver, and for the serial number reads the card's Vital Product Data if the driver does not tell it. If the driver
-// fails to answer it does not, as drivers may tell another number than these data. A card may take long to answer.
+// Read returns what is known without the PF's netdev. It asks the driver, and for the serial number
+// reads the card's Vital Product Data if the driver does not tell it. If the driver fails to answer
+// it does not, as drivers may tell another number than these data. A card may take long to answer.
 func Read(sysRoot string, pf pci.Address) (function.Card, error) {
 	card, err := ofDriver(pf)
 	if err == nil && card.Serial == "" {
@@ -33,7 +35,8 @@ func Read(sysRoot string, pf pci.Address) (function.Card, error) {
 	return card, err
 }
 
-// ofDriver returns what "devlink dev info" shows. Its socket is its own, so that a card that hangs holds up no other.
+// ofDriver returns what "devlink dev info" shows. Its socket is its own, so that a card that hangs
+// holds up no other.
 func ofDriver(pf pci.Address) (function.Card, error) {
 	conn, err := devlink.Dial("")
 	if err != nil {
@@ -44,7 +47,9 @@ func ofDriver(pf pci.Address) (function.Card, error) {
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) {
 		return function.Card{}, nil
 	}
-	return function.Card{Serial: info.Serial, Board: cmp.Or(info.Fixed[versionPSID], info.Fixed[versionBoardID])}, err
+	return function.Card{
+		Serial: info.Serial, Board: cmp.Or(info.Fixed[versionPSID], info.Fixed[versionBoardID]),
+	}, err
 }
 
 // inVPD returns "" where a card has no Vital Product Data.

@@ -20,11 +20,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// ErrNoDevlink is returned for a kernel without devlink (CONFIG_NET_DEVLINK). It matches EOPNOTSUPP.
+// ErrNoDevlink is returned for a kernel without devlink (CONFIG_NET_DEVLINK). It matches
+// EOPNOTSUPP.
 var ErrNoDevlink = fmt.Errorf("the kernel has no devlink: %w", unix.EOPNOTSUPP)
 
-// Conn speaks devlink in one network namespace. Several goroutines may use it at once. Each request has a socket of its own:
-// a card that takes long, or hangs, only delays requests about itself and about all cards.
+// Conn speaks devlink in one network namespace. Several goroutines may use it at once. Each request
+// has a socket of its own: a card that takes long, or hangs, only delays requests about itself and
+// about all cards.
 type Conn struct {
 	family uint16 // 0 if the kernel has no devlink
 
@@ -33,8 +35,9 @@ type Conn struct {
 	closed bool
 }
 
-// Dial opens a Conn in the network namespace at the path, "" for the process's own. A kernel without devlink is no error: it
-// has no ports and no reporters, and other requests fail with [ErrNoDevlink].
+// Dial opens a Conn in the network namespace at the path, "" for the process's own. A kernel
+// without devlink is no error: it has no ports and no reporters, and other requests fail with
+// [ErrNoDevlink].
 func Dial(netNS string) (*Conn, error) {
 	ns, err := namespace.Open(netNS)
 	if err != nil {
@@ -88,9 +91,14 @@ func (c *Conn) ask(command uint8, d Device, attrs ...*nl.RtAttr) (attribute.Set,
 	return attribute.Parse(messages[0])
 }
 
-// list sends a command that the kernel answers with a message for each object. A kernel without devlink has no objects.
-func list[T any](c *Conn, command uint8, decode func(attribute.Set) (T, error), attrs ...*nl.RtAttr) ([]T, error) {
-	messages, err := request.Consistent(func() ([][]byte, error) { return c.execute(command, unix.NLM_F_DUMP, attrs) })
+// list sends a command that the kernel answers with a message for each object. A kernel without
+// devlink has no objects.
+func list[T any](
+	c *Conn, command uint8, decode func(attribute.Set) (T, error), attrs ...*nl.RtAttr,
+) ([]T, error) {
+	messages, err := request.Consistent(func() ([][]byte, error) {
+		return c.execute(command, unix.NLM_F_DUMP, attrs)
+	})
 	if errors.Is(err, ErrNoDevlink) {
 		return nil, nil
 	}
@@ -123,7 +131,8 @@ func (c *Conn) execute(command uint8, flags int, attrs []*nl.RtAttr) ([][]byte, 
 	defer socket.Close()
 	_ = socket.SetExtAck(true) // the kernel's own words in errors, where it has some
 	header := request.GenericHeader{Command: command, Version: nl.GENL_DEVLINK_VERSION}
-	messages, err := request.Send(&nl.SocketHandle{Socket: socket}, int(c.family), flags, header, attrs...)
+	messages, err := request.Send(&nl.SocketHandle{Socket: socket}, int(c.family),
+		flags, header, attrs...)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +154,8 @@ func explain(err *error, command string, args ...any) {
 
 // Follow tells, by [listen.Source.Follow], that a devlink object came, went or changed.
 func Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
-	listen.Source{Name: "devlink", Protocol: unix.NETLINK_GENERIC, Groups: findGroup}.Follow(ctx, netNS, changed, log)
+	listen.Source{Name: "devlink", Protocol: unix.NETLINK_GENERIC, Groups: findGroup}.Follow(ctx,
+		netNS, changed, log)
 }
 
 // findGroup finds devlink's only multicast group.
@@ -162,7 +172,8 @@ func findGroup(ns netns.NsHandle) ([]uint32, error) {
 	return nil, errors.New("devlink: the kernel has no multicast group config")
 }
 
-// findFamily asks for the numbers that the kernel gave devlink at boot. They do not depend on there being a device.
+// findFamily asks for the numbers that the kernel gave devlink at boot. They do not depend on there
+// being a device.
 func findFamily(ns netns.NsHandle) (netlink.GenlFamily, error) {
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_GENERIC)
 	if err != nil {
@@ -195,7 +206,8 @@ func portIndex(index uint32) *nl.RtAttr {
 	return nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(index))
 }
 
-// word is the word for a number of the kernel, or the number itself if a later kernel has more of them.
+// word is the word for a number of the kernel, or the number itself if a later kernel has more of
+// them.
 func word[T ~string](words []T, number uint16) T {
 	if int(number) < len(words) {
 		return words[number]

@@ -1,8 +1,9 @@
-// Package devlink is the part of the kernel's devlink (Documentation/networking/devlink) that this project needs: the eswitch of a
-// PF, the ports behind its Functions, subfunctions, rate objects and health reporters. The numbers are those of linux/devlink.h.
+// Package devlink is the part of the kernel's devlink (Documentation/networking/devlink) that this
+// project needs: the eswitch of a PF, the ports behind its Functions, subfunctions, rate objects
+// and health reporters. The numbers are those of linux/devlink.h.
 //
-// Errors begin with the equivalent command of devlink(8), hold the kernel's message if there is one, and match its error
-// number by [errors.Is]: [golang.org/x/sys/unix.EOPNOTSUPP] and others.
+// Errors begin with the equivalent command of devlink(8), hold the kernel's message if there is
+// one, and match its error number by [errors.Is]: [golang.org/x/sys/unix.EOPNOTSUPP] and others.
 package devlink
 
 import (
@@ -41,7 +42,8 @@ var eswitchModes = []EswitchMode{
 	unix.DEVLINK_ESWITCH_MODE_LEGACY: Legacy, unix.DEVLINK_ESWITCH_MODE_SWITCHDEV: Switchdev,
 }
 
-// EswitchMode asks for the mode of a PF's eswitch. A later kernel's mode is a number, such as "2". EOPNOTSUPP: there is no eswitch.
+// EswitchMode asks for the mode of a PF's eswitch. A later kernel's mode is a number, such as "2".
+// EOPNOTSUPP: there is no eswitch.
 func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	defer explain(&err, "dev eswitch show %s", d)
 	attrs, err := c.ask(unix.DEVLINK_CMD_ESWITCH_GET, d)
@@ -54,21 +56,24 @@ func (c *Conn) EswitchMode(d Device) (mode EswitchMode, err error) {
 	return word(eswitchModes, attrs.Uint16(unix.DEVLINK_ATTR_ESWITCH_MODE)), nil
 }
 
-// SetEswitchMode changes the mode. Drivers may replace netdevs of the PF, and refuse a change while Functions are in use.
+// SetEswitchMode changes the mode. Drivers may replace netdevs of the PF, and refuse a change while
+// Functions are in use.
 func (c *Conn) SetEswitchMode(d Device, mode EswitchMode) (err error) {
 	number := slices.Index(eswitchModes, mode)
 	if number < 0 {
 		return fmt.Errorf("eswitch mode %q of %s: must be %s or %s", mode, d, Legacy, Switchdev)
 	}
 	defer explain(&err, "dev eswitch set %s mode %s", d, mode)
-	_, err = c.do(unix.DEVLINK_CMD_ESWITCH_SET, d, nl.NewRtAttr(unix.DEVLINK_ATTR_ESWITCH_MODE, nl.Uint16Attr(uint16(number))))
+	_, err = c.do(unix.DEVLINK_CMD_ESWITCH_SET,
+		d, nl.NewRtAttr(unix.DEVLINK_ATTR_ESWITCH_MODE, nl.Uint16Attr(uint16(number))))
 	return err
 }
 
 // Info is what the driver of a device tells of it.
 type Info struct {
 	Serial string // serial number of the card, "" if it tells none
-	// Fixed are the versions of what cannot change, such as "board.id", Running those of what runs on it, such as "fw.app.name".
+	// Fixed are the versions of what cannot change, such as "board.id", Running those of what runs
+	// on it, such as "fw.app.name".
 	Fixed, Running map[string]string
 }
 
@@ -81,7 +86,8 @@ func (c *Conn) Info(d Device) (info Info, err error) {
 	}
 	info.Fixed, info.Running = map[string]string{}, map[string]string{}
 	versions := map[uint16]map[string]string{
-		unix.DEVLINK_ATTR_INFO_VERSION_FIXED: info.Fixed, unix.DEVLINK_ATTR_INFO_VERSION_RUNNING: info.Running,
+		unix.DEVLINK_ATTR_INFO_VERSION_FIXED:   info.Fixed,
+		unix.DEVLINK_ATTR_INFO_VERSION_RUNNING: info.Running,
 	}
 	for _, message := range messages {
 		for kind, value := range attribute.All(message) {
@@ -95,7 +101,9 @@ func (c *Conn) Info(d Device) (info Info, err error) {
 			if err != nil {
 				return info, err
 			}
-			versions[kind][version.Text(unix.DEVLINK_ATTR_INFO_VERSION_NAME)] = version.Text(unix.DEVLINK_ATTR_INFO_VERSION_VALUE)
+			versions[kind][version.Text(unix.DEVLINK_ATTR_INFO_VERSION_NAME)] = version.Text(
+				unix.DEVLINK_ATTR_INFO_VERSION_VALUE,
+			)
 		}
 	}
 	return info, nil
@@ -116,7 +124,8 @@ func (c *Conn) Reporters() (reporters []Reporter, err error) {
 	return list(c, unix.DEVLINK_CMD_HEALTH_REPORTER_GET, decodeReporter)
 }
 
-// Handle is the device or port of the reporter as devlink(8) writes it: "pci/0000:3b:00.0", "pci/0000:3b:00.0/1".
+// Handle is the device or port of the reporter as devlink(8) writes it: "pci/0000:3b:00.0",
+// "pci/0000:3b:00.0/1".
 func (r Reporter) Handle() string {
 	if r.Port < 0 {
 		return r.Device.String()
@@ -134,10 +143,11 @@ func decodeReporter(attrs attribute.Set) (Reporter, error) {
 		port = int(attrs.Uint32(unix.DEVLINK_ATTR_PORT_INDEX))
 	}
 	return Reporter{
-		Device:     deviceOf(attrs),
-		Port:       port,
-		Name:       reporter.Text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
-		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != 0, // 0 is healthy, all else an error
+		Device: deviceOf(attrs),
+		Port:   port,
+		Name:   reporter.Text(unix.DEVLINK_ATTR_HEALTH_REPORTER_NAME),
+		// 0 is healthy, all else an error
+		Failed:     reporter.Uint8(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE) != 0,
 		Errors:     reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT),
 		Recoveries: reporter.Uint64(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT),
 	}, nil

@@ -59,7 +59,8 @@ func portReporter() []byte {
 	reporter.AddRtAttr(unix.DEVLINK_ATTR_HEALTH_REPORTER_STATE, nl.Uint8Attr(1))
 	reporter.AddRtAttr(unix.DEVLINK_ATTR_HEALTH_REPORTER_ERR_COUNT, nl.Uint64Attr(3))
 	reporter.AddRtAttr(unix.DEVLINK_ATTR_HEALTH_REPORTER_RECOVER_COUNT, nl.Uint64Attr(2))
-	return message(append(handle(), nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(0)), reporter)...)
+	return message(append(handle(), nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint32Attr(0)),
+		reporter)...)
 }
 
 func TestDecodePort(t *testing.T) {
@@ -76,16 +77,19 @@ func TestDecodePort(t *testing.T) {
 		want    devlink.Port
 	}{
 		{"subfunction of a DPU's host", sfPort(), devlink.Port{
-			Device: card, Index: 32768, Flavour: devlink.PCISF, Controller: 1, External: true, PF: 1, SF: 88,
+			Device: card, Index: 32768, Flavour: devlink.PCISF, Controller: 1, External: true,
+			PF: 1, SF: 88,
 			Netdev: "eth4", NetdevIndex: 7,
 			Function: devlink.Function{MAC: "02:00:00:00:00:58", Active: true, Attached: true},
 		}},
 		{"VF without MAC, with the flag of nested attributes", vf, devlink.Port{
 			Device: card, Index: 2, Flavour: devlink.PCIVF, VF: 1,
 		}},
-		{"flavour of a later kernel", message(nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FLAVOUR, nl.Uint16Attr(99))),
+		{"flavour of a later kernel",
+			message(nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_FLAVOUR, nl.Uint16Attr(99))),
 			devlink.Port{Flavour: "99"}},
-		{"number of another size", message(nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint16Attr(5))),
+		{"number of another size",
+			message(nl.NewRtAttr(unix.DEVLINK_ATTR_PORT_INDEX, nl.Uint16Attr(5))),
 			devlink.Port{Flavour: devlink.Physical}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -113,7 +117,9 @@ func TestDecodeReporter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := devlink.Reporter{Device: card, Port: 0, Name: "tx", Failed: true, Errors: 3, Recoveries: 2}
+	want := devlink.Reporter{
+		Device: card, Port: 0, Name: "tx", Failed: true, Errors: 3, Recoveries: 2,
+	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -125,13 +131,17 @@ func TestDecodeReporter(t *testing.T) {
 	}
 }
 
-// TestDecodeRate: what devlink counts in bytes is told in Mbit, and no limit there is never taken for none.
+// TestDecodeRate: what devlink counts in bytes is told in Mbit, and no limit there is never taken
+// for none.
 func TestDecodeRate(t *testing.T) {
 	for _, test := range []struct {
 		bytes uint64
 		want  int
-	}{{0, 0}, {125_000, 1}, {1, 1}, {125_001, 2}, {125_000_000, 1000}, {math.MaxUint64, math.MaxUint64/125_000 + 1}} {
-		attrs, err := attribute.Parse(message(nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_MAX, nl.Uint64Attr(test.bytes))))
+	}{{0, 0}, {125_000, 1}, {1, 1}, {125_001, 2}, {125_000_000, 1000},
+		{math.MaxUint64, math.MaxUint64/125_000 + 1}} {
+		attrs, err := attribute.Parse(
+			message(nl.NewRtAttr(unix.DEVLINK_ATTR_RATE_TX_MAX, nl.Uint64Attr(test.bytes))),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,9 +159,11 @@ func TestParseRefuses(t *testing.T) {
 	}{
 		{"less than a header", []byte{4, 0, 1}, "attribute of 3 bytes"},
 		{"length of less than a header", []byte{3, 0, 1, 0}, "attribute of length 3"},
-		{"length beyond the end", []byte{9, 0, 1, 0, 'p', 'c', 'i', 0}, "attribute of length 9 in 8 bytes"},
+		{"length beyond the end", []byte{9, 0, 1, 0, 'p', 'c', 'i', 0},
+			"attribute of length 9 in 8 bytes"},
 	} {
-		if _, err := attribute.Parse(test.message); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := attribute.Parse(test.message); err == nil ||
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want one with %q", test.name, err, test.want)
 		}
 	}
@@ -164,7 +176,8 @@ func FuzzMessage(f *testing.F) {
 	f.Add([]byte{5, 0, 3, 0, 'x'}) // without padding
 	f.Add([]byte{3, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, message []byte) {
-		message = append(make([]byte, 0, len(message)), message...) // so that reading beyond the end is seen
+		// so that reading beyond the end is seen
+		message = append(make([]byte, 0, len(message)), message...)
 		attrs, err := attribute.Parse(message)
 		if err != nil {
 			return
@@ -201,19 +214,21 @@ func refusals(c *devlink.Conn) map[string]error {
 	errs := map[string]error{}
 	errs["devlink dev eswitch show "+device] = mode
 	_, errs["devlink dev info "+device] = c.Info(nowhere)
-	errs["devlink dev eswitch set "+device+" mode switchdev"] = c.SetEswitchMode(nowhere, devlink.Switchdev)
+	errs["devlink dev eswitch set "+device+
+		" mode switchdev"] = c.SetEswitchMode(nowhere, devlink.Switchdev)
 	errs["devlink port add "+device+" flavour pcisf pfnum 0 sfnum 88"] = add
 	errs["devlink port del "+port] = c.DeletePort(nowhere, 3)
 	errs["devlink port function set "+port+" hw_addr 02:00:00:00:00:01 state active"] =
 		change(devlink.FunctionChange{MAC: "02:00:00:00:00:01", Active: new(true)})
-	errs["devlink port function set "+port+" state inactive"] = change(devlink.FunctionChange{Active: new(false)})
+	errs["devlink port function set "+port+
+		" state inactive"] = change(devlink.FunctionChange{Active: new(false)})
 	errs["devlink port function rate set "+port+" tx_share 1mbit tx_max 2mbit"] =
 		c.SetRate(nowhere, 3, function.Rate{Min: 1, Max: 2})
 	return errs
 }
 
-// TestNoSuchDevice works with any kernel, with devlink or without: the error says what was asked for, as one would ask
-// by devlink(8).
+// TestNoSuchDevice works with any kernel, with devlink or without: the error says what was asked
+// for, as one would ask by devlink(8).
 func TestNoSuchDevice(t *testing.T) {
 	c := dial(t, "")
 	want := error(unix.ENODEV)
@@ -252,7 +267,8 @@ func TestBadInput(t *testing.T) {
 		err  error
 		want string
 	}{
-		{c.SetEswitchMode(card, "offloads"), `eswitch mode "offloads" of pci/0000:3b:00.0: must be legacy or switchdev`},
+		{c.SetEswitchMode(card, "offloads"),
+			`eswitch mode "offloads" of pci/0000:3b:00.0: must be legacy or switchdev`},
 		{c.SetFunction(card, 3, devlink.FunctionChange{MAC: function.MAC("zz")}),
 			`MAC "zz" of port pci/0000:3b:00.0/3: must be an address such as 02:00:00:00:00:01`},
 		{c.SetRate(card, 3, function.Rate{Max: -1}),
@@ -266,7 +282,8 @@ func TestBadInput(t *testing.T) {
 
 func TestNoSuchNamespace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none")
-	if _, err := devlink.Dial(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
+	if _, err := devlink.Dial(path); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), path) {
 		t.Errorf("dial: error %v", err)
 	}
 }

@@ -48,12 +48,15 @@ func TestHardware(t *testing.T) {
 	t.Run("subfunctions need mode switchdev", func(t *testing.T) {
 		mode(t, c, d, devlink.Legacy)
 		_, err := c.AddSF(d, 0, 88)
-		if !errors.Is(err, unix.EOPNOTSUPP) || !strings.Contains(err.Error(), "only supported in eswitch switchdev mode") {
+		if !errors.Is(err, unix.EOPNOTSUPP) ||
+			!strings.Contains(err.Error(), "only supported in eswitch switchdev mode") {
 			t.Errorf("error %v, want one in the driver's words", err)
 		}
 	})
 
-	woken.expect(t, "the eswitch's mode", func() { must.Succeed(t, c.SetEswitchMode(d, devlink.Switchdev)) })
+	woken.expect(t, "the eswitch's mode", func() {
+		must.Succeed(t, c.SetEswitchMode(d, devlink.Switchdev))
+	})
 	t.Cleanup(func() {
 		must.Succeed(t, c.SetEswitchMode(d, devlink.Legacy))
 		mode(t, c, d, devlink.Legacy)
@@ -150,13 +153,16 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 		t.Errorf("once more: error %v, want EEXIST", err)
 	}
 	woken.expect(t, "a subfunction's state", func() {
-		must.Succeed(t, c.SetFunction(d, port.Index, devlink.FunctionChange{MAC: "02:00:00:00:00:58", Active: new(true)}))
+		must.Succeed(t,
+			c.SetFunction(d, port.Index,
+				devlink.FunctionChange{MAC: "02:00:00:00:00:58", Active: new(true)}))
 	})
 	want.Function = devlink.Function{MAC: "02:00:00:00:00:58", Active: true, Attached: true}
 	if diff := cmp.Diff([]devlink.Port{want}, at(t, c, port)); diff != "" {
 		t.Errorf("active (-want +got):\n%s", diff)
 	}
-	devices, err := filepath.Glob(filepath.Join("/sys/bus/pci/devices", d.Name, "*.sf.*", "net", "*", "address"))
+	devices, err := filepath.Glob(filepath.Join("/sys/bus/pci/devices", d.Name, "*.sf.*", "net",
+		"*", "address"))
 	must.Succeed(t, err)
 	if len(devices) != 1 {
 		t.Fatalf("MACs %q, want that of one SF's netdev", devices)
@@ -182,7 +188,10 @@ func subfunction(t *testing.T, c *devlink.Conn, uplink devlink.Port, woken watch
 func hangs(t *testing.T, c *devlink.Conn, d devlink.Device) {
 	ports, err := c.Ports()
 	must.Succeed(t, err)
-	i := slices.IndexFunc(ports, func(p devlink.Port) bool { return p.Device.Bus == d.Bus && p.Device != d })
+	i := slices.IndexFunc(ports, func(p devlink.Port) bool {
+		return p.Device.Bus == d.Bus &&
+			p.Device != d
+	})
 	if i < 0 {
 		t.Fatalf("no other card in %+v", ports)
 	}
@@ -230,7 +239,9 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 	}
 	ports, err := c.PortsOf(d)
 	must.Succeed(t, err)
-	vf := ports[slices.IndexFunc(ports, func(p devlink.Port) bool { return p.Flavour == devlink.PCIVF })]
+	vf := ports[slices.IndexFunc(ports, func(p devlink.Port) bool {
+		return p.Flavour == devlink.PCIVF
+	})]
 	for _, want := range []function.Rate{{Min: 100, Max: 2500}, {Max: 2500}, {Max: 10}, {}} {
 		must.Succeed(t, c.SetRate(d, vf.Index, want))
 		got, exists, err := c.Rate(d, vf.Index)
@@ -238,9 +249,11 @@ func rate(t *testing.T, c *devlink.Conn, uplink devlink.Port) {
 			t.Errorf("rate %+v, %v, %v; want %+v", got, exists, err, want)
 		}
 	}
-	// The kernel sets the share and then the maximum, which the driver refuses: nothing is left half set.
+	// The kernel sets the share and then the maximum, which the driver refuses: nothing is left
+	// half set.
 	must.Succeed(t, c.SetRate(d, vf.Index, function.Rate{Min: 5, Max: 50}))
-	if err := c.SetRate(d, vf.Index, function.Rate{Min: 10, Max: 100_000}); !errors.Is(err, unix.EINVAL) {
+	if err := c.SetRate(d, vf.Index, function.Rate{Min: 10, Max: 100_000}); !errors.Is(err,
+		unix.EINVAL) {
 		t.Errorf("more than the card has: error %v, want EINVAL", err)
 	}
 	if got, _, err := c.Rate(d, vf.Index); err != nil || got != (function.Rate{Min: 5, Max: 50}) {
@@ -310,7 +323,8 @@ func watch(t *testing.T) watched {
 // expect waits for a wake-up by what f does.
 func (w watched) expect(t *testing.T, what string, f func()) {
 	t.Helper()
-	// Of what was before, the kernel has told by now: it tells before it answers the one who made the change.
+	// Of what was before, the kernel has told by now: it tells before it answers the one who made
+	// the change.
 	for quiet := false; !quiet; {
 		select {
 		case <-w:
@@ -322,7 +336,8 @@ func (w watched) expect(t *testing.T, what string, f func()) {
 	f()
 	select {
 	case <-w:
-		t.Logf("told of %s %s after it was asked for", what, time.Since(begin).Round(10*time.Microsecond))
+		t.Logf("told of %s %s after it was asked for",
+			what, time.Since(begin).Round(10*time.Microsecond))
 	case <-time.After(10 * time.Second):
 		t.Errorf("not told of %s", what)
 	}

@@ -32,7 +32,9 @@ func (n number) decode(f field, answer attribute.Set) map[string]string {
 	case n == 1:
 		return map[string]string{f.name: strconv.Itoa(int(value[0]))}
 	}
-	return map[string]string{f.name: strconv.FormatUint(uint64(binary.NativeEndian.Uint32(value)), 10)}
+	return map[string]string{
+		f.name: strconv.FormatUint(uint64(binary.NativeEndian.Uint32(value)), 10),
+	}
 }
 
 func (n number) encode(f field, to map[string]string) (*nl.RtAttr, error) {

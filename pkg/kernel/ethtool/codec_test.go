@@ -44,13 +44,16 @@ var answers = map[string]struct {
 	want   map[string]string
 }{
 	"private flags": {
-		message(bitset(unix.ETHTOOL_A_PRIVFLAGS_FLAGS, map[string]bool{"legacy-rx": true, "vf-vlan-pruning": false}, false)),
+		message(bitset(unix.ETHTOOL_A_PRIVFLAGS_FLAGS,
+			map[string]bool{"legacy-rx": true, "vf-vlan-pruning": false}, false)),
 		map[string]string{"legacy-rx": On, "vf-vlan-pruning": Off},
 	},
 	"features": {
 		message(
-			bitset(unix.ETHTOOL_A_FEATURES_HW, map[string]bool{"rx-gro": true, "tx-nocache-copy": true, "fixed": false}, false),
-			bitset(unix.ETHTOOL_A_FEATURES_WANTED, map[string]bool{"rx-gro": true, "fixed": true}, true),
+			bitset(unix.ETHTOOL_A_FEATURES_HW,
+				map[string]bool{"rx-gro": true, "tx-nocache-copy": true, "fixed": false}, false),
+			bitset(unix.ETHTOOL_A_FEATURES_WANTED, map[string]bool{"rx-gro": true, "fixed": true},
+				true),
 		),
 		map[string]string{"rx-gro": On, "tx-nocache-copy": Off},
 	},
@@ -65,8 +68,10 @@ var answers = map[string]struct {
 	},
 	"RSS": {
 		message(
-			nl.NewRtAttr(rssHashFunction, nl.Uint32Attr(1)), nl.NewRtAttr(rssKey, []byte{0x6d, 0x5a}),
-			nl.NewRtAttr(rssTable, slices.Concat(nl.Uint32Attr(0), nl.Uint32Attr(3), nl.Uint32Attr(0))),
+			nl.NewRtAttr(rssHashFunction, nl.Uint32Attr(1)),
+			nl.NewRtAttr(rssKey, []byte{0x6d, 0x5a}),
+			nl.NewRtAttr(rssTable,
+				slices.Concat(nl.Uint32Attr(0), nl.Uint32Attr(3), nl.Uint32Attr(0))),
 		),
 		map[string]string{"hash function": "1", "hash key": "6d5a", "table": "0 3 0"},
 	},
@@ -78,7 +83,8 @@ var answers = map[string]struct {
 		map[string]string{"tx": "on", "rx": "all"},
 	},
 	"messages": {
-		message(bitset(unix.ETHTOOL_A_DEBUG_MSGMASK, map[string]bool{"probe": true, "link": true, "drv": true}, true)),
+		message(bitset(unix.ETHTOOL_A_DEBUG_MSGMASK,
+			map[string]bool{"probe": true, "link": true, "drv": true}, true)),
 		map[string]string{"classes": "drv link probe"},
 	},
 }

@@ -84,7 +84,8 @@ var groups = []group{
 	{"features", unix.ETHTOOL_MSG_FEATURES_GET, unix.ETHTOOL_MSG_FEATURES_SET, []field{
 		// What is wanted, not what is active: a driver may leave out what does not fit other
 		// features.
-		{kind: unix.ETHTOOL_A_FEATURES_WANTED, changeable: unix.ETHTOOL_A_FEATURES_HW, codec: bits{}},
+		{kind: unix.ETHTOOL_A_FEATURES_WANTED, changeable: unix.ETHTOOL_A_FEATURES_HW,
+			codec: bits{}},
 	}},
 	{"coalescing", unix.ETHTOOL_MSG_COALESCE_GET, unix.ETHTOOL_MSG_COALESCE_SET, []field{
 		{name: "rx-usecs", kind: unix.ETHTOOL_A_COALESCE_RX_USECS, codec: number(4)},
@@ -95,7 +96,8 @@ var groups = []group{
 		{name: "tx-frames", kind: unix.ETHTOOL_A_COALESCE_TX_MAX_FRAMES, codec: number(4)},
 		{name: "tx-usecs-irq", kind: unix.ETHTOOL_A_COALESCE_TX_USECS_IRQ, codec: number(4)},
 		{name: "tx-frames-irq", kind: unix.ETHTOOL_A_COALESCE_TX_MAX_FRAMES_IRQ, codec: number(4)},
-		{name: "stats-block-usecs", kind: unix.ETHTOOL_A_COALESCE_STATS_BLOCK_USECS, codec: number(4)},
+		{name: "stats-block-usecs", kind: unix.ETHTOOL_A_COALESCE_STATS_BLOCK_USECS,
+			codec: number(4)},
 		{name: "adaptive-rx", kind: unix.ETHTOOL_A_COALESCE_USE_ADAPTIVE_RX, codec: number(1)},
 		{name: "adaptive-tx", kind: unix.ETHTOOL_A_COALESCE_USE_ADAPTIVE_TX, codec: number(1)},
 		{name: "pkt-rate-low", kind: unix.ETHTOOL_A_COALESCE_PKT_RATE_LOW, codec: number(4)},
@@ -105,10 +107,13 @@ var groups = []group{
 		{name: "tx-frames-low", kind: unix.ETHTOOL_A_COALESCE_TX_MAX_FRAMES_LOW, codec: number(4)},
 		{name: "pkt-rate-high", kind: unix.ETHTOOL_A_COALESCE_PKT_RATE_HIGH, codec: number(4)},
 		{name: "rx-usecs-high", kind: unix.ETHTOOL_A_COALESCE_RX_USECS_HIGH, codec: number(4)},
-		{name: "rx-frames-high", kind: unix.ETHTOOL_A_COALESCE_RX_MAX_FRAMES_HIGH, codec: number(4)},
+		{name: "rx-frames-high", kind: unix.ETHTOOL_A_COALESCE_RX_MAX_FRAMES_HIGH,
+			codec: number(4)},
 		{name: "tx-usecs-high", kind: unix.ETHTOOL_A_COALESCE_TX_USECS_HIGH, codec: number(4)},
-		{name: "tx-frames-high", kind: unix.ETHTOOL_A_COALESCE_TX_MAX_FRAMES_HIGH, codec: number(4)},
-		{name: "sample-interval", kind: unix.ETHTOOL_A_COALESCE_RATE_SAMPLE_INTERVAL, codec: number(4)},
+		{name: "tx-frames-high", kind: unix.ETHTOOL_A_COALESCE_TX_MAX_FRAMES_HIGH,
+			codec: number(4)},
+		{name: "sample-interval", kind: unix.ETHTOOL_A_COALESCE_RATE_SAMPLE_INTERVAL,
+			codec: number(4)},
 		{name: "cqe-mode-tx", kind: unix.ETHTOOL_A_COALESCE_USE_CQE_MODE_TX, codec: number(1)},
 		{name: "cqe-mode-rx", kind: unix.ETHTOOL_A_COALESCE_USE_CQE_MODE_RX, codec: number(1)},
 		{name: "tx-aggr-max-bytes", kind: coalesceAggrBytes, codec: number(4)},
@@ -247,7 +252,8 @@ func (c *Conn) send(command uint8, index int, attributes ...*nl.RtAttr) ([]byte,
 		return nil, err
 	}
 	if len(answers[0]) < nl.SizeofGenlmsg {
-		return nil, fmt.Errorf("answer of %d bytes, want %d or more", len(answers[0]), nl.SizeofGenlmsg)
+		return nil, fmt.Errorf("answer of %d bytes, want %d or more", len(answers[0]),
+			nl.SizeofGenlmsg)
 	}
 	return answers[0][nl.SizeofGenlmsg:], nil
 }

@@ -34,7 +34,8 @@ func TestChange(t *testing.T) {
 		group string
 		to    map[string]string
 	}{
-		{"features", map[string]string{"tx-checksum-ip-generic": ethtool.Off, "rx-gro": ethtool.On}},
+		{"features",
+			map[string]string{"tx-checksum-ip-generic": ethtool.Off, "rx-gro": ethtool.On}},
 		{"features", map[string]string{"tx-checksum-ip-generic": ethtool.On}},
 		{"channels", map[string]string{"rx": "2", "tx": "3"}},
 		{"channels", map[string]string{"tx": "4"}},
@@ -84,8 +85,10 @@ func TestErrors(t *testing.T) {
 		t.Error("a group that does not exist is read")
 	}
 	for group, to := range map[string]map[string]string{
-		"channels": {"rx": "1000"}, "features": {"no-such-feature": ethtool.On}, "pause": {"rx": "300"}, "rocket": {"a": "b"},
-		"rings": {"rx": "many"}, "private flags": {"a": "b"}, "RSS": {"table": "0 x"}, "time stamps": {"tx": "sometimes"},
+		"channels": {"rx": "1000"}, "features": {"no-such-feature": ethtool.On},
+		"pause": {"rx": "300"}, "rocket": {"a": "b"},
+		"rings": {"rx": "many"}, "private flags": {"a": "b"}, "RSS": {"table": "0 x"},
+		"time stamps": {"tx": "sometimes"},
 	} {
 		if err := conn.Change(index, group, to); err == nil {
 			t.Errorf("%s %v is accepted", group, to)

@@ -65,7 +65,8 @@ func (h *host) route(netdev, to string, table int) {
 	must.Succeed(h.t, err)
 	must.Succeed(h.t, h.handle.LinkSetUp(h.link(netdev)))
 	must.Succeed(h.t, h.handle.RouteAdd(&netlink.Route{
-		Dst: destination, Table: table, LinkIndex: h.link(netdev).Attrs().Index, Scope: unix.RT_SCOPE_LINK,
+		Dst: destination, Table: table, LinkIndex: h.link(netdev).Attrs().Index,
+		Scope:    unix.RT_SCOPE_LINK,
 		Protocol: unix.RTPROT_STATIC,
 	}))
 }
@@ -87,10 +88,16 @@ func TestUse(t *testing.T) {
 		"nothing": {func(*host) {}, ""},
 		"up":      {func(h *host) { must.Succeed(t, h.handle.LinkSetUp(h.link("vf"))) }, ""},
 		"port of a bridge": {func(h *host) {
-			must.Succeed(t, h.handle.LinkSetMaster(h.link("vf"), h.add(&netlink.Bridge{LinkAttrs: named("br0")})))
+			must.Succeed(t,
+				h.handle.LinkSetMaster(h.link("vf"),
+					h.add(&netlink.Bridge{LinkAttrs: named("br0")})))
 		}, "is a port of bridge br0"},
-		"IPv4 address":       {func(h *host) { h.address("vf", "192.0.2.7/24") }, "has address 192.0.2.7/24"},
-		"IPv6 address":       {func(h *host) { h.address("vf", "2001:db8::7/64") }, "has address 2001:db8::7/64"},
+		"IPv4 address": {func(h *host) {
+			h.address("vf", "192.0.2.7/24")
+		}, "has address 192.0.2.7/24"},
+		"IPv6 address": {func(h *host) {
+			h.address("vf", "2001:db8::7/64")
+		}, "has address 2001:db8::7/64"},
 		"link-local address": {func(h *host) { h.address("vf", "fe80::7/64") }, ""},
 		"macvlan with an address": {func(h *host) {
 			above := &netlink.Macvlan{LinkAttrs: named("mac0"), Mode: netlink.MACVLAN_MODE_BRIDGE}
@@ -99,14 +106,27 @@ func TestUse(t *testing.T) {
 			h.address("mac0", "192.0.2.8/24")
 		}, "carries macvlan mac0"},
 		"underlay of VXLAN": {func(h *host) {
-			h.add(&netlink.Vxlan{LinkAttrs: named("vx0"), VxlanId: 7, VtepDevIndex: h.link("vf").Attrs().Index, Port: 4789})
+			h.add(&netlink.Vxlan{
+				LinkAttrs: named("vx0"), VxlanId: 7, VtepDevIndex: h.link("vf").Attrs().Index,
+				Port: 4789,
+			})
 		}, "carries vxlan vx0"},
-		"default route":                  {func(h *host) { h.route("vf", "0.0.0.0/0", 0) }, "has route 0.0.0.0/0"},
-		"default route in another table": {func(h *host) { h.route("vf", "0.0.0.0/0", 100) }, "has route 0.0.0.0/0 in table 100"},
-		"half of the default route":      {func(h *host) { h.route("vf", "128.0.0.0/1", 0) }, "has route 128.0.0.0/1"},
-		"route":                          {func(h *host) { h.route("vf", "198.51.100.0/24", 0) }, "has route 198.51.100.0/24"},
-		"IPv6 route in another table":    {func(h *host) { h.route("vf", "2001:db8::/32", 300) }, "has route 2001:db8::/32 in table 300"},
-		"use of the other end":           {func(h *host) { h.address("peer", "192.0.2.9/24") }, ""},
+		"default route": {func(h *host) {
+			h.route("vf", "0.0.0.0/0", 0)
+		}, "has route 0.0.0.0/0"},
+		"default route in another table": {func(h *host) {
+			h.route("vf", "0.0.0.0/0", 100)
+		}, "has route 0.0.0.0/0 in table 100"},
+		"half of the default route": {func(h *host) {
+			h.route("vf", "128.0.0.0/1", 0)
+		}, "has route 128.0.0.0/1"},
+		"route": {func(h *host) {
+			h.route("vf", "198.51.100.0/24", 0)
+		}, "has route 198.51.100.0/24"},
+		"IPv6 route in another table": {func(h *host) {
+			h.route("vf", "2001:db8::/32", 300)
+		}, "has route 2001:db8::/32 in table 300"},
+		"use of the other end": {func(h *host) { h.address("peer", "192.0.2.9/24") }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
@@ -121,7 +141,8 @@ func TestUse(t *testing.T) {
 // TestUseEnds: a use that has ended is none any more.
 func TestUseEnds(t *testing.T) {
 	h := newHost(t)
-	must.Succeed(t, h.handle.LinkSetMaster(h.link("vf"), h.add(&netlink.Bridge{LinkAttrs: named("br0")})))
+	must.Succeed(t,
+		h.handle.LinkSetMaster(h.link("vf"), h.add(&netlink.Bridge{LinkAttrs: named("br0")})))
 	must.Succeed(t, h.handle.LinkSetNoMaster(h.link("vf")))
 	if got := h.read().Use; got != "" {
 		t.Errorf("the netdev %q after it left the bridge", got)
@@ -172,10 +193,11 @@ func TestDefaultRoute(t *testing.T) {
 	h.address("vf", "10.2.0.1/24")
 	h.address("peer", "10.3.0.1/24")
 	must.Succeed(t, h.handle.LinkSetUp(h.link("peer")))
-	must.Succeed(t, h.handle.RouteAdd(&netlink.Route{Dst: all, Priority: 500, MultiPath: []*netlink.NexthopInfo{
-		{LinkIndex: h.link("vf").Attrs().Index, Gw: net.IPv4(10, 2, 0, 9)},
-		{LinkIndex: h.link("peer").Attrs().Index, Gw: net.IPv4(10, 3, 0, 9)},
-	}}))
+	must.Succeed(t,
+		h.handle.RouteAdd(&netlink.Route{Dst: all, Priority: 500, MultiPath: []*netlink.NexthopInfo{
+			{LinkIndex: h.link("vf").Attrs().Index, Gw: net.IPv4(10, 2, 0, 9)},
+			{LinkIndex: h.link("peer").Attrs().Index, Gw: net.IPv4(10, 3, 0, 9)},
+		}}))
 	if got := defaults(); !slices.Equal(got, []string{"peer", "vf"}) {
 		t.Errorf("default routes over %q, want peer and vf", got)
 	}

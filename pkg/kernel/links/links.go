@@ -1,7 +1,8 @@
-// Package links reads netdevs by rtnetlink whatever pods made of theirs. A pod that may configure its network can give a
-// netdev hundreds of long altnames, or a macvlan thousands of source addresses. The kernel's description is then larger than
-// what the netlink library reads, and may even be malformed: an attribute has a length of 16 bits, which wraps. Neither hides
-// the other netdevs here.
+// Package links reads netdevs by rtnetlink whatever pods made of theirs. A pod that may configure
+// its network can give a netdev hundreds of long altnames, or a macvlan thousands of source
+// addresses. The kernel's description is then larger than what the netlink library reads, and may
+// even be malformed: an attribute has a length of 16 bits, which wraps. Neither hides the other
+// netdevs here.
 package links
 
 import (
@@ -23,14 +24,16 @@ import (
 // ErrNotFound says that there is no such netdev.
 var ErrNotFound = errors.New("no such netdev")
 
-// Handle is a [netlink.Handle] that reads netdevs safely. What it reads has neither statistics of VFs nor other
-// information about them: see [request.SkipStatistics]. Its methods may be called by several goroutines at once.
+// Handle is a [netlink.Handle] that reads netdevs safely. What it reads has neither statistics of
+// VFs nor other information about them: see [request.SkipStatistics]. Its methods may be called by
+// several goroutines at once.
 type Handle struct {
 	*netlink.Handle
 	socket *nl.SocketHandle
 }
 
-// Open returns a handle for a network namespace, [netns.None] for the namespace of the calling thread. Close it after use.
+// Open returns a handle for a network namespace, [netns.None] for the namespace of the calling
+// thread. Close it after use.
 func Open(ns netns.NsHandle) (*Handle, error) {
 	// Without a named family, the handle needs XFRM too, which not every kernel has loaded.
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
@@ -56,11 +59,12 @@ func (h *Handle) Close() {
 // Socket is for messages that [netlink.Handle] cannot send: see [request.Send].
 func (h *Handle) Socket() *nl.SocketHandle { return h.socket }
 
-// All returns the bodies of the RTM_NEWLINK of all netdevs. Where one is so large that the kernel cannot list it, All asks
-// for each netdev alone and leaves out those that the kernel cannot describe. With an error that is [nl.ErrDumpInterrupted]
-// the list may lack netdevs.
+// All returns the bodies of the RTM_NEWLINK of all netdevs. Where one is so large that the kernel
+// cannot list it, All asks for each netdev alone and leaves out those that the kernel cannot
+// describe. With an error that is [nl.ErrDumpInterrupted] the list may lack netdevs.
 func (h *Handle) All() ([][]byte, error) {
-	messages, err := request.Send(h.socket, unix.RTM_GETLINK, unix.NLM_F_DUMP, nl.NewIfInfomsg(unix.AF_UNSPEC), noStatistics())
+	messages, err := request.Send(h.socket, unix.RTM_GETLINK, unix.NLM_F_DUMP,
+		nl.NewIfInfomsg(unix.AF_UNSPEC), noStatistics())
 	if tooLarge(err) {
 		return h.each()
 	}
@@ -87,12 +91,15 @@ func (h *Handle) LinkList() ([]netlink.Link, error) {
 
 // tooLarge says whether the answer did not fit in the kernel's buffer, or in ours.
 func tooLarge(err error) bool {
-	return errors.Is(err, request.ErrTooLarge) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EMSGSIZE)
+	return errors.Is(err, request.ErrTooLarge) || errors.Is(err, unix.ENOBUFS) ||
+		errors.Is(err, unix.EMSGSIZE)
 }
 
-// each asks for each netdev alone. The list of statistics has all netdevs, and nothing of variable size.
+// each asks for each netdev alone. The list of statistics has all netdevs, and nothing of variable
+// size.
 func (h *Handle) each() (messages [][]byte, err error) {
-	// struct if_stats_msg of linux/if_link.h: family, padding, ifindex, and a mask in which bit 0 is IFLA_STATS_LINK_64.
+	// struct if_stats_msg of linux/if_link.h: family, padding, ifindex, and a mask in which bit 0
+	// is IFLA_STATS_LINK_64.
 	const size, indexAt, maskAt = 12, 4, 8
 	header := make(raw, size)
 	binary.NativeEndian.PutUint32(header[maskAt:], 1)
@@ -126,7 +133,8 @@ func noStatistics() *nl.RtAttr {
 	return nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(request.SkipStatistics))
 }
 
-// Ask returns the body of the RTM_NEWLINK for the netdev with the index or, if that is 0, with the name in the attributes.
+// Ask returns the body of the RTM_NEWLINK for the netdev with the index or, if that is 0, with the
+// name in the attributes.
 func (h *Handle) Ask(index int, attributes ...*nl.RtAttr) ([]byte, error) {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index = int32(index)
@@ -145,7 +153,8 @@ func (h *Handle) LinkByIndex(index int) (netlink.Link, error) {
 	return h.link(fmt.Sprintf("index %d", index), index)
 }
 
-// LinkByName returns the netdev that has the name or altname. The error is [ErrNotFound] if there is none.
+// LinkByName returns the netdev that has the name or altname. The error is [ErrNotFound] if there
+// is none.
 func (h *Handle) LinkByName(name string) (netlink.Link, error) {
 	return h.link(name, 0, nl.NewRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name)))
 }
@@ -161,7 +170,8 @@ func (h *Handle) link(what string, index int, attributes ...*nl.RtAttr) (netlink
 	return Parse(message)
 }
 
-// Parse reads the body of an RTM_NEWLINK or RTM_DELLINK. What cannot be believed of it is left out: see [Attributes].
+// Parse reads the body of an RTM_NEWLINK or RTM_DELLINK. What cannot be believed of it is left out:
+// see [Attributes].
 func Parse(message []byte) (netlink.Link, error) {
 	kept, err := trim(message)
 	if err != nil {
@@ -174,10 +184,10 @@ func Parse(message []byte) (netlink.Link, error) {
 	return link, nil
 }
 
-// Attributes are the attributes of the body of an RTM_NEWLINK. A description of 64 KiB or more has those up to
-// IFLA_LINKINFO only, and the kind of that; the netdev below it is not among them. A netdev of a kind that has nothing of
-// variable size there has all: the
-// length of IFLA_LINKINFO may be wrapped, and what seems to follow it may be bytes that a pod chose.
+// Attributes are the attributes of the body of an RTM_NEWLINK. A description of 64 KiB or more has
+// those up to IFLA_LINKINFO only, and the kind of that; the netdev below it is not among them. A
+// netdev of a kind that has nothing of variable size there has all: the length of IFLA_LINKINFO may
+// be wrapped, and what seems to follow it may be bytes that a pod chose.
 func Attributes(message []byte) (attribute.Set, error) {
 	kept, err := trim(message)
 	if err != nil {
@@ -192,7 +202,8 @@ var plain = []string{"", "veth"}
 // trim returns the message without what cannot be believed.
 func trim(message []byte) ([]byte, error) {
 	if len(message) < unix.SizeofIfInfomsg {
-		return nil, fmt.Errorf("link of %d bytes, want at least %d", len(message), unix.SizeofIfInfomsg)
+		return nil, fmt.Errorf("link of %d bytes, want at least %d", len(message),
+			unix.SizeofIfInfomsg)
 	}
 	if len(message) <= math.MaxUint16 {
 		return message, nil

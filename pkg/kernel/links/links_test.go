@@ -19,15 +19,18 @@ import (
 	testns "github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// sources are as many MAC addresses for a macvlan of mode source as make IFLA_LINKINFO longer than its length field can say.
+// sources are as many MAC addresses for a macvlan of mode source as make IFLA_LINKINFO longer than
+// its length field can say.
 const sources = 6000
 
-// TestHugeNetdevs: a netdev that is larger than the library reads, or whose description is malformed, hides no other.
+// TestHugeNetdevs: a netdev that is larger than the library reads, or whose description is
+// malformed, hides no other.
 func TestHugeNetdevs(t *testing.T) {
 	for name, given := range map[string]func(t *testing.T, h *netlink.Handle, lower netlink.Link){
 		"altnames": func(t *testing.T, h *netlink.Handle, lower netlink.Link) {
 			for i := range 496 {
-				must.Succeed(t, h.LinkAddAltName(lower, fmt.Sprintf("%03d%s", i, strings.Repeat("x", 124))))
+				must.Succeed(t,
+					h.LinkAddAltName(lower, fmt.Sprintf("%03d%s", i, strings.Repeat("x", 124))))
 			}
 		},
 		"macvlan sources": func(t *testing.T, h *netlink.Handle, lower netlink.Link) {
@@ -85,7 +88,8 @@ func TestNotFound(t *testing.T) {
 	h, err := links.Open(netns.NsHandle(ns.Fd()))
 	must.Succeed(t, err)
 	defer h.Close()
-	if _, err := h.LinkByName("nope"); !errors.Is(err, links.ErrNotFound) || !strings.Contains(err.Error(), "nope") {
+	if _, err := h.LinkByName("nope"); !errors.Is(err, links.ErrNotFound) ||
+		!strings.Contains(err.Error(), "nope") {
 		t.Errorf("error %v, want %v", err, links.ErrNotFound)
 	}
 	if _, err := h.LinkByIndex(4711); !errors.Is(err, links.ErrNotFound) {
@@ -110,10 +114,12 @@ func message(kind string, filler int, after ...*nl.RtAttr) []byte {
 	return m
 }
 
-// TestForgedAttributes: where the length of IFLA_LINKINFO may be wrapped, a pod may have chosen what follows.
+// TestForgedAttributes: where the length of IFLA_LINKINFO may be wrapped, a pod may have chosen
+// what follows.
 func TestForgedAttributes(t *testing.T) {
 	forged := []*nl.RtAttr{
-		nl.NewRtAttr(unix.IFLA_PARENT_DEV_NAME, nl.ZeroTerminated("0000:3b:00.2")), nl.NewRtAttr(unix.IFLA_MTU, []byte{1}),
+		nl.NewRtAttr(unix.IFLA_PARENT_DEV_NAME, nl.ZeroTerminated("0000:3b:00.2")),
+		nl.NewRtAttr(unix.IFLA_MTU, []byte{1}),
 	}
 	for name, test := range map[string]struct {
 		message []byte

@@ -1,5 +1,6 @@
-// Package listen hears by netlink that the kernel changed something, and takes only this fact from a message: a loss is harmless.
-// Netlink libraries do not fit: they parse messages, and end a subscription, or poll, when messages were lost.
+// Package listen hears by netlink that the kernel changed something, and takes only this fact from
+// a message: a loss is harmless. Netlink libraries do not fit: they parse messages, and end a
+// subscription, or poll, when messages were lost.
 package listen
 
 import (
@@ -22,14 +23,18 @@ import (
 type Source struct {
 	Name     string // for logs: "rtnetlink"
 	Protocol int    // NETLINK_* of linux/netlink.h
-	// Groups returns the numbers of the multicast groups, which in generic netlink depend on the boot; EOPNOTSUPP for none.
+	// Groups returns the numbers of the multicast groups, which in generic netlink depend on the
+	// boot; EOPNOTSUPP for none.
 	Groups func(ns netns.NsHandle) ([]uint32, error)
-	// Matters says whether a message, which begins with its header, matters; nil is all. It must not keep the message.
+	// Matters says whether a message, which begins with its header, matters; nil is all. It must
+	// not keep the message.
 	Matters func(message []byte) bool
 }
 
 // Links are the changes of netdevs.
-var Links = Source{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: Groups(unix.RTNLGRP_LINK)}
+var Links = Source{
+	Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: Groups(unix.RTNLGRP_LINK),
+}
 
 // Groups returns fixed numbers.
 func Groups(numbers ...uint32) func(netns.NsHandle) ([]uint32, error) {
@@ -37,16 +42,20 @@ func Groups(numbers ...uint32) func(netns.NsHandle) ([]uint32, error) {
 }
 
 const (
-	receiveBuffer            = 1 << 20 // bytes of messages that may wait for the listener; the kernel drops more
+	// bytes of messages that may wait for the listener; the kernel drops more
+	receiveBuffer            = 1 << 20
 	firstRetry, slowestRetry = 100 * time.Millisecond, 30 * time.Second
 )
 
-// Follow listens in the network namespace at the path, "" for the process's own, until ctx ends, and again after every
-// failure. It calls changed when it begins to listen, for every message that matters, and when messages were lost. It returns
-// early only if the kernel does not have the source. changed must not take long.
+// Follow listens in the network namespace at the path, "" for the process's own, until ctx ends,
+// and again after every failure. It calls changed when it begins to listen, for every message that
+// matters, and when messages were lost. It returns early only if the kernel does not have the
+// source. changed must not take long.
 func (s Source) Follow(ctx context.Context, netNS string, changed func(), log logr.Logger) {
 	log = log.WithValues("source", s.Name)
-	s.follow(ctx, func(ctx context.Context) error { return s.listen(ctx, netNS, changed, log) }, log)
+	s.follow(ctx, func(ctx context.Context) error {
+		return s.listen(ctx, netNS, changed, log)
+	}, log)
 }
 
 func (s Source) follow(ctx context.Context, listen func(context.Context) error, log logr.Logger) {
@@ -121,7 +130,8 @@ func (s Source) open(netNS string) (*os.File, error) {
 	}
 	var fd int
 	err = namespace.Do(ns, func() (err error) {
-		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, s.Protocol)
+		fd, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+			s.Protocol)
 		return err
 	})
 	if err != nil {
@@ -135,7 +145,8 @@ func (s Source) open(netNS string) (*os.File, error) {
 		return nil, fmt.Errorf("bind: %w", err)
 	}
 	for _, group := range groups {
-		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, int(group)); err != nil {
+		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP,
+			int(group)); err != nil {
 			socket.Close()
 			return nil, fmt.Errorf("join multicast group %d: %w", group, err)
 		}

@@ -46,15 +46,21 @@ func listen(t *testing.T, s Source, netNS string, log logr.Logger) (woken <-chan
 }
 
 func rtnetlink(matters func([]byte) bool) Source {
-	return Source{Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: Groups(unix.RTNLGRP_LINK), Matters: matters}
+	return Source{
+		Name: "rtnetlink", Protocol: unix.NETLINK_ROUTE, Groups: Groups(unix.RTNLGRP_LINK),
+		Matters: matters,
+	}
 }
 
 // uevents are the kernel's own.
 func uevents(matters func([]byte) bool) Source {
-	return Source{Name: "uevent", Protocol: unix.NETLINK_KOBJECT_UEVENT, Groups: Groups(1), Matters: matters}
+	return Source{
+		Name: "uevent", Protocol: unix.NETLINK_KOBJECT_UEVENT, Groups: Groups(1), Matters: matters,
+	}
 }
 
-// TestMessagesLost covers that too many messages at once make one look at everything, although none of them matters.
+// TestMessagesLost covers that too many messages at once make one look at everything, although none
+// of them matters.
 func TestMessagesLost(t *testing.T) {
 	host := netns.New(t)
 	first, goOn := make(chan struct{}), make(chan struct{})
@@ -73,7 +79,8 @@ func TestMessagesLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	receiveSoon(t, "first message", first)
-	// The kernel counts at least 512 bytes for each message, and twice the buffer's size as its limit (socket(7)).
+	// The kernel counts at least 512 bytes for each message, and twice the buffer's size as its
+	// limit (socket(7)).
 	for n := range 2*receiveBuffer/512 + 1 {
 		if err := host.Handle().LinkSetMTU(bridge, 1000+n%2); err != nil {
 			t.Fatal(err)
@@ -95,7 +102,8 @@ func TestSubscribesAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	receiveSoon(t, "subscription", woken)
-	if err := host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}); err != nil {
+	if err := host.Handle().
+		LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}); err != nil {
 		t.Fatal(err)
 	}
 	receiveSoon(t, "message", woken)
@@ -112,7 +120,8 @@ func TestForeignMessages(t *testing.T) {
 	receiveSoon(t, "subscription", listen(t, s, host.Path(), logr.Discard()))
 	forged := []byte("add@/forged\x00SUBSYSTEM=pci\x00")
 	err := host.Do(func() error {
-		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_KOBJECT_UEVENT)
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC,
+			unix.NETLINK_KOBJECT_UEVENT)
 		if err != nil {
 			return err
 		}
@@ -122,7 +131,8 @@ func TestForeignMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}); err != nil {
+	if err := host.Handle().
+		LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -159,17 +169,24 @@ func TestFollow(t *testing.T) {
 		min, max int // watches
 		log      string
 	}{
-		"cannot listen":  {watching{fail: errors.New("no socket")}, time.Minute, 9, 12, "no socket"},
-		"is interrupted": {watching{fail: unix.ENOMEM, lasts: time.Hour}, 10 * time.Hour, 10, 10, `"retry"="1`},
-		"is not there":   {watching{fail: fmt.Errorf("no devlink: %w", unix.EOPNOTSUPP)}, time.Hour, 1, 1, "no devlink"},
-		"listens":        {watching{lasts: 2 * time.Hour}, time.Hour, 1, 1, ""},
+		"cannot listen": {
+			watching{fail: errors.New("no socket")}, time.Minute, 9, 12, "no socket",
+		},
+		"is interrupted": {
+			watching{fail: unix.ENOMEM, lasts: time.Hour}, 10 * time.Hour, 10, 10, `"retry"="1`,
+		},
+		"is not there": {watching{fail: fmt.Errorf("no devlink: %w", unix.EOPNOTSUPP)}, time.Hour,
+			1, 1, "no devlink"},
+		"listens": {watching{lasts: 2 * time.Hour}, time.Hour, 1, 1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), test.during)
 				defer cancel()
 				var logged []string
-				log := funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{Verbosity: 1})
+				log := funcr.New(func(_, args string) {
+					logged = append(logged, args)
+				}, funcr.Options{Verbosity: 1})
 				Source{Name: "devlink"}.follow(ctx, test.watch, log)
 				if n := len(test.times); n < test.min || n > test.max {
 					t.Errorf("%d watches, want %d-%d", n, test.min, test.max)

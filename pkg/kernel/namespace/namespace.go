@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens the network namespace at a path, which the caller closes. For "" it returns [netns.None]: the process's own.
+// Open opens the network namespace at a path, which the caller closes. For "" it returns
+// [netns.None]: the process's own.
 func Open(path string) (netns.NsHandle, error) {
 	if path == "" {
 		return netns.None(), nil
@@ -73,7 +74,8 @@ func New() (ns netns.NsHandle, err error) {
 	defer here.Close()
 
 	err = onThread(here, func() error {
-		if ns, err = netns.New(); err != nil { // the thread is in the new namespace then, and leaves it
+		// the thread is in the new namespace then, and leaves it
+		if ns, err = netns.New(); err != nil {
 			return fmt.Errorf("make a network namespace: %w", err)
 		}
 		return nil

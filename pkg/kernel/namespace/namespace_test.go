@@ -14,8 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// TestThreadsStay covers that every thread is in the process's own namespace again, also the first, which does not end
-// when a goroutine that is locked to it does.
+// TestThreadsStay covers that every thread is in the process's own namespace again, also the first,
+// which does not end when a goroutine that is locked to it does.
 func TestThreadsStay(t *testing.T) {
 	host := netns.New(t)
 	ns, err := namespace.Open(host.Path())
@@ -52,7 +52,8 @@ func TestThreadsStay(t *testing.T) {
 		t.Fatalf("threads %q, %v", threads, err)
 	}
 	for _, thread := range threads {
-		if now, err := os.Readlink(thread); err == nil && now != own { // it may have ended meanwhile
+		// it may have ended meanwhile
+		if now, err := os.Readlink(thread); err == nil && now != own {
 			t.Errorf("%s is %s, want %s", thread, now, own)
 		}
 	}
@@ -60,7 +61,8 @@ func TestThreadsStay(t *testing.T) {
 
 func TestOpen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "none")
-	if _, err := namespace.Open(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
+	if _, err := namespace.Open(path); !errors.Is(err, os.ErrNotExist) ||
+		!strings.Contains(err.Error(), path) {
 		t.Errorf("error %v", err)
 	}
 	ns, err := namespace.Open("")
@@ -68,7 +70,8 @@ func TestOpen(t *testing.T) {
 		t.Errorf("namespace %v, %v", ns, err)
 	}
 	called := false
-	if err := namespace.Do(ns, func() error { called = true; return os.ErrInvalid }); !called || !errors.Is(err, os.ErrInvalid) {
+	if err := namespace.Do(ns, func() error { called = true; return os.ErrInvalid }); !called ||
+		!errors.Is(err, os.ErrInvalid) {
 		t.Errorf("called: %t, error %v", called, err)
 	}
 }

@@ -18,10 +18,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// makeAlone returns once nothing is stacked on a netdev of the host, in whatever namespace. A pod may move what it made on
-// its netdev to another namespace, or make it there. The kernel lists it only there, and a namespace that only a file
-// descriptor holds is found by nothing. So a BPF program looks at the netdev itself. Without that, the kernel is asked whether
-// the netdev takes what it can take only when nothing is stacked on it. place is where the pod was.
+// makeAlone returns once nothing is stacked on a netdev of the host, in whatever namespace. A pod
+// may move what it made on its netdev to another namespace, or make it there. The kernel lists it
+// only there, and a namespace that only a file descriptor holds is found by nothing. So a BPF
+// program looks at the netdev itself. Without that, the kernel is asked whether the netdev takes
+// what it can take only when nothing is stacked on it. place is where the pod was.
 func (e *Engine) makeAlone(
 	ctx context.Context, l *link, place Place, rebinding *Rebinding,
 ) error {
@@ -34,7 +35,8 @@ func (e *Engine) makeAlone(
 	if on, err = e.stackedAnywhere(ctx, l); on == "" || err != nil {
 		return errors.Join(err, ctx.Err())
 	}
-	left := fmt.Errorf("%s is on top of it in a network namespace that is not found, made by the pod: %w", on, ErrLeaks)
+	left := fmt.Errorf("%s is on top of it in a network namespace that is not found, made by the "+
+		"pod: %w", on, ErrLeaks)
 	if ctx.Err() != nil {
 		return errors.Join(searchErr, ctx.Err())
 	}
@@ -72,8 +74,8 @@ func (e *Engine) onTop(l *link) (on string, certain bool, err error) {
 	return on, known, err
 }
 
-// probes are made on netdevs to see what is stacked on them. They are made in a namespace of their own, in which their name
-// is taken: the kernel looks at the lower netdev before it refuses them.
+// probes are made on netdevs to see what is stacked on them. They are made in a namespace of their
+// own, in which their name is taken: the kernel looks at the lower netdev before it refuses them.
 type probes struct {
 	mutex sync.Mutex
 	ns    netns.NsHandle
@@ -115,9 +117,10 @@ func (p *probes) close() {
 	}
 }
 
-// handled says whether the netdev has a macvlan, or another netdev that takes its frames by a handler (rx_handler), as all
-// but VLANs do. A macvlan of mode passthru must be the only one, and a netdev has one handler (macvlan_common_newlink of
-// drivers/net/macvlan.c). The probe has a name that is taken, so that the kernel makes nothing.
+// handled says whether the netdev has a macvlan, or another netdev that takes its frames by a
+// handler (rx_handler), as all but VLANs do. A macvlan of mode passthru must be the only one, and a
+// netdev has one handler (macvlan_common_newlink of drivers/net/macvlan.c). The probe has a name
+// that is taken, so that the kernel makes nothing.
 func (e *Engine) handled(l *link) (string, error) {
 	if l.linkType != unix.ARPHRD_ETHER {
 		return "", nil // the kernel has no macvlans on others
@@ -134,7 +137,8 @@ func (e *Engine) handled(l *link) (string, error) {
 	// With NLM_F_EXCL, the kernel would look at the name first.
 	const flags = unix.NLM_F_CREATE | unix.NLM_F_ACK
 	_, err = request.Send(e.host.Socket(), unix.RTM_NEWLINK, flags, linkHeader(0),
-		text(unix.IFLA_IFNAME, name), number(unix.IFLA_LINK, l.Identity.Index), number(unix.IFLA_NET_NS_FD, int(ns)), info)
+		text(unix.IFLA_IFNAME, name), number(unix.IFLA_LINK, l.Identity.Index),
+		number(unix.IFLA_NET_NS_FD, int(ns)), info)
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return "", nil
@@ -150,27 +154,31 @@ func (e *Engine) handled(l *link) (string, error) {
 	return "", fmt.Errorf("ask whether a macvlan is on top of it: %w", err)
 }
 
-// noHandlers returns an error unless the kernel has no kind of netdev that takes frames of one in another namespace. It is for
-// a kernel that has no macvlans, nor a module for them.
+// noHandlers returns an error unless the kernel has no kind of netdev that takes frames of one in
+// another namespace. It is for a kernel that has no macvlans, nor a module for them.
 func (e *Engine) noHandlers() error {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("ipvlan"))
 	const flags = unix.NLM_F_CREATE | unix.NLM_F_ACK
-	_, err := request.Send(e.host.Socket(), unix.RTM_NEWLINK, flags, linkHeader(0), info) // without a netdev below it
+	// without a netdev below it
+	_, err := request.Send(e.host.Socket(), unix.RTM_NEWLINK, flags, linkHeader(0), info)
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
-	return errors.New("whether an ipvlan is on top of it cannot be seen without the kernel's module macvlan: load it")
+	return errors.New("whether an ipvlan is on top of it cannot be seen without the kernel's " +
+		"module macvlan: load it")
 }
 
-// tagged says whether the netdev has a VLAN. The kernel refuses a second one with the same number before it looks at the
-// MTU, which is too large in these requests (vlan_newlink of net/8021q/vlan_netlink.c).
+// tagged says whether the netdev has a VLAN. The kernel refuses a second one with the same number
+// before it looks at the MTU, which is too large in these requests (vlan_newlink of
+// net/8021q/vlan_netlink.c).
 func (e *Engine) tagged(ctx context.Context, l *link) (string, error) {
 	if _, err := os.Stat("/proc/net/vlan"); errors.Is(err, fs.ErrNotExist) {
 		return "", nil // the kernel has no VLANs, or has not loaded them
 	}
 	if l.MTU >= probeMTU {
-		return "", fmt.Errorf("MTU %d: must be below %d, so that VLANs on top of it can be found", l.MTU, probeMTU)
+		return "", fmt.Errorf("MTU %d: must be below %d, so that VLANs on top of it can be found",
+			l.MTU, probeMTU)
 	}
 	for _, protocol := range []uint16{unix.ETH_P_8021Q, unix.ETH_P_8021AD} {
 		if on, err := e.taggedAs(ctx, l.Identity.Index, protocol); on != "" || err != nil {
@@ -212,12 +220,14 @@ func vlanProbe(index int, protocol, id uint16) request.Message {
 	data.AddRtAttr(nl.IFLA_VLAN_PROTOCOL, []byte{byte(protocol >> 8), byte(protocol)})
 	return request.Message{
 		Type: unix.RTM_NEWLINK, Flags: unix.NLM_F_CREATE | unix.NLM_F_EXCL, Header: linkHeader(0),
-		Attributes: []*nl.RtAttr{number(unix.IFLA_LINK, index), number(unix.IFLA_MTU, probeMTU), info},
+		Attributes: []*nl.RtAttr{
+			number(unix.IFLA_LINK, index), number(unix.IFLA_MTU, probeMTU), info,
+		},
 	}
 }
 
-// dropEverywhere deletes what is stacked on a netdev of the host, in all namespaces that are found: the host's, those that
-// have a name beside the pod's, and those of all processes.
+// dropEverywhere deletes what is stacked on a netdev of the host, in all namespaces that are found:
+// the host's, those that have a name beside the pod's, and those of all processes.
 func (e *Engine) dropEverywhere(ctx context.Context, index int, place Place) error {
 	errs := []error{e.dropStacked(ctx, e.host, index, ownNamespace)}
 	seen := map[[2]uint64]bool{}
@@ -249,7 +259,8 @@ func (e *Engine) namespaces(place Place) []string {
 	return paths
 }
 
-// dropThere deletes what is stacked on a netdev of the host in the namespace at the path, which may end meanwhile.
+// dropThere deletes what is stacked on a netdev of the host in the namespace at the path, which may
+// end meanwhile.
 func (e *Engine) dropThere(ctx context.Context, path string, index int) error {
 	there, err := dial(path)
 	if err != nil || there.cookie == e.host.cookie {
@@ -257,7 +268,8 @@ func (e *Engine) dropThere(ctx context.Context, path string, index int) error {
 		return nil
 	}
 	defer there.close()
-	if _, err := there.LinkList(); err != nil { // the kernel gives the host an id when it lists what is above its netdevs
+	// the kernel gives the host an id when it lists what is above its netdevs
+	if _, err := there.LinkList(); err != nil {
 		return err
 	}
 	host, err := there.GetNetNsIdByFd(int(e.host.ns))

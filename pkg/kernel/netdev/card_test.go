@@ -101,7 +101,8 @@ func notes(t *testing.T, restored netdev.Restored, want ...string) {
 // everything is what a pod may ask of a PF.
 func everything() function.Interface {
 	return function.Interface{Name: "net1", MAC: podsMAC, VF: &function.VFConfig{
-		VLAN: new(100), QoS: new(3), MaxTxRate: new(500), SpoofCheck: new(false), Trust: new(true), LinkState: "enable",
+		VLAN: new(100), QoS: new(3), MaxTxRate: new(500), SpoofCheck: new(false), Trust: new(true),
+		LinkState: "enable",
 	}}
 }
 
@@ -112,7 +113,8 @@ func TestCardRoundTrip(t *testing.T) {
 	a, err := attachCard(t, w, everything())
 	must.Succeed(t, err)
 	want := []string{
-		"MAC " + podsMAC, "VLAN 100 qos 3 proto 802.1q", "rates of 0-500 Mbit/s", "spoof check off", "trust on", "link state enable",
+		"MAC " + podsMAC, "VLAN 100 qos 3 proto 802.1q", "rates of 0-500 Mbit/s", "spoof check off",
+		"trust on", "link state enable",
 	}
 	if diff := cmp.Diff(want, c.Orders()); diff != "" {
 		t.Errorf("attached by (-want +got):\n%s", diff)
@@ -188,7 +190,8 @@ func TestZerosRefused(t *testing.T) {
 				}
 				return nil
 			}
-			a, err := attachCard(t, w, function.Interface{Name: "net1", MAC: podsMAC, Userspace: userspace})
+			a, err := attachCard(t,
+				w, function.Interface{Name: "net1", MAC: podsMAC, Userspace: userspace})
 			must.Succeed(t, err)
 			restored, err := a.restore(t, w)
 			must.Succeed(t, err)
@@ -196,7 +199,8 @@ func TestZerosRefused(t *testing.T) {
 			if got == podsMAC || got == zeros || !userspace && got != own {
 				t.Errorf("MAC %s stays", got)
 			}
-			notes(t, restored, "vf mac is "+string(got)+", was "+zeros+": the old value was refused: ")
+			notes(t, restored, "vf mac is "+string(got)+", was "+zeros+
+				": the old value was refused: ")
 			c.Orders()
 			_, err = a.restore(t, w)
 			must.Succeed(t, err)
@@ -223,7 +227,9 @@ func TestPodsMACStays(t *testing.T) {
 // TestThreeOutcomes: what a driver refuses for good is noted or leaks; what it refuses for now is
 // tried again.
 func TestThreeOutcomes(t *testing.T) {
-	isolating := netdev.VFState{MAC: zeros, Proto: "802.1q", SpoofCheck: new(false), Trust: new(true), LinkState: "auto"}
+	isolating := netdev.VFState{
+		MAC: zeros, Proto: "802.1q", SpoofCheck: new(false), Trust: new(true), LinkState: "auto",
+	}
 	for name, test := range map[string]struct {
 		before *netdev.VFState
 		wish   function.VFConfig
@@ -232,18 +238,45 @@ func TestThreeOutcomes(t *testing.T) {
 		leaks  bool
 		note   string // where the release succeeds
 	}{
-		"VLAN":                       {wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EINVAL, leaks: true},
-		"VLAN, busy":                 {wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EAGAIN},
-		"VLAN, PF is down":           {wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EINVAL, down: true},
-		"VLAN, not for this driver":  {wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EOPNOTSUPP, down: true, leaks: true},
-		"VLAN, firmware fails":       {wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EIO},
-		"trust stays":                {wish: function.VFConfig{Trust: new(true)}, refuse: unix.EPERM, leaks: true},
-		"trust is taken away":        {before: &isolating, wish: function.VFConfig{Trust: new(false)}, refuse: unix.EPERM, note: "vf trust is "},
-		"spoof check stays off":      {wish: function.VFConfig{SpoofCheck: new(false)}, refuse: unix.Errno(524), leaks: true},
-		"spoof check stays on":       {before: &isolating, wish: function.VFConfig{SpoofCheck: new(true)}, refuse: unix.EPERM, note: "vf spoofchk is "},
-		"rate":                       {wish: function.VFConfig{MaxTxRate: new(5)}, refuse: unix.EINVAL, note: "vf max_tx_rate is 5, was 0"},
-		"link state":                 {wish: function.VFConfig{LinkState: "disable"}, refuse: unix.EOPNOTSUPP, note: "vf link-state is "},
-		"rate, a reset is under way": {wish: function.VFConfig{MaxTxRate: new(5)}, refuse: unix.EBUSY},
+		"VLAN": {
+			wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EINVAL, leaks: true,
+		},
+		"VLAN, busy": {
+			wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EAGAIN,
+		},
+		"VLAN, PF is down": {
+			wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EINVAL, down: true,
+		},
+		"VLAN, not for this driver": {
+			wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EOPNOTSUPP, down: true,
+			leaks: true,
+		},
+		"VLAN, firmware fails": {wish: function.VFConfig{VLAN: new(100)}, refuse: unix.EIO},
+		"trust stays": {
+			wish: function.VFConfig{Trust: new(true)}, refuse: unix.EPERM, leaks: true,
+		},
+		"trust is taken away": {
+			before: &isolating, wish: function.VFConfig{Trust: new(false)}, refuse: unix.EPERM,
+			note: "vf trust is ",
+		},
+		"spoof check stays off": {
+			wish: function.VFConfig{SpoofCheck: new(false)}, refuse: unix.Errno(524), leaks: true,
+		},
+		"spoof check stays on": {
+			before: &isolating, wish: function.VFConfig{SpoofCheck: new(true)}, refuse: unix.EPERM,
+			note: "vf spoofchk is ",
+		},
+		"rate": {
+			wish: function.VFConfig{MaxTxRate: new(5)}, refuse: unix.EINVAL,
+			note: "vf max_tx_rate is 5, was 0",
+		},
+		"link state": {
+			wish: function.VFConfig{LinkState: "disable"}, refuse: unix.EOPNOTSUPP,
+			note: "vf link-state is ",
+		},
+		"rate, a reset is under way": {
+			wish: function.VFConfig{MaxTxRate: new(5)}, refuse: unix.EBUSY,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, c := newCard(t)
@@ -291,7 +324,10 @@ func TestSilentPF(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, c := newCard(t)
 			before := c.Enforced()
-			want := function.Interface{Name: "net1", Userspace: userspace, VF: &function.VFConfig{VLAN: new(100), Trust: new(true)}}
+			want := function.Interface{
+				Name: "net1", Userspace: userspace,
+				VF: &function.VFConfig{VLAN: new(100), Trust: new(true)},
+			}
 			a, err := attachCard(t, w, want)
 			must.Succeed(t, err)
 			const unknown = "tells nothing about the VF, whose state is unknown"
@@ -305,7 +341,8 @@ func TestSilentPF(t *testing.T) {
 				if errors.Is(err, netdev.ErrLeaks) {
 					t.Errorf("error %v is final", err)
 				}
-				_, err = w.engine.Restore(t.Context(), netdev.Device{PF: deviceOfCard().PF}, a.before.WithoutNetdev(), netdev.Place{})
+				_, err = w.engine.Restore(t.Context(), netdev.Device{PF: deviceOfCard().PF},
+					a.before.WithoutNetdev(), netdev.Place{})
 				mentions(t, err, unknown)
 				c.NoOperations = true // another driver
 				_, err = a.restore(t, w)
@@ -326,7 +363,8 @@ func TestSilentPF(t *testing.T) {
 // TestVFThatIsGone: a PF that says that it has no such VF leaves nothing to restore.
 func TestVFThatIsGone(t *testing.T) {
 	w, c := newCard(t)
-	a, err := attachCard(t, w, function.Interface{Name: "net1", Userspace: true, VF: &function.VFConfig{VLAN: new(100)}})
+	a, err := attachCard(t, w,
+		function.Interface{Name: "net1", Userspace: true, VF: &function.VFConfig{VLAN: new(100)}})
 	must.Succeed(t, err)
 	c.NoVFs = true
 	if got, err := a.check(t, w, netdev.Expected{}); err != nil || len(got) != 1 {
@@ -349,15 +387,19 @@ func TestBaselineOfSilentPF(t *testing.T) {
 		says         string // of the error
 		told         bool   // the PF has the VF's state in the end
 	}{
-		"of this VF":                   {silent: -1, others: true, want: nothing, says: "whose state is unknown"},
-		"of this VF for a moment":      {silent: 2, others: true, want: nothing, told: true},
-		"of all, trust is wanted":      {silent: -1, want: trust, says: "whose state is unknown"},
-		"of all for a moment":          {silent: 2, want: trust, told: true},
-		"of all, nothing is wanted":    {silent: -1, want: nothing},
-		"of all, a MAC is wanted":      {silent: -1, want: mac},
-		"of all for a moment, MAC":     {silent: 1, want: mac, told: true},
-		"no operations":                {none: true, want: mac},
-		"no operations, trust, wanted": {none: true, want: trust, says: "has no PF that VF properties"},
+		"of this VF": {
+			silent: -1, others: true, want: nothing, says: "whose state is unknown",
+		},
+		"of this VF for a moment":   {silent: 2, others: true, want: nothing, told: true},
+		"of all, trust is wanted":   {silent: -1, want: trust, says: "whose state is unknown"},
+		"of all for a moment":       {silent: 2, want: trust, told: true},
+		"of all, nothing is wanted": {silent: -1, want: nothing},
+		"of all, a MAC is wanted":   {silent: -1, want: mac},
+		"of all for a moment, MAC":  {silent: 1, want: mac, told: true},
+		"no operations":             {none: true, want: mac},
+		"no operations, trust, wanted": {
+			none: true, want: trust, says: "has no PF that VF properties",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w, c := newCard(t)
@@ -391,9 +433,12 @@ func TestBaselineOfSilentPF(t *testing.T) {
 func TestUntoldSettings(t *testing.T) {
 	w, c := newCard(t)
 	c.VF.Trust, c.VF.SpoofCheck = nil, nil
-	want := function.Interface{Name: "net1", VF: &function.VFConfig{Trust: new(true), SpoofCheck: new(false)}}
+	want := function.Interface{
+		Name: "net1", VF: &function.VFConfig{Trust: new(true), SpoofCheck: new(false)},
+	}
 	_, err := attachCard(t, w, want)
-	mentions(t, err, "vf.spoofCheck, vf.trust: must be absent: PF ens1f0 (0000:3b:00.0) does not tell it for VF 0")
+	mentions(t, err, "vf.spoofCheck, vf.trust: must be absent: PF ens1f0 (0000:3b:00.0) does not "+
+		"tell it for VF 0")
 }
 
 // TestVFResets: the VF is busy after each order to the PF (i40e, ice). It is attached and released
@@ -489,7 +534,8 @@ func TestRenamedPF(t *testing.T) {
 func TestRateOfTheLink(t *testing.T) {
 	w, c := newCard(t)
 	c.VF.MaxTxRate = 25000
-	a, err := attachCard(t, w, function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}})
+	a, err := attachCard(t,
+		w, function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}})
 	must.Succeed(t, err)
 	c.Orders()
 	c.VF.MaxTxRate = 10000
@@ -510,9 +556,11 @@ func TestDroppedValues(t *testing.T) {
 		wish function.VFConfig
 		says string
 	}{
-		"link state enable": {function.VFConfig{LinkState: "enable"}, "vf.linkState: PF ens1f0 (0000:3b:00.0) tells link state auto for VF 0, and not link state enable"},
+		"link state enable": {function.VFConfig{LinkState: "enable"}, "vf.linkState: PF ens1f0 " +
+			"(0000:3b:00.0) tells link state auto for VF 0, and not link state enable"},
 		"VLAN 7 qos 3 proto 802.1q": {
-			function.VFConfig{VLAN: new(7), QoS: new(3)}, "tells VLAN none for VF 0, and not VLAN 7 qos 3 proto 802.1q",
+			function.VFConfig{VLAN: new(7), QoS: new(3)},
+			"tells VLAN none for VF 0, and not VLAN 7 qos 3 proto 802.1q",
 		},
 		"rates of 0-9 Mbit/s": {function.VFConfig{MaxTxRate: new(9)}, "vf.maxTxRate: PF ens1f0"},
 	} {
@@ -521,7 +569,8 @@ func TestDroppedValues(t *testing.T) {
 			before := c.Enforced()
 			c.Drop = func(got string) bool { return got == order }
 			impatiently(w, c, func() {
-				_, err := attachCard(t, w, function.Interface{Name: "net1", MAC: podsMAC, VF: &test.wish})
+				_, err := attachCard(t, w,
+					function.Interface{Name: "net1", MAC: podsMAC, VF: &test.wish})
 				mentions(t, err, test.says)
 			})
 			if diff := cmp.Diff(before, c.Enforced()); diff != "" {
@@ -531,7 +580,8 @@ func TestDroppedValues(t *testing.T) {
 	}
 	t.Run("at release", func(t *testing.T) {
 		w, c := newCard(t)
-		a, err := attachCard(t, w, function.Interface{Name: "net1", VF: &function.VFConfig{MaxTxRate: new(9)}})
+		a, err := attachCard(t,
+			w, function.Interface{Name: "net1", VF: &function.VFConfig{MaxTxRate: new(9)}})
 		must.Succeed(t, err)
 		c.Drop = func(string) bool { return true }
 		impatiently(w, c, func() { _, err = a.restore(t, w) })
@@ -539,7 +589,8 @@ func TestDroppedValues(t *testing.T) {
 		w.engine.Play(c, 10*time.Second, 20*time.Millisecond)
 		restored, err := a.restore(t, w)
 		must.Succeed(t, err)
-		notes(t, restored, "vf max_tx_rate is 9, was 0: the driver accepted the old value and did not set it")
+		notes(t, restored,
+			"vf max_tx_rate is 9, was 0: the driver accepted the old value and did not set it")
 	})
 }
 
@@ -547,7 +598,8 @@ func TestDroppedValues(t *testing.T) {
 func TestRestoreEndsWithItsContext(t *testing.T) {
 	w, c := newCard(t)
 	w.engine.Play(c, time.Minute, time.Second)
-	a, err := attachCard(t, w, function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}})
+	a, err := attachCard(t,
+		w, function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100)}})
 	must.Succeed(t, err)
 	for name, silent := range map[string]int{"silent": -1, "busy": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -563,7 +615,8 @@ func TestRestoreEndsWithItsContext(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := w.engine.Restore(ctx, device(), a.before, a.place); !errors.Is(err, context.Canceled) {
+	if _, err := w.engine.Restore(ctx, device(), a.before, a.place); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("error %v, want %v", err, context.Canceled)
 	}
 	c.Silent, c.Refuse = 0, nil
@@ -619,7 +672,8 @@ func TestCheckWithoutPF(t *testing.T) {
 	w, _ := newCard(t)
 	a, err := attachCard(t, w, function.Interface{Name: "net1"})
 	must.Succeed(t, err)
-	_, err = w.engine.Check(t.Context(), netdev.Device{}, netdev.Attached{Before: a.before, Place: a.place, Want: a.want})
+	_, err = w.engine.Check(t.Context(), netdev.Device{},
+		netdev.Attached{Before: a.before, Place: a.place, Want: a.want})
 	mentions(t, err, "what it enforces for the VF is unknown")
 }
 

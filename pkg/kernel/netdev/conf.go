@@ -14,10 +14,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// Conf are the sysctls net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>; a move gives a netdev the "default" ones instead.
+// Conf are the sysctls net.ipv4.conf.<netdev> and net.ipv6.conf.<netdev>; a move gives a netdev the
+// "default" ones instead.
 type Conf struct {
-	IPv4 []uint32 `json:"ipv4,omitempty"` // all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first)
-	IPv6 []int32  `json:"ipv6,omitempty"` // those of conf6, in that order; empty where the netdev has no IPv6
+	// all that rtnetlink tells (IPV4_DEVCONF_* of linux/ip.h, from the first)
+	IPv4 []uint32 `json:"ipv4,omitempty"`
+	// those of conf6, in that order; empty where the netdev has no IPv6
+	IPv6 []int32 `json:"ipv6,omitempty"`
 }
 
 // sysctl6 is a sysctl of net.ipv6.conf.
@@ -26,25 +29,29 @@ type sysctl6 struct {
 	index int // in IFLA_INET6_CONF; -1 for addr_gen_mode, which has an attribute of its own
 }
 
-// conf6 are the sysctls of IPv6 that are restored, DEVCONF_* of linux/ipv6.h by their names in procfs, in the order in which
-// they are written. disable_ipv6 is the last one, so that IPv6 starts with the others in effect. All others that the kernel has
-// are among the [Settings].
+// conf6 are the sysctls of IPv6 that are restored, DEVCONF_* of linux/ipv6.h by their names in
+// procfs, in the order in which they are written. disable_ipv6 is the last one, so that IPv6 starts
+// with the others in effect. All others that the kernel has are among the [Settings].
 var conf6 = []sysctl6{
-	{"addr_gen_mode", -1}, {"forwarding", 0}, {"hop_limit", 1}, {"accept_ra", 3}, {"accept_redirects", 4}, {"autoconf", 5},
-	{"dad_transmits", 6}, {"router_solicitations", 7}, {"use_tempaddr", 10}, {"accept_ra_defrtr", 17},
+	{"addr_gen_mode", -1}, {"forwarding", 0}, {"hop_limit", 1}, {"accept_ra", 3},
+	{"accept_redirects", 4}, {"autoconf", 5},
+	{"dad_transmits", 6}, {"router_solicitations", 7}, {"use_tempaddr", 10},
+	{"accept_ra_defrtr", 17},
 	{"accept_ra_pinfo", 18}, {"accept_ra_rtr_pref", 19}, {"proxy_ndp", 22}, {"optimistic_dad", 23},
 	{"accept_source_route", 24}, {"accept_dad", 27}, {"ndisc_notify", 29}, {"disable_ipv6", 26},
 }
 
 const multicastForwarding = 2 // IPV4_DEVCONF_MC_FORWARDING, which only the kernel sets
 
-// properties are the sysctls that can be restored, without those of IPv6 if another version of the agent knew others.
+// properties are the sysctls that can be restored, without those of IPv6 if another version of the
+// agent knew others.
 func (c Conf) properties() []property {
 	var list []property
 	for i, value := range c.IPv4 {
 		if sysctl := i + 1; sysctl != multicastForwarding {
 			list = append(list, property{
-				name: fmt.Sprintf("sysctl %d of net.ipv4.conf", sysctl), value: value, attribute: conf4(sysctl, value),
+				name: fmt.Sprintf("sysctl %d of net.ipv4.conf", sysctl), value: value,
+				attribute: conf4(sysctl, value),
 			})
 		}
 	}
@@ -52,7 +59,8 @@ func (c Conf) properties() []property {
 		return list
 	}
 	for i, s := range conf6 {
-		list = append(list, property{name: "net.ipv6.conf " + s.name, value: c.IPv6[i], conf6: s.name})
+		list = append(list,
+			property{name: "net.ipv6.conf " + s.name, value: c.IPv6[i], conf6: s.name})
 	}
 	return list
 }
@@ -61,8 +69,8 @@ func (c Conf) equal(other Conf) bool {
 	return slices.Equal(c.IPv4, other.IPv4) && slices.Equal(c.IPv6, other.IPv6)
 }
 
-// parseConf reads IFLA_AF_SPEC. It also returns all sysctls of net.ipv6.conf that the kernel told, by
-// DEVCONF_*.
+// parseConf reads IFLA_AF_SPEC. It also returns all sysctls of net.ipv6.conf that the kernel told,
+// by DEVCONF_*.
 func parseConf(data []byte) (*Conf, []uint32, error) {
 	families, err := attribute.Parse(data)
 	if err != nil {
@@ -77,7 +85,8 @@ func parseConf(data []byte) (*Conf, []uint32, error) {
 	}, told, errors.Join(fourErr, sixErr)
 }
 
-// conf6Of picks the sysctls of conf6. It returns nil if there is no IPv6, or the kernel does not tell all of them.
+// conf6Of picks the sysctls of conf6. It returns nil if there is no IPv6, or the kernel does not
+// tell all of them.
 func conf6Of(all []uint32, addrGenMode []byte) []int32 {
 	var list []int32
 	for _, s := range conf6 {
@@ -103,16 +112,20 @@ func uint32s(data []byte) []uint32 {
 func conf4(sysctl int, value uint32) *nl.RtAttr {
 	spec := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
 	family := spec.AddRtAttr(unix.AF_INET|unix.NLA_F_NESTED, nil)
-	family.AddRtAttr(unix.IFLA_INET_CONF|unix.NLA_F_NESTED, nil).AddRtAttr(sysctl, nl.Uint32Attr(value))
+	family.AddRtAttr(unix.IFLA_INET_CONF|unix.NLA_F_NESTED, nil).AddRtAttr(sysctl,
+		nl.Uint32Attr(value))
 	return spec
 }
 
-// conf6Dir is the directory of the IPv6 sysctls of a netdev, or of "default", in the network namespace of the thread.
+// conf6Dir is the directory of the IPv6 sysctls of a netdev, or of "default", in the network
+// namespace of the thread.
 func (e *Engine) conf6Dir(netdev string) sysfs.Dir {
 	return sysfs.Root(e.procRoot).Dir("sys/net/ipv6/conf", netdev)
 }
 
 // writeConf6 writes one sysctl of IPv6, which rtnetlink does not take.
 func (e *Engine) writeConf6(c *conn, netdev, sysctl string, value any) error {
-	return namespace.Do(c.ns, func() error { return e.conf6Dir(netdev).Write(sysctl, fmt.Sprint(value)) })
+	return namespace.Do(c.ns, func() error {
+		return e.conf6Dir(netdev).Write(sysctl, fmt.Sprint(value))
+	})
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// conn speaks rtnetlink in one network namespace. Requests of several goroutines wait for each other, as they do in the kernel.
+// conn speaks rtnetlink in one network namespace. Requests of several goroutines wait for each
+// other, as they do in the kernel.
 type conn struct {
 	*links.Handle
 	ns     netns.NsHandle
@@ -50,7 +51,8 @@ func (c *conn) connect() (err error) {
 	if c.Handle, err = links.Open(c.ns); err != nil {
 		return fmt.Errorf("netlink: %w", err)
 	}
-	if c.cookie, err = unix.GetsockoptUint64(c.Socket().Socket.GetFd(), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE); err != nil {
+	if c.cookie, err = unix.GetsockoptUint64(c.Socket().Socket.GetFd(), unix.SOL_SOCKET,
+		unix.SO_NETNS_COOKIE); err != nil {
 		return fmt.Errorf("cookie of the network namespace (needs Linux 5.14): %w", err)
 	}
 	return nil
@@ -66,9 +68,9 @@ func (c *conn) close() error {
 	return c.ns.Close()
 }
 
-// set changes a netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in net/core/rtnetlink.c has
-// an order of its own: namespace, address, MTU, name, alias, flags, queue length. It stops at the first that fails, and does
-// not undo the ones before.
+// set changes a netdev by one RTM_NEWLINK: the flags of the mask, and the attributes. do_setlink in
+// net/core/rtnetlink.c has an order of its own: namespace, address, MTU, name, alias, flags, queue
+// length. It stops at the first that fails, and does not undo the ones before.
 func (c *conn) set(index int, flags, mask uint32, attributes ...*nl.RtAttr) error {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, mask
@@ -105,7 +107,8 @@ type link struct {
 	conf6 []uint32
 }
 
-// at returns the link with the index or, if that is 0, with the name in the attributes. It is nil if there is none.
+// at returns the link with the index or, if that is 0, with the name in the attributes. It is nil
+// if there is none.
 func (c *conn) at(index int, attributes ...*nl.RtAttr) (*link, error) {
 	message, err := c.ask(index, attributes...)
 	switch {

@@ -19,11 +19,13 @@ type Counters struct {
 	RxBroadcast, RxMulticast uint64
 }
 
-// VFCounters asks a PF for the counters of all of its VFs, by index, in one request. The PF's netdev is asked by its name, and
-// must belong to the device with the PCI address: names move from one netdev to another. Drivers that have none are left
-// out, and so are all VFs of a PF with some 200, whose answer would not fit in an attribute's 64 KiB.
+// VFCounters asks a PF for the counters of all of its VFs, by index, in one request. The PF's
+// netdev is asked by its name, and must belong to the device with the PCI address: names move from
+// one netdev to another. Drivers that have none are left out, and so are all VFs of a PF with some
+// 200, whose answer would not fit in an attribute's 64 KiB.
 func (e *Engine) VFCounters(pf, address string) (map[int]Counters, error) {
-	message, err := e.host.ask(0, text(unix.IFLA_IFNAME, pf), number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF))
+	message, err := e.host.ask(0, text(unix.IFLA_IFNAME, pf),
+		number(unix.IFLA_EXT_MASK, nl.RTEXT_FILTER_VF))
 	if errors.Is(err, unix.EMSGSIZE) {
 		return nil, nil
 	}
@@ -33,7 +35,8 @@ func (e *Engine) VFCounters(pf, address string) (map[int]Counters, error) {
 
 	attrs, _ := attribute.Parse(message[unix.SizeofIfInfomsg:])
 	if parent := attrs.Text(unix.IFLA_PARENT_DEV_NAME); parent != address {
-		return nil, fmt.Errorf("PF %s (%s): the netdev of this name belongs to device %q", address, pf, parent)
+		return nil, fmt.Errorf("PF %s (%s): the netdev of this name belongs to device %q", address,
+			pf, parent)
 	}
 	return parseVFCounters(message[unix.SizeofIfInfomsg:]), nil
 }
@@ -54,10 +57,14 @@ func parseVFCounters(attributes []byte) map[int]Counters {
 		}
 		if known := maps.Collect(attribute.All(stats)); index >= 0 && len(known) > 0 {
 			counters[index] = Counters{
-				RxPackets: counter(known[nl.IFLA_VF_STATS_RX_PACKETS]), TxPackets: counter(known[nl.IFLA_VF_STATS_TX_PACKETS]),
-				RxBytes: counter(known[nl.IFLA_VF_STATS_RX_BYTES]), TxBytes: counter(known[nl.IFLA_VF_STATS_TX_BYTES]),
-				RxDropped: counter(known[nl.IFLA_VF_STATS_RX_DROPPED]), TxDropped: counter(known[nl.IFLA_VF_STATS_TX_DROPPED]),
-				RxBroadcast: counter(known[nl.IFLA_VF_STATS_BROADCAST]), RxMulticast: counter(known[nl.IFLA_VF_STATS_MULTICAST]),
+				RxPackets:   counter(known[nl.IFLA_VF_STATS_RX_PACKETS]),
+				TxPackets:   counter(known[nl.IFLA_VF_STATS_TX_PACKETS]),
+				RxBytes:     counter(known[nl.IFLA_VF_STATS_RX_BYTES]),
+				TxBytes:     counter(known[nl.IFLA_VF_STATS_TX_BYTES]),
+				RxDropped:   counter(known[nl.IFLA_VF_STATS_RX_DROPPED]),
+				TxDropped:   counter(known[nl.IFLA_VF_STATS_TX_DROPPED]),
+				RxBroadcast: counter(known[nl.IFLA_VF_STATS_BROADCAST]),
+				RxMulticast: counter(known[nl.IFLA_VF_STATS_MULTICAST]),
 			}
 		}
 	}
@@ -72,7 +79,8 @@ func counter(value []byte) uint64 {
 	return binary.NativeEndian.Uint64(value)
 }
 
-// Counters reads those of a netdev in a pod, at its place there. exists is false if the pod or the netdev is gone.
+// Counters reads those of a netdev in a pod, at its place there. exists is false if the pod or the
+// netdev is gone.
 func (e *Engine) Counters(place Place) (counters Counters, exists bool, err error) {
 	pod, err := e.dialPlace(place)
 	if err != nil || pod == nil {

@@ -9,31 +9,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// counting writes a VF's counters as the kernel does; the values are those of the attributes times ten, plus the index.
+// counting writes a VF's counters as the kernel does; the values are those of the attributes times
+// ten, plus the index.
 func counting(index uint32) func(*nl.RtAttr) {
 	return func(info *nl.RtAttr) {
 		describe(index, unix.ETH_P_8021Q, 1, 0, 0)(info)
 		stats := info.AddRtAttr(nl.IFLA_VF_STATS, nil)
 		for _, kind := range []int{
-			nl.IFLA_VF_STATS_RX_PACKETS, nl.IFLA_VF_STATS_TX_PACKETS, nl.IFLA_VF_STATS_RX_BYTES, nl.IFLA_VF_STATS_TX_BYTES,
-			nl.IFLA_VF_STATS_BROADCAST, nl.IFLA_VF_STATS_MULTICAST, nl.IFLA_VF_STATS_RX_DROPPED, nl.IFLA_VF_STATS_TX_DROPPED,
+			nl.IFLA_VF_STATS_RX_PACKETS, nl.IFLA_VF_STATS_TX_PACKETS, nl.IFLA_VF_STATS_RX_BYTES,
+			nl.IFLA_VF_STATS_TX_BYTES,
+			nl.IFLA_VF_STATS_BROADCAST, nl.IFLA_VF_STATS_MULTICAST, nl.IFLA_VF_STATS_RX_DROPPED,
+			nl.IFLA_VF_STATS_TX_DROPPED,
 		} {
-			stats.AddRtAttr(kind, binary.NativeEndian.AppendUint64(nil, uint64(10*kind)+uint64(index)))
+			stats.AddRtAttr(kind,
+				binary.NativeEndian.AppendUint64(nil, uint64(10*kind)+uint64(index)))
 		}
 	}
 }
 
 func TestParseVFCounters(t *testing.T) {
-	got := parseVFCounters(pfMessage(counting(0), describe(1, unix.ETH_P_8021Q, 1, 0, 0), counting(2)))
+	got := parseVFCounters(pfMessage(counting(0), describe(1, unix.ETH_P_8021Q, 1, 0, 0),
+		counting(2)))
 	of := func(i uint64) Counters {
 		return Counters{
-			RxPackets: 10*nl.IFLA_VF_STATS_RX_PACKETS + i, TxPackets: 10*nl.IFLA_VF_STATS_TX_PACKETS + i,
+			RxPackets: 10*nl.IFLA_VF_STATS_RX_PACKETS +
+				i, TxPackets: 10*nl.IFLA_VF_STATS_TX_PACKETS + i,
 			RxBytes: 10*nl.IFLA_VF_STATS_RX_BYTES + i, TxBytes: 10*nl.IFLA_VF_STATS_TX_BYTES + i,
-			RxDropped: 10*nl.IFLA_VF_STATS_RX_DROPPED + i, TxDropped: 10*nl.IFLA_VF_STATS_TX_DROPPED + i,
-			RxBroadcast: 10*nl.IFLA_VF_STATS_BROADCAST + i, RxMulticast: 10*nl.IFLA_VF_STATS_MULTICAST + i,
+			RxDropped: 10*nl.IFLA_VF_STATS_RX_DROPPED +
+				i, TxDropped: 10*nl.IFLA_VF_STATS_TX_DROPPED + i,
+			RxBroadcast: 10*nl.IFLA_VF_STATS_BROADCAST +
+				i, RxMulticast: 10*nl.IFLA_VF_STATS_MULTICAST + i,
 		}
 	}
-	if diff := cmp.Diff(map[int]Counters{0: of(0), 2: of(2)}, got); diff != "" { // the driver of VF 1 counts nothing
+	// the driver of VF 1 counts nothing
+	if diff := cmp.Diff(map[int]Counters{0: of(0), 2: of(2)}, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -1,10 +1,12 @@
-// Package netdev takes one netdev into a pod's network namespace and brings it back as it was. It is the netlink side of an
-// Attachment, and knows neither Kubernetes nor the journal. An attachment consists of
+// Package netdev takes one netdev into a pod's network namespace and brings it back as it was. It
+// is the netlink side of an Attachment, and knows neither Kubernetes nor the journal. An attachment
+// consists of
 //
 //	Plan (look, touch nothing) -> Attach (move, configure) -> Restore (bring back, undo, verify)
 //
-// Restore needs no more than Plan returns: a caller that records this durably before Attach can undo an attachment that was
-// interrupted anywhere. Restore may be called in any state, and as often as needed.
+// Restore needs no more than Plan returns: a caller that records this durably before Attach can
+// undo an attachment that was interrupted anywhere. Restore may be called in any state, and as
+// often as needed.
 package netdev
 
 import (
@@ -33,14 +35,17 @@ import (
 // Options of an [Engine]. The zero value is good for a process in the host's network namespace.
 type Options struct {
 	HostNetNS string // path of the host's network namespace, "" for that of the calling process
-	// ProcRoot is where procfs is mounted, "" for "/proc". Runtimes name network namespaces by processes there. The IPv6
-	// sysctls of netdevs are restored in its sys/net, unless it cannot be written.
+	// ProcRoot is where procfs is mounted, "" for "/proc". Runtimes name network namespaces by
+	// processes there. The IPv6 sysctls of netdevs are restored in its sys/net, unless it cannot be
+	// written.
 	ProcRoot string
-	// SysRoot is where sysfs is mounted, "" for "/sys". Settings of queues are restored there if it shows the netdevs of the
-	// host's network namespace: a mount shows those of the namespace that it was made in.
+	// SysRoot is where sysfs is mounted, "" for "/sys". Settings of queues are restored there if it
+	// shows the netdevs of the host's network namespace: a mount shows those of the namespace that
+	// it was made in.
 	SysRoot   string
-	Eswitches Eswitches         // limit the rates of Functions; nil for none
-	Trace     func(step string) // called before each change and wait, on the goroutine that called the Engine; may be nil
+	Eswitches Eswitches // limit the rates of Functions; nil for none
+	// called before each change and wait, on the goroutine that called the Engine; may be nil
+	Trace func(step string)
 }
 
 // Engine changes netdevs. Several goroutines may use it at once, each for another netdev.
@@ -60,13 +65,16 @@ type Engine struct {
 	pfs pfPort
 	// set changes a netdev, as [conn.set] does. busyTime is how long a call waits for busy drivers
 	// at most, and settleTime how long it waits for a value that a driver accepted.
-	set                  func(c *conn, index int, flags, mask uint32, attributes ...*nl.RtAttr) error
+	set func(
+		c *conn, index int, flags, mask uint32, attributes ...*nl.RtAttr,
+	) error
 	busyTime, settleTime time.Duration
 }
 
 // New opens the host's network namespace. Close the Engine after use.
 func New(options Options) (*Engine, error) {
-	// Not /proc/self: that is the main thread, which some other code of the process may have sent elsewhere.
+	// Not /proc/self: that is the main thread, which some other code of the process may have sent
+	// elsewhere.
 	path := cmp.Or(options.HostNetNS, "/proc/thread-self/ns/net")
 	host, err := dial(path)
 	if err != nil {
@@ -74,7 +82,8 @@ func New(options Options) (*Engine, error) {
 	}
 
 	e := &Engine{
-		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"), sysRoot: cmp.Or(options.SysRoot, "/sys"),
+		host: host, procRoot: cmp.Or(options.ProcRoot, "/proc"),
+		sysRoot:   cmp.Or(options.SysRoot, "/sys"),
 		eswitches: options.Eswitches, trace: options.Trace,
 		pfs: host, set: (*conn).set, busyTime: quirk.BusyPatience, settleTime: quirk.SettleTime,
 	}
@@ -116,8 +125,8 @@ func (e *Engine) Close() error {
 	return e.host.close()
 }
 
-// Plan looks at a netdev on the host and at the namespace that it shall move to, and changes nothing. Its error says why
-// [Engine.Attach] would fail, as far as that can be seen before.
+// Plan looks at a netdev on the host and at the namespace that it shall move to, and changes
+// nothing. Its error says why [Engine.Attach] would fail, as far as that can be seen before.
 func (e *Engine) Plan(
 	ctx context.Context, device Device, netNS string, want function.Interface,
 ) (Snapshot, Place, error) {
@@ -133,7 +142,8 @@ func (e *Engine) Plan(
 		return Snapshot{}, Place{}, err
 	}
 	if want.Userspace && want.MAC != "" && before.VF == nil {
-		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that the MAC could be set with", before.title())
+		return Snapshot{}, Place{}, fmt.Errorf("%s: has no PF that the MAC could be set with",
+			before.title())
 	}
 
 	place, err := e.planPlace(before, netNS, want)
@@ -177,8 +187,9 @@ func (e *Engine) planPlace(
 	return place, nil
 }
 
-// Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing. [Engine.Restore] with the
-// snapshot and no place gives its properties to the netdev that the driver makes later.
+// Snapshot looks at a netdev on the host that is about to lose its driver, and changes nothing.
+// [Engine.Restore] with the snapshot and no place gives its properties to the netdev that the
+// driver makes later.
 func (e *Engine) Snapshot(ctx context.Context, device Device) (Snapshot, error) {
 	s, settings, err := e.snapshot(ctx, device, function.Interface{})
 	s.Settings = settings()
@@ -277,7 +288,8 @@ func (e *Engine) limited(s Snapshot, device Device) (Snapshot, error) {
 	if limits {
 		s.Rate = &rate
 		if s.VF != nil {
-			s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0 // some PFs show the rate object's limits, and none can set them
+			// some PFs show the rate object's limits, and none can set them
+			s.VF.MinTxRate, s.VF.MaxTxRate = 0, 0
 		}
 	}
 	return s, nil
@@ -312,8 +324,9 @@ func freeIndex(pod *conn, preferred int) (int, error) {
 	return highest + 1, nil
 }
 
-// Attach moves a netdev to its place in a pod and makes it what the pod wants, by the [Engine.Plan] just made. If it fails it
-// undoes what it did; [Engine.Restore] continues if that fails too, or if the process ends in the middle.
+// Attach moves a netdev to its place in a pod and makes it what the pod wants, by the [Engine.Plan]
+// just made. If it fails it undoes what it did; [Engine.Restore] continues if that fails too, or if
+// the process ends in the middle.
 func (e *Engine) Attach(
 	ctx context.Context, device Device, before Snapshot, place Place, want function.Interface,
 ) (Observed, error) {
@@ -379,7 +392,8 @@ func (e *Engine) attach(
 	}
 	observed, err := e.configure(ctx, p, pod, index, want)
 	if err == nil && want.MAC != "" && observed.MAC != want.MAC {
-		err = fmt.Errorf("interface %s: mac %s: the driver took it, and tells %s", want.Name, want.MAC, observed.MAC)
+		err = fmt.Errorf("interface %s: mac %s: the driver took it, and tells %s", want.Name,
+			want.MAC, observed.MAC)
 	}
 	return observed, err
 }
@@ -426,8 +440,9 @@ func transferTo(before Snapshot, place Place, want function.Interface) transfer 
 	return t
 }
 
-// moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees it half made, and the
-// kernel waits for its readers (RCU) only once. It returns the index in the pod.
+// moveToPod moves a netdev, renames it and sets its MTU and MAC by one message: the pod never sees
+// it half made, and the kernel waits for its readers (RCU) only once. It returns the index in the
+// pod.
 func (e *Engine) moveToPod(
 	ctx context.Context, p patience, pod *conn, before Snapshot, place Place,
 	want function.Interface,
@@ -546,7 +561,8 @@ func (e *Engine) adoptMAC(
 	})
 }
 
-// dropTakenAltNames removes the altnames that are taken in the pod, and the new name: names and altnames share one table.
+// dropTakenAltNames removes the altnames that are taken in the pod, and the new name: names and
+// altnames share one table.
 func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) error {
 	for _, alt := range before.AltNames {
 		other, err := pod.with(alt)
@@ -564,7 +580,9 @@ func (e *Engine) dropTakenAltNames(pod *conn, before Snapshot, name string) erro
 }
 
 func (e *Engine) dropAltName(c *conn, index int, name string) error {
-	return e.step("remove altname "+name, func() error { return c.LinkDelAltName(reference(index), name) })
+	return e.step("remove altname "+name, func() error {
+		return c.LinkDelAltName(reference(index), name)
+	})
 }
 
 // configure adds the addresses, then brings the netdev up, then adds the routes, which need both.
@@ -591,7 +609,9 @@ func (e *Engine) configure(
 	}
 	unlessFailed("up", func() error { return e.set(pod, index, unix.IFF_UP, unix.IFF_UP) })
 	for _, route := range want.Routes {
-		unlessFailed("route to "+route.To.String(), func() error { return addRoute(pod, index, route) })
+		unlessFailed("route to "+route.To.String(), func() error {
+			return addRoute(pod, index, route)
+		})
 	}
 	if err != nil {
 		return Observed{}, fmt.Errorf("interface %s: %w", want.Name, err)
@@ -623,7 +643,9 @@ func observe(pod *conn, index int) (Observed, error) {
 	if err != nil {
 		return Observed{}, fmt.Errorf("interface %s: addresses: %w", l.Name, err)
 	}
-	global := slices.DeleteFunc(all, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() })
+	global := slices.DeleteFunc(all, func(p netip.Prefix) bool {
+		return p.Addr().IsLinkLocalUnicast() && p.Addr().Is6()
+	})
 	return Observed{Name: l.Name, MAC: l.MAC, MTU: l.MTU, Addresses: global, Index: index}, nil
 }
 
@@ -639,9 +661,11 @@ func (e *Engine) observeVF(
 	return observed, err
 }
 
-// find looks under an index, under names and, if the identity is certain, among all netdevs. It returns nil if it finds none, or
-// several that cannot be told apart.
-func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string) (*link, error) {
+// find looks under an index, under names and, if the identity is certain, among all netdevs. It
+// returns nil if it finds none, or several that cannot be told apart.
+func find(
+	c *conn, who Identity, same func(Identity, Identity) bool, index int, names ...string,
+) (*link, error) {
 	if l, err := c.at(index); err != nil || l != nil && same(who, l.Identity) {
 		return l, err
 	}
@@ -660,15 +684,18 @@ func find(c *conn, who Identity, same func(Identity, Identity) bool, index int, 
 	if err != nil {
 		return nil, err
 	}
-	matches := slices.DeleteFunc(links, func(l netlink.Link) bool { return !same(who, identityOf(l)) })
+	matches := slices.DeleteFunc(links, func(l netlink.Link) bool {
+		return !same(who, identityOf(l))
+	})
 	if len(matches) != 1 {
 		return nil, nil
 	}
 	return c.at(matches[0].Attrs().Index)
 }
 
-// dial opens the namespace at a path of the host. Some runtimes, such as cri-dockerd, name a namespace by a process in it:
-// /proc/4711/ns/net. In the agent's container, procfs numbers processes differently.
+// dial opens the namespace at a path of the host. Some runtimes, such as cri-dockerd, name a
+// namespace by a process in it: /proc/4711/ns/net. In the agent's container, procfs numbers
+// processes differently.
 func (e *Engine) dial(path string) (*conn, error) {
 	pod, err := dial(e.hostPath(path))
 	if err == nil {
@@ -685,7 +712,8 @@ func (e *Engine) hostPath(path string) string {
 	return path
 }
 
-// dialPlace returns nil if the namespace is gone: its path does not exist, means another one, or is a plain mount point.
+// dialPlace returns nil if the namespace is gone: its path does not exist, means another one, or is
+// a plain mount point.
 func (e *Engine) dialPlace(place Place) (*conn, error) {
 	if place.NetNS == "" {
 		return nil, nil
@@ -703,8 +731,11 @@ func (e *Engine) dialPlace(place Place) (*conn, error) {
 	return pod, nil
 }
 
-// locate finds a netdev in the namespace of a place, which the caller closes. pod or l is nil if it does not exist.
-func (e *Engine) locate(place Place, who Identity, names ...string) (pod *conn, l *link, err error) {
+// locate finds a netdev in the namespace of a place, which the caller closes. pod or l is nil if it
+// does not exist.
+func (e *Engine) locate(
+	place Place, who Identity, names ...string,
+) (pod *conn, l *link, err error) {
 	if pod, err = e.dialPlace(place); pod == nil || err != nil {
 		return nil, nil, err
 	}

@@ -23,7 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// world is a host with one netdev, "ens1f0v0", whose other end is in the xPU's namespace, and a pod.
+// world is a host with one netdev, "ens1f0v0", whose other end is in the xPU's namespace, and a
+// pod.
 type world struct {
 	host, xpu, pod *netns.Namespace
 	sysRoot        string // sysfs of the host
@@ -43,7 +44,9 @@ func newWorldOfQueues(t testing.TB, queues int, trace func(string)) *world {
 	w := &world{host: netns.New(t), xpu: netns.New(t), pod: netns.New(t)}
 	netns.ConnectQueues(t, w.host, hostName, w.xpu, "pf0vf0", queues)
 	w.sysRoot = w.host.Sysfs(t)
-	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), SysRoot: w.sysRoot, Trace: trace})
+	engine, err := netdev.New(netdev.Options{
+		HostNetNS: w.host.Path(), SysRoot: w.sysRoot, Trace: trace,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,12 +84,15 @@ func names(t testing.TB, ns *netns.Namespace) []string {
 func (w *world) snapshot(t testing.TB, name string) netdev.Snapshot {
 	t.Helper()
 	spare := netns.New(t)
-	s, _, err := w.engine.Plan(t.Context(), netdev.Device{Name: name}, spare.Path(), function.Interface{Name: "net1"})
+	s, _, err := w.engine.Plan(t.Context(), netdev.Device{Name: name}, spare.Path(),
+		function.Interface{Name: "net1"})
 	must.Succeed(t, err)
 	return s
 }
 
-func (w *world) attach(t testing.TB, want function.Interface) (netdev.Snapshot, netdev.Place, netdev.Observed) {
+func (w *world) attach(
+	t testing.TB, want function.Interface,
+) (netdev.Snapshot, netdev.Place, netdev.Observed) {
 	t.Helper()
 	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), want)
 	must.Succeed(t, err)
@@ -104,7 +110,9 @@ func (w *world) checkRestored(t testing.TB, before netdev.Snapshot) {
 
 var fullInterface = function.Interface{
 	Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", AllMulticast: true,
-	Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
+	Addresses: []netip.Prefix{
+		netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64"),
+	},
 	Routes: []function.Route{
 		{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 7},
 		{To: netip.MustParsePrefix("10.3.0.0/16")},
@@ -124,7 +132,8 @@ func TestRoundTrip(t *testing.T) {
 
 	before, place, observed := w.attach(t, fullInterface)
 	if diff := cmp.Diff(netdev.Observed{
-		Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1400, Index: place.Index, Addresses: fullInterface.Addresses,
+		Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1400, Index: place.Index,
+		Addresses: fullInterface.Addresses,
 	}, observed, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("observed (-want +got):\n%s", diff)
 	}
@@ -138,7 +147,8 @@ func TestRoundTrip(t *testing.T) {
 	must.Succeed(t, pod.LinkSetDown(inPod))
 	must.Succeed(t, pod.LinkSetName(inPod, "evil0"))
 	must.Succeed(t, pod.LinkSetMTU(inPod, 1280))
-	must.Succeed(t, pod.LinkSetHardwareAddr(inPod, function.MAC("02:00:00:00:00:99").HardwareAddr()))
+	must.Succeed(t,
+		pod.LinkSetHardwareAddr(inPod, function.MAC("02:00:00:00:00:99").HardwareAddr()))
 	must.Succeed(t, pod.LinkSetAlias(inPod, "mine"))
 	must.Succeed(t, pod.LinkSetTxQLen(inPod, 5))
 	must.Succeed(t, pod.LinkAddAltName(inPod, "eth7"))
@@ -152,7 +162,8 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}
 	w.checkRestored(t, before)
-	if restored, err = w.engine.Restore(t.Context(), device(), before, place); err != nil || restored.Name != hostName {
+	if restored, err = w.engine.Restore(t.Context(), device(), before, place); err != nil ||
+		restored.Name != hostName {
 		t.Errorf("second restore: %+v, %v", restored, err)
 	}
 }
@@ -166,7 +177,8 @@ func checkRoutes(t *testing.T, w *world) {
 		got = append(got, fmt.Sprintf("%v via %v metric %d", r.Dst, r.Gw, r.Priority))
 	}
 	for _, want := range []string{
-		"10.2.0.0/16 via 10.1.0.1 metric 7", "10.3.0.0/16 via <nil> metric 0", "fd01::/64 via fd00::1 metric 1024",
+		"10.2.0.0/16 via 10.1.0.1 metric 7", "10.3.0.0/16 via <nil> metric 0",
+		"fd01::/64 via fd00::1 metric 1024",
 		"0.0.0.0/0 via 10.1.0.1 metric 0",
 	} {
 		if !slices.Contains(got, want) {
@@ -211,7 +223,9 @@ func TestRestoreWithTakenNames(t *testing.T) {
 
 	restored, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 	must.Succeed(t, err)
-	want := netdev.Restored{Name: "xpu0", Notes: []string{"name ens1f0v0 is taken by another netdev"}}
+	want := netdev.Restored{
+		Name: "xpu0", Notes: []string{"name ens1f0v0 is taken by another netdev"},
+	}
 	if diff := cmp.Diff(want, restored); diff != "" {
 		t.Errorf("restored (-want +got):\n%s", diff)
 	}
@@ -219,19 +233,21 @@ func TestRestoreWithTakenNames(t *testing.T) {
 		t.Errorf("pod has %q", got)
 	}
 	now := w.snapshot(t, "xpu0")
-	if diff := netdev.Diff(before, now); !slices.Equal(diff, []string{`name is "xpu0", was "ens1f0v0"`}) {
+	if diff := netdev.Diff(before, now); !slices.Equal(diff,
+		[]string{`name is "xpu0", was "ens1f0v0"`}) {
 		t.Errorf("diff %q", diff)
 	}
 
 	must.Succeed(t, w.host.Handle().LinkDel(get(t, w.host, hostName)))
-	if restored, err = w.engine.Restore(t.Context(), netdev.Device{Name: "xpu0"}, before, place); err != nil || restored.Name != hostName {
+	if restored, err = w.engine.Restore(t.Context(), netdev.Device{Name: "xpu0"},
+		before, place); err != nil || restored.Name != hostName {
 		t.Errorf("restore after the name is free: %+v, %v", restored, err)
 	}
 	w.checkRestored(t, before)
 }
 
-// TestRestoreWithNameThatIsFreeSoon: the name of a netdev in a pod may be another one's for a moment, whose driver has just
-// been bound.
+// TestRestoreWithNameThatIsFreeSoon: the name of a netdev in a pod may be another one's for a
+// moment, whose driver has just been bound.
 func TestRestoreWithNameThatIsFreeSoon(t *testing.T) {
 	var w *world
 	w = newWorld(t, func(step string) {
@@ -337,28 +353,41 @@ func TestPlanErrors(t *testing.T) {
 		want  function.Interface
 		err   string
 	}{
-		{name: "no netdev", dev: netdev.Device{}, want: function.Interface{Name: "net1"}, err: "no netdev in the host's network namespace"},
-		{name: "unknown netdev", dev: netdev.Device{Name: "nope"}, want: function.Interface{Name: "net1"}, err: `"nope": no netdev in`},
-		{name: "name taken", dev: device(), want: function.Interface{Name: "lo"}, err: `interface name "lo": is taken in the pod`},
-		{name: "altname taken", dev: device(), want: function.Interface{Name: "net1"}, err: `is taken in the pod, as an altname of lo`,
+		{name: "no netdev", dev: netdev.Device{}, want: function.Interface{Name: "net1"},
+			err: "no netdev in the host's network namespace"},
+		{name: "unknown netdev", dev: netdev.Device{Name: "nope"},
+			want: function.Interface{Name: "net1"}, err: `"nope": no netdev in`},
+		{name: "name taken", dev: device(), want: function.Interface{Name: "lo"},
+			err: `interface name "lo": is taken in the pod`},
+		{name: "altname taken", dev: device(), want: function.Interface{Name: "net1"},
+			err: `is taken in the pod, as an altname of lo`,
 			given: func(t *testing.T, w *world) {
 				must.Succeed(t, w.pod.Handle().LinkAddAltName(get(t, w.pod, "lo"), "net1"))
 			}},
-		{name: "bridge port", dev: device(), want: function.Interface{Name: "net1"}, err: "is in use on the host",
+		{name: "bridge port", dev: device(), want: function.Interface{Name: "net1"},
+			err: "is in use on the host",
 			given: func(t *testing.T, w *world) {
 				attrs := netlink.NewLinkAttrs()
 				attrs.Name = "br0"
 				must.Succeed(t, w.host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
-				must.Succeed(t, w.host.Handle().LinkSetMaster(get(t, w.host, hostName), get(t, w.host, "br0")))
+				must.Succeed(t,
+					w.host.Handle().LinkSetMaster(get(t, w.host, hostName), get(t, w.host, "br0")))
 			}},
-		{name: "VF properties without PF", dev: device(), want: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(7)}},
+		{name: "VF properties without PF", dev: device(), want: function.Interface{
+			Name: "net1", VF: &function.VFConfig{VLAN: new(7)},
+		},
 			err: "has no PF that VF properties could be set with"},
-		{name: "VF of a netdev that is no PF", dev: netdev.Device{Name: hostName, PF: &netdev.PF{Name: "lo", VF: 1}},
-			want: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(7)}}, err: "has no PF that VF properties could be set with"},
-		{name: "unknown PF", dev: netdev.Device{Name: hostName, PF: &netdev.PF{Name: "nope", Address: "0000:3b:00.0", VF: 1}},
+		{name: "VF of a netdev that is no PF",
+			dev:  netdev.Device{Name: hostName, PF: &netdev.PF{Name: "lo", VF: 1}},
+			want: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(7)}},
+			err:  "has no PF that VF properties could be set with"},
+		{name: "unknown PF", dev: netdev.Device{
+			Name: hostName, PF: &netdev.PF{Name: "nope", Address: "0000:3b:00.0", VF: 1},
+		},
 			want: function.Interface{Name: "net1"}, err: "PF nope (0000:3b:00.0): "},
-		{name: "bad address", dev: device(), want: function.Interface{Name: "net1", Addresses: []netip.Prefix{prefix("0.0.0.0/0")}},
-			err: "addresses[0] 0.0.0.0/0: must be a unicast address"},
+		{name: "bad address", dev: device(),
+			want: function.Interface{Name: "net1", Addresses: []netip.Prefix{prefix("0.0.0.0/0")}},
+			err:  "addresses[0] 0.0.0.0/0: must be a unicast address"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -377,9 +406,12 @@ func TestPlanErrors(t *testing.T) {
 		plain := filepath.Join(t.TempDir(), "plain")
 		must.Succeed(t, os.WriteFile(plain, nil, 0o600))
 		for path, want := range map[string]string{
-			w.host.Path(): "is the host's own", t.TempDir() + "/none": "no such file", plain: "is a plain file",
+			w.host.Path(): "is the host's own", t.TempDir() + "/none": "no such file",
+			plain: "is a plain file",
 		} {
-			if _, _, err := w.engine.Plan(t.Context(), device(), path, function.Interface{Name: "net1"}); err == nil || !strings.Contains(err.Error(), want) {
+			if _, _, err := w.engine.Plan(t.Context(), device(),
+				path, function.Interface{Name: "net1"}); err == nil ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("%s: error %v, want one with %q", path, err, want)
 			}
 		}
@@ -393,15 +425,27 @@ func TestAttachUndoes(t *testing.T) {
 		want  function.Interface
 		err   string
 	}{
-		"MTU": {want: function.Interface{Name: "net1", MTU: 1 << 20}, err: "as net1 with MTU 1048576"},
-		"gateway that is not on the link": {err: "gateway 10.9.9.9 is in no subnet of the interface's addresses: network is unreachable", want: function.Interface{
-			Name: "net1", Routes: []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.9.9.9")}}}},
+		"MTU": {want: function.Interface{Name: "net1", MTU: 1 << 20},
+			err: "as net1 with MTU 1048576"},
+		"gateway that is not on the link": {err: "gateway 10.9.9.9 is in no subnet of the " +
+			"interface's addresses: network is unreachable", want: function.Interface{
+			Name: "net1",
+			Routes: []function.Route{
+				{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.9.9.9")},
+			}}},
 		"second default route": {
 			given: func(t *testing.T, w *world) {
-				must.Succeed(t, w.pod.Handle().RouteAdd(&netlink.Route{LinkIndex: 1, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}}))
+				must.Succeed(t,
+					w.pod.Handle().RouteAdd(&netlink.Route{
+						LinkIndex: 1, Scope: netlink.SCOPE_LINK,
+						Dst: &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)},
+					}))
 			},
-			want: function.Interface{Name: "net1", Routes: []function.Route{{To: netip.MustParsePrefix("0.0.0.0/0")}}},
-			err:  "route to 0.0.0.0/0: the pod has one already, via interface index 1 gateway none: file exists",
+			want: function.Interface{
+				Name: "net1", Routes: []function.Route{{To: netip.MustParsePrefix("0.0.0.0/0")}},
+			},
+			err: "route to 0.0.0.0/0: the pod has one already, via interface index 1 gateway " +
+				"none: file exists",
 		},
 		"name taken since": {
 			given: func(t *testing.T, w *world) { netns.Connect(t, w.pod, "net1", w.xpu, "late") },
@@ -427,7 +471,9 @@ func TestAttachUndoes(t *testing.T) {
 
 func TestAttachTwiceSameAddress(t *testing.T) {
 	w := newWorld(t, nil)
-	want := function.Interface{Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}}
+	want := function.Interface{
+		Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
+	}
 	_, place, _ := w.attach(t, want)
 	if place.Cookie == 0 {
 		t.Error("no cookie")
@@ -441,7 +487,8 @@ func TestAttachTwiceSameAddress(t *testing.T) {
 		t.Errorf("the route that the kernel made for the address: %v", err)
 	}
 	netns.Connect(t, w.pod, "net2", w.xpu, "other")
-	if err := netdev.AddRoute(w.pod.Path(), get(t, w.pod, "net2").Attrs().Index, connected); err == nil {
+	if err := netdev.AddRoute(w.pod.Path(), get(t, w.pod, "net2").Attrs().Index,
+		connected); err == nil {
 		t.Error("a second route to the same network was accepted")
 	}
 }
@@ -465,12 +512,15 @@ func TestIndexTaken(t *testing.T) {
 	w.checkRestored(t, before)
 }
 
-// The index was given away since Plan, and then the driver refuses the MAC, which it may take after a reset of the VF.
+// The index was given away since Plan, and then the driver refuses the MAC, which it may take after
+// a reset of the VF.
 func TestIndexTakenAndMACRefused(t *testing.T) {
 	var steps []string
 	w := newWorld(t, func(step string) { steps = append(steps, step) })
-	want := function.Interface{Name: "net1", MAC: "03:00:00:00:00:01"} // of a group: no driver takes it
-	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), function.Interface{Name: "net1"})
+	// of a group: no driver takes it
+	want := function.Interface{Name: "net1", MAC: "03:00:00:00:00:01"}
+	before, place, err := w.engine.Plan(t.Context(), device(), w.pod.Path(),
+		function.Interface{Name: "net1"})
 	must.Succeed(t, err)
 	before.VF = &netdev.VFState{MAC: want.MAC}
 	place.Index = get(t, w.pod, "lo").Attrs().Index
@@ -488,22 +538,25 @@ func TestNamespaceGone(t *testing.T) {
 	w := newWorld(t, nil)
 	before, place, _ := w.attach(t, fullInterface)
 
-	// The path goes while the namespace lives on: the netdev is in neither place that can be reached.
+	// The path goes while the namespace lives on: the netdev is in neither place that can be
+	// reached.
 	must.Succeed(t, w.pod.Unmount())
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v", alive, err)
 	}
-	must.Succeed(t, os.WriteFile(place.NetNS, nil, 0o600)) // a runtime may leave the mount point behind
+	// a runtime may leave the mount point behind
+	must.Succeed(t, os.WriteFile(place.NetNS, nil, 0o600))
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v, where only the mount point is left", alive, err)
 	}
 	must.Succeed(t, os.Remove(place.NetNS))
-	if _, err := w.engine.Restore(t.Context(), device(), before, place); !errors.Is(err, netdev.ErrGone) {
+	if _, err := w.engine.Restore(t.Context(), device(), before, place); !errors.Is(err,
+		netdev.ErrGone) {
 		t.Errorf("error %v, want %v", err, netdev.ErrGone)
 	}
 
-	// The kernel brings hardware back when the namespace ends: under the pod's name, down. A veth's end it would
-	// destroy, so the test moves it.
+	// The kernel brings hardware back when the namespace ends: under the pod's name, down. A veth's
+	// end it would destroy, so the test moves it.
 	l := get(t, w.pod, "net1")
 	must.Succeed(t, w.pod.Handle().LinkSetNsFd(l, w.host.Fd()))
 	restored, err := w.engine.Restore(t.Context(), netdev.Device{Name: "net1"}, before, place)
@@ -519,7 +572,8 @@ func TestNetdevMovedOn(t *testing.T) {
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	nested := netns.New(t)
 	must.Succeed(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), nested.Fd()))
-	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrAway) {
+	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err,
+		netdev.ErrAway) {
 		t.Errorf("error %v, want %v", err, netdev.ErrAway)
 	}
 }
@@ -530,7 +584,8 @@ func TestVethDestroyed(t *testing.T) {
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	must.Succeed(t, w.xpu.Handle().LinkDel(get(t, w.xpu, "pf0vf0")))
 	must.Succeed(t, w.pod.Unmount())
-	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrGone) {
+	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err,
+		netdev.ErrGone) {
 		t.Errorf("error %v, want %v", err, netdev.ErrGone)
 	}
 }
@@ -543,12 +598,14 @@ func TestPathReused(t *testing.T) {
 	if alive, err := w.engine.Alive(place); alive || err != nil {
 		t.Errorf("alive %v, %v", alive, err)
 	}
-	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err, netdev.ErrGone) {
+	if _, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place); !errors.Is(err,
+		netdev.ErrGone) {
 		t.Errorf("error %v, want %v", err, netdev.ErrGone)
 	}
 }
 
-// The measure for [BenchmarkRoundTrip]: what the kernel takes to move a netdev that is up there and back.
+// The measure for [BenchmarkRoundTrip]: what the kernel takes to move a netdev that is up there and
+// back.
 func BenchmarkBareMove(b *testing.B) {
 	w := newWorld(b, nil)
 	host, pod := w.host.Handle(), w.pod.Handle()
@@ -563,7 +620,9 @@ func BenchmarkBareMove(b *testing.B) {
 
 func BenchmarkRoundTrip(b *testing.B) {
 	w := newWorld(b, nil)
-	want := function.Interface{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: fullInterface.Addresses[:1]}
+	want := function.Interface{
+		Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01", Addresses: fullInterface.Addresses[:1],
+	}
 	var attach, restore time.Duration
 	for b.Loop() {
 		start := time.Now()
@@ -590,16 +649,20 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// TestNamespaceOfProcess: a runtime may name a namespace by a process in it, as the host numbers it. The engine finds it
-// where the host's procfs is, and the netdev comes back when the process ends.
+// TestNamespaceOfProcess: a runtime may name a namespace by a process in it, as the host numbers
+// it. The engine finds it where the host's procfs is, and the netdev comes back when the process
+// ends.
 func TestNamespaceOfProcess(t *testing.T) {
 	w := newWorld(t, nil)
 	pause := exec.Command("sleep", "600")
-	pause.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	pause.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL,
+	}
 	must.Succeed(t, pause.Start())
 	t.Cleanup(func() { _ = pause.Process.Kill(); _ = pause.Wait() })
 	proc := t.TempDir()
-	must.Succeed(t, os.Symlink(fmt.Sprintf("/proc/%d", pause.Process.Pid), filepath.Join(proc, "4711")))
+	must.Succeed(t,
+		os.Symlink(fmt.Sprintf("/proc/%d", pause.Process.Pid), filepath.Join(proc, "4711")))
 	engine, err := netdev.New(netdev.Options{HostNetNS: w.host.Path(), ProcRoot: proc})
 	must.Succeed(t, err)
 	defer engine.Close()
@@ -611,8 +674,11 @@ func TestNamespaceOfProcess(t *testing.T) {
 	}
 	observed, err := engine.Attach(t.Context(), device(), before, place, fullInterface)
 	must.Succeed(t, err)
-	attached := netdev.Attached{Before: before, Place: place, Want: fullInterface, Observed: observed}
-	if differences, err := engine.Check(t.Context(), device(), attached); err != nil || len(differences) > 0 {
+	attached := netdev.Attached{
+		Before: before, Place: place, Want: fullInterface, Observed: observed,
+	}
+	if differences, err := engine.Check(t.Context(), device(), attached); err != nil ||
+		len(differences) > 0 {
 		t.Errorf("differences %q, %v", differences, err)
 	}
 	alive, err := engine.Alive(place)

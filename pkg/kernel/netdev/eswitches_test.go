@@ -20,7 +20,9 @@ type eswitches struct {
 	rates  map[uint32]function.Rate
 }
 
-func (e *eswitches) EswitchMode(devlink.Device) (devlink.EswitchMode, error) { return e.mode, e.failed }
+func (e *eswitches) EswitchMode(devlink.Device) (devlink.EswitchMode, error) {
+	return e.mode, e.failed
+}
 
 func (e *eswitches) PortsOf(d devlink.Device) ([]devlink.Port, error) {
 	if d != devlink.OfPCI(ratedPF) {
@@ -47,7 +49,9 @@ func (e *eswitches) SetRate(_ devlink.Device, port uint32, to function.Rate) err
 
 // The rate object of a Function is that of its own port, and a VF has none in legacy mode.
 func TestRates(t *testing.T) {
-	vf1, sf1 := function.EswitchPort{PF: ratedPF, Number: 1}, function.EswitchPort{PF: ratedPF, SF: true, Number: 1}
+	vf1, sf1 := function.EswitchPort{PF: ratedPF, Number: 1}, function.EswitchPort{
+		PF: ratedPF, SF: true, Number: 1,
+	}
 	refused := errors.New("refused")
 	for name, test := range map[string]struct {
 		function function.EswitchPort
@@ -56,18 +60,28 @@ func TestRates(t *testing.T) {
 		want     uint32 // index of the port, 0 for none
 		err      error
 	}{
-		"VF in mode switchdev":     {function: vf1, mode: devlink.Switchdev, want: 2},
-		"VF in mode legacy":        {function: vf1, mode: devlink.Legacy},
-		"VF without an eswitch":    {function: vf1, failed: unix.EOPNOTSUPP},
-		"VF without devlink":       {function: vf1, failed: unix.ENODEV},
-		"VF of which none tells":   {function: vf1, failed: refused, err: refused},
-		"SF in any mode":           {function: sf1, failed: refused, want: 3},
-		"VF that has no port":      {function: function.EswitchPort{PF: ratedPF, Number: 5}, mode: devlink.Switchdev},
-		"VF of another PF":         {function: function.EswitchPort{PF: "0000:81:00.0", Number: 1}, mode: devlink.Switchdev},
-		"VF without a rate object": {function: function.EswitchPort{PF: ratedPF}, mode: devlink.Switchdev},
+		"VF in mode switchdev":   {function: vf1, mode: devlink.Switchdev, want: 2},
+		"VF in mode legacy":      {function: vf1, mode: devlink.Legacy},
+		"VF without an eswitch":  {function: vf1, failed: unix.EOPNOTSUPP},
+		"VF without devlink":     {function: vf1, failed: unix.ENODEV},
+		"VF of which none tells": {function: vf1, failed: refused, err: refused},
+		"SF in any mode":         {function: sf1, failed: refused, want: 3},
+		"VF that has no port": {
+			function: function.EswitchPort{PF: ratedPF, Number: 5}, mode: devlink.Switchdev,
+		},
+		"VF of another PF": {
+			function: function.EswitchPort{PF: "0000:81:00.0", Number: 1}, mode: devlink.Switchdev,
+		},
+		"VF without a rate object": {
+			function: function.EswitchPort{PF: ratedPF}, mode: devlink.Switchdev,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &eswitches{mode: test.mode, failed: test.failed, rates: map[uint32]function.Rate{2: {}, 3: {}, 7: {Max: 7}}}
+			e := &eswitches{
+				mode: test.mode, failed: test.failed, rates: map[uint32]function.Rate{
+					2: {}, 3: {}, 7: {Max: 7},
+				},
+			}
 			engine := &Engine{eswitches: e, trace: func(string) {}}
 			rate, ok, err := engine.rate(test.function)
 			if ok != (test.want != 0) || rate != (function.Rate{}) || !errors.Is(err, test.err) {

@@ -29,8 +29,8 @@ type Card struct {
 	TakeMAC func(mac function.MAC, enforced VFState) error
 	Forced  bool                // the netdev always gets the MAC that the PF has for it (qede)
 	MTU     func(mtu int) error // asked about each MTU of the netdev
-	// ResetTime is how long the VF is busy after the PF accepted an order. The PF says nothing about
-	// it meanwhile, unless it is Talkative.
+	// ResetTime is how long the VF is busy after the PF accepted an order. The PF says nothing
+	// about it meanwhile, unless it is Talkative.
 	ResetTime time.Duration
 	Talkative bool
 
@@ -60,7 +60,8 @@ func (c *Card) isBusy() bool { return time.Now().Before(c.until) }
 func (c *Card) askPF(_ string, vf int) (pfReport, error) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	r := pfReport{index: 1, bus: "pci", parent: c.Address, operations: !c.NoOperations, others: c.Others, vfs: vf + 1}
+	r := pfReport{index: 1, bus: "pci", parent: c.Address, operations: !c.NoOperations,
+		others: c.Others, vfs: vf + 1}
 	if c.NoVFs {
 		r.vfs = 0
 	}

@@ -19,12 +19,17 @@ import (
 // realVF is the first VF of the machine that has a netdev on the host and a PF that tells about it.
 func realVF(t *testing.T) netdev.Device {
 	t.Helper()
-	const skip = "needs a machine with an SR-IOV PF, VFs made (sriov_numvfs) and their driver loaded, such as the QEMU guest with igb"
+	const skip = "needs a machine with an SR-IOV PF, VFs made (sriov_numvfs) and their driver " +
+		"loaded, such as the QEMU guest with igb"
 	links, _ := filepath.Glob("/sys/bus/pci/devices/*/virtfn0")
 	for _, virtfn := range links {
 		pf, vf := netdevOf(filepath.Dir(virtfn)), netdevOf(virtfn)
 		if pf != "" && vf != "" {
-			return netdev.Device{Name: vf, PF: &netdev.PF{Name: pf, Address: filepath.Base(filepath.Dir(virtfn)), VF: 0}}
+			return netdev.Device{
+				Name: vf, PF: &netdev.PF{
+					Name: pf, Address: filepath.Base(filepath.Dir(virtfn)), VF: 0,
+				},
+			}
 		}
 	}
 	t.Skip(skip)
@@ -41,7 +46,8 @@ func netdevOf(device string) string {
 
 func hardwareSnapshot(t *testing.T, engine *netdev.Engine, device netdev.Device) netdev.Snapshot {
 	t.Helper()
-	s, _, err := engine.Plan(t.Context(), device, netns.New(t).Path(), function.Interface{Name: "any0"})
+	s, _, err := engine.Plan(t.Context(), device, netns.New(t).Path(),
+		function.Interface{Name: "any0"})
 	must.Succeed(t, err)
 	return s
 }
@@ -86,7 +92,9 @@ func TestHardwareVF(t *testing.T) {
 
 	t.Run("MAC of a trusted VF", func(t *testing.T) {
 		pod := netns.New(t)
-		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{Trust: new(true)}}
+		want := function.Interface{
+			Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{Trust: new(true)},
+		}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
 		must.Succeed(t, err)
 		observed, err := engine.Attach(t.Context(), device, snapshot, place, want)
@@ -101,7 +109,8 @@ func TestHardwareVF(t *testing.T) {
 		}
 	})
 
-	// Some drivers (igbvf) refuse a VF another address if it is not trusted, until they learnt it from the PF.
+	// Some drivers (igbvf) refuse a VF another address if it is not trusted, until they learnt it
+	// from the PF.
 	t.Run("MAC of an untrusted VF", func(t *testing.T) {
 		pod := netns.New(t)
 		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01"}
@@ -122,11 +131,14 @@ func TestHardwareVF(t *testing.T) {
 	t.Run("refused by the PF", func(t *testing.T) {
 		pod := netns.New(t)
 		// No driver takes more than its port's rate; 2000 Gbit/s is above every one.
-		want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(200), MaxTxRate: new(2_000_000)}}
+		want := function.Interface{
+			Name: "net1", VF: &function.VFConfig{VLAN: new(200), MaxTxRate: new(2_000_000)},
+		}
 		snapshot, place, err := engine.Plan(t.Context(), device, pod.Path(), want)
 		must.Succeed(t, err)
 		_, err = engine.Attach(t.Context(), device, snapshot, place, want)
-		if refuses := "PF " + device.PF.Name + " (" + device.PF.Address + ") refuses rates"; err == nil || !strings.Contains(err.Error(), refuses) {
+		if refuses := "PF " + device.PF.Name + " (" + device.PF.Address +
+			") refuses rates"; err == nil || !strings.Contains(err.Error(), refuses) {
 			t.Errorf("error %v, want one with %q", err, refuses)
 		}
 		t.Log(err)
@@ -138,16 +150,22 @@ func TestHardwareVF(t *testing.T) {
 	// As for a VF that a userspace driver has: the netdev, which this one has, is left alone.
 	t.Run("without a netdev", func(t *testing.T) {
 		pod := netns.New(t)
-		want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{VLAN: new(100)}, Userspace: true}
-		snapshot, place, err := engine.Plan(t.Context(), netdev.Device{PF: device.PF}, pod.Path(), want)
+		want := function.Interface{
+			Name: "net1", MAC: "02:00:00:00:00:01", VF: &function.VFConfig{VLAN: new(100)},
+			Userspace: true,
+		}
+		snapshot, place, err := engine.Plan(t.Context(), netdev.Device{PF: device.PF},
+			pod.Path(), want)
 		must.Succeed(t, err)
-		observed, err := engine.Attach(t.Context(), netdev.Device{PF: device.PF}, snapshot, place, want)
+		observed, err := engine.Attach(t.Context(), netdev.Device{PF: device.PF}, snapshot,
+			place, want)
 		must.Succeed(t, err)
 		if diff := cmp.Diff(netdev.Observed{Name: "net1", MAC: want.MAC}, observed); diff != "" {
 			t.Errorf("observed (-want +got):\n%s", diff)
 		}
 		attached := netdev.Attached{Before: snapshot, Place: place, Want: want, Observed: observed}
-		if got, err := engine.Check(t.Context(), netdev.Device{PF: device.PF}, attached); err != nil || len(got) > 0 {
+		if got, err := engine.Check(t.Context(), netdev.Device{PF: device.PF},
+			attached); err != nil || len(got) > 0 {
 			t.Errorf("check: %q, %v", got, err)
 		}
 		_, err = engine.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place)

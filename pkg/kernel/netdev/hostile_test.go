@@ -25,10 +25,13 @@ import (
 )
 
 // macvlan makes a macvlan, up, on a netdev of ns, in the namespace of the file descriptor.
-func macvlan(t testing.TB, ns *netns.Namespace, lower, name string, mode netlink.MacvlanMode, to int) *netlink.Macvlan {
+func macvlan(
+	t testing.TB, ns *netns.Namespace, lower, name string, mode netlink.MacvlanMode, to int,
+) *netlink.Macvlan {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.ParentIndex, attrs.Namespace = name, get(t, ns, lower).Attrs().Index, netlink.NsFd(to)
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = name, get(t,
+		ns, lower).Attrs().Index, netlink.NsFd(to)
 	m := &netlink.Macvlan{LinkAttrs: attrs, Mode: mode}
 	must.Succeed(t, ns.Handle().LinkAdd(m))
 	return m
@@ -39,19 +42,26 @@ func addAltNames(t testing.TB, ns *netns.Namespace, name string) {
 	t.Helper()
 	l := get(t, ns, name)
 	for i := range 496 {
-		must.Succeed(t, ns.Handle().LinkAddAltName(l, fmt.Sprintf("%03d%s", i, strings.Repeat("x", 124))))
+		must.Succeed(t,
+			ns.Handle().LinkAddAltName(l, fmt.Sprintf("%03d%s", i, strings.Repeat("x", 124))))
 	}
 }
 
 // TestHugeAnswers: a pod makes its netdevs so large that the netlink library cannot read them.
 func TestHugeAnswers(t *testing.T) {
 	for name, hostile := range map[string]func(t *testing.T, pod *netns.Namespace){
-		"altnames of the interface": func(t *testing.T, pod *netns.Namespace) { addAltNames(t, pod, "net1") },
-		"altnames of lo":            func(t *testing.T, pod *netns.Namespace) { addAltNames(t, pod, "lo") },
+		"altnames of the interface": func(t *testing.T, pod *netns.Namespace) {
+			addAltNames(t, pod, "net1")
+		},
+		"altnames of lo": func(t *testing.T, pod *netns.Namespace) {
+			addAltNames(t, pod, "lo")
+		},
 		"macvlan sources": func(t *testing.T, pod *netns.Namespace) {
 			m := macvlan(t, pod, "net1", "mv0", netlink.MACVLAN_MODE_SOURCE, pod.Fd())
 			for i := range 6000 {
-				must.Succeed(t, pod.Handle().MacvlanMACAddrAdd(m, net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}))
+				must.Succeed(t,
+					pod.Handle().MacvlanMACAddrAdd(m,
+						net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)}))
 			}
 		},
 	} {
@@ -65,12 +75,16 @@ func TestHugeAnswers(t *testing.T) {
 		})
 	}
 
-	// The netdev is on the host, as the kernel moves a card's there when the namespace ends, and the library lists nothing.
+	// The netdev is on the host, as the kernel moves a card's there when the namespace ends, and
+	// the library lists nothing.
 	t.Run("after the end of the namespace", func(t *testing.T) {
 		w := newWorld(t, nil)
 		before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 		addAltNames(t, w.pod, "net1")
-		must.Succeed(t, w.pod.Handle().LinkSetNsFd(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: place.Index}}, w.host.Fd()))
+		must.Succeed(t,
+			w.pod.Handle().LinkSetNsFd(&netlink.Device{
+				LinkAttrs: netlink.LinkAttrs{Index: place.Index},
+			}, w.host.Fd()))
 		must.Succeed(t, w.pod.Unmount())
 		if _, err := w.host.Handle().LinkList(); err == nil {
 			t.Error("the library lists the netdevs: nothing is shown")
@@ -81,8 +95,8 @@ func TestHugeAnswers(t *testing.T) {
 	})
 }
 
-// TestStackedElsewhere: what a pod made on its netdev is in another namespace when the pod ends. It is deleted, or the
-// netdev is kept from the next owner.
+// TestStackedElsewhere: what a pod made on its netdev is in another namespace when the pod ends. It
+// is deleted, or the netdev is kept from the next owner.
 func TestStackedElsewhere(t *testing.T) {
 	type accomplice struct {
 		where string
@@ -111,14 +125,16 @@ func TestStackedElsewhere(t *testing.T) {
 	for _, a := range accomplices {
 		for _, moved := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s moved %t", a.where, moved), func(t *testing.T) {
-				seeing(t, func(t *testing.T, w *world) { stackElsewhere(t, w, a.fd(t, w), moved, a.gone) })
+				seeing(t, func(t *testing.T, w *world) {
+					stackElsewhere(t, w, a.fd(t, w), moved, a.gone)
+				})
 			})
 		}
 	}
 }
 
-// stackElsewhere has a pod make a macvlan in the namespace of the file descriptor, or move it there.
-// The release deletes it if it can be found, or keeps the netdev.
+// stackElsewhere has a pod make a macvlan in the namespace of the file descriptor, or move it
+// there. The release deletes it if it can be found, or keeps the netdev.
 func stackElsewhere(t *testing.T, w *world, to int, moved, found bool) {
 	t.Helper()
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
@@ -131,7 +147,8 @@ func stackElsewhere(t *testing.T, w *world, to int, moved, found bool) {
 
 	_, err := w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 	if !found {
-		if !errors.Is(err, netdev.ErrLeaks) || !strings.Contains(err.Error(), "a macvlan or macvtap") {
+		if !errors.Is(err, netdev.ErrLeaks) ||
+			!strings.Contains(err.Error(), "a macvlan or macvtap") {
 			t.Errorf("error %v, want %v", err, netdev.ErrLeaks)
 		}
 		return
@@ -142,9 +159,12 @@ func stackElsewhere(t *testing.T, w *world, to int, moved, found bool) {
 	must.Succeed(t, err)
 }
 
-// TestVLANElsewhere: a VLAN that the pod made on its netdev, in a namespace that is not found, is noticed by its number.
+// TestVLANElsewhere: a VLAN that the pod made on its netdev, in a namespace that is not found, is
+// noticed by its number.
 func TestVLANElsewhere(t *testing.T) {
-	for id, protocol := range map[int]netlink.VlanProtocol{1: netlink.VLAN_PROTOCOL_8021Q, 4094: netlink.VLAN_PROTOCOL_8021AD} {
+	for id, protocol := range map[int]netlink.VlanProtocol{
+		1: netlink.VLAN_PROTOCOL_8021Q, 4094: netlink.VLAN_PROTOCOL_8021AD,
+	} {
 		t.Run(fmt.Sprintf("%s %d", protocol, id), func(t *testing.T) {
 			seeing(t, func(t *testing.T, w *world) {
 				hideOnTop(t, w, &netlink.Vlan{VlanId: id, VlanProtocol: protocol}, "a VLAN")
@@ -153,7 +173,8 @@ func TestVLANElsewhere(t *testing.T) {
 	}
 }
 
-// TestIPVLANElsewhere: an ipvlan that the pod made on its netdev, in a namespace that is not found, is noticed.
+// TestIPVLANElsewhere: an ipvlan that the pod made on its netdev, in a namespace that is not found,
+// is noticed.
 func TestIPVLANElsewhere(t *testing.T) {
 	seeing(t, func(t *testing.T, w *world) {
 		hideOnTop(t, w, &netlink.IPVlan{Mode: netlink.IPVLAN_MODE_L2}, "an ipvlan")
@@ -179,20 +200,25 @@ func hideOnTop(t *testing.T, w *world, upper netlink.Link, name string) {
 	t.Logf("with nothing on it the release took %s", time.Since(start))
 }
 
-// process starts a process in a network namespace of its own, and returns a file descriptor of that.
+// process starts a process in a network namespace of its own, and returns a file descriptor of
+// that.
 func process(t *testing.T) int {
 	t.Helper()
 	sleep := exec.Command("sleep", "600")
-	sleep.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	sleep.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL,
+	}
 	must.Succeed(t, sleep.Start())
 	t.Cleanup(func() { _ = sleep.Process.Kill(); _ = sleep.Wait() })
-	fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", sleep.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", sleep.Process.Pid),
+		unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return fd
 }
 
-// TestStackedOnHost: a netdev on which the host has a macvlan is not taken, as the release would delete that.
+// TestStackedOnHost: a netdev on which the host has a macvlan is not taken, as the release would
+// delete that.
 func TestStackedOnHost(t *testing.T) {
 	seeing(t, func(t *testing.T, w *world) {
 		macvlan(t, w.host, hostName, "mv0", netlink.MACVLAN_MODE_BRIDGE, w.host.Fd())
@@ -203,14 +229,16 @@ func TestStackedOnHost(t *testing.T) {
 	t.Run("VLAN", func(t *testing.T) {
 		w := newWorld(t, nil)
 		needsUppers(t, w.engine)
-		addOnTop(t, w.host, get(t, w.host, hostName).Attrs().Index, &netlink.Vlan{VlanId: 7}, w.host.Fd())
+		addOnTop(t, w.host, get(t, w.host, hostName).Attrs().Index, &netlink.Vlan{VlanId: 7},
+			w.host.Fd())
 		checkInUse(t, w, "a VLAN or another netdev")
 	})
 }
 
 func checkInUse(t *testing.T, w *world, by string) {
 	t.Helper()
-	_, _, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), function.Interface{Name: "net1"})
+	_, _, err := w.engine.Plan(t.Context(), device(), w.pod.Path(),
+		function.Interface{Name: "net1"})
 	if err == nil || !strings.Contains(err.Error(), "is in use on the host, by "+by) {
 		t.Errorf("error %v", err)
 	}
@@ -232,7 +260,8 @@ func TestManyStacked(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	end = cancel
-	if _, err := w.engine.Restore(ctx, netdev.Device{}, before, place); !errors.Is(err, context.Canceled) ||
+	if _, err := w.engine.Restore(ctx, netdev.Device{}, before, place); !errors.Is(err,
+		context.Canceled) ||
 		!strings.Contains(err.Error(), "2000 netdevs that the pod made on top of it are left") {
 		t.Errorf("error %v", err)
 	}
@@ -263,7 +292,9 @@ func TestManyStacked(t *testing.T) {
 func program(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: kind, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
+		Type: kind, License: "GPL", Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R0, verdict), asm.Return(),
+		},
 	})
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = p.Close() })
@@ -280,7 +311,9 @@ func attachTCX(t *testing.T, index int, held bool) {
 		}))
 		return
 	}
-	l, err := bpflink.AttachTCX(bpflink.TCXOptions{Interface: index, Program: p, Attach: ebpf.AttachTCXEgress})
+	l, err := bpflink.AttachTCX(bpflink.TCXOptions{
+		Interface: index, Program: p, Attach: ebpf.AttachTCXEgress,
+	})
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = l.Close() })
 }
@@ -323,8 +356,10 @@ func TestProgramsOnTheHost(t *testing.T) {
 	w := newWorld(t, nil)
 	index := get(t, w.host, hostName).Attrs().Index
 	must.Succeed(t, w.host.Do(func() error { attachTCX(t, index, false); return nil }))
-	_, _, err := w.engine.Plan(t.Context(), device(), w.pod.Path(), function.Interface{Name: "net1"})
-	if err == nil || !strings.Contains(err.Error(), "is in use on the host, by TCXIngress program") {
+	_, _, err := w.engine.Plan(t.Context(), device(), w.pod.Path(),
+		function.Interface{Name: "net1"})
+	if err == nil ||
+		!strings.Contains(err.Error(), "is in use on the host, by TCXIngress program") {
 		t.Errorf("error %v", err)
 	}
 }

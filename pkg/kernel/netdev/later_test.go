@@ -36,7 +36,8 @@ func TestCheckAfterOtherPlugins(t *testing.T) {
 	for name, plugin := range map[string]func(*testing.T, *netns.Namespace, netlink.Link, *netdev.Attached){
 		"tuning": func(t *testing.T, pod *netns.Namespace, l netlink.Link, a *netdev.Attached) {
 			h := pod.Handle()
-			must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:77").HardwareAddr()))
+			must.Succeed(t,
+				h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:77").HardwareAddr()))
 			must.Succeed(t, h.LinkSetMTU(l, 1300))
 			must.Succeed(t, h.SetPromiscOn(l))
 			must.Succeed(t, h.LinkSetAllmulticastOff(l))
@@ -44,14 +45,16 @@ func TestCheckAfterOtherPlugins(t *testing.T) {
 		},
 		"sbr": func(t *testing.T, pod *netns.Namespace, l netlink.Link, _ *netdev.Attached) {
 			h := pod.Handle()
-			routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+			routes, err := h.RouteListFiltered(netlink.FAMILY_V4,
+				&netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
 			must.Succeed(t, err)
 			for _, r := range routes {
 				if r.Gw == nil {
 					continue
 				}
 				must.Succeed(t, h.RouteDel(&r))
-				onLink := netlink.Route{LinkIndex: r.LinkIndex, Dst: prefixOf("10.1.0.0/24"), Scope: netlink.SCOPE_LINK, Table: 100}
+				onLink := netlink.Route{LinkIndex: r.LinkIndex, Dst: prefixOf("10.1.0.0/24"),
+					Scope: netlink.SCOPE_LINK, Table: 100}
 				must.Succeed(t, h.RouteReplace(&onLink))
 				r.Table = 100
 				must.Succeed(t, h.RouteAdd(&r))
@@ -63,8 +66,10 @@ func TestCheckAfterOtherPlugins(t *testing.T) {
 			attrs.Name = "master0"
 			must.Succeed(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 			must.Succeed(t, h.LinkSetMaster(l, get(t, pod, "master0")))
-			must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:88").HardwareAddr()))
-			routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+			must.Succeed(t,
+				h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:88").HardwareAddr()))
+			routes, err := h.RouteListFiltered(netlink.FAMILY_V4,
+				&netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
 			must.Succeed(t, err)
 			for _, r := range routes {
 				if r.Gw != nil {
@@ -101,7 +106,9 @@ func TestCheckByTheResult(t *testing.T) {
 	a := chained(t, w)
 	a.Expected.MAC = "02:00:00:00:00:99"
 	a.Expected.Addresses = append(a.Expected.Addresses, netip.MustParsePrefix("10.1.0.77/24"))
-	want := []string{"mac is 02:00:00:00:00:01, was 02:00:00:00:00:99", "address 10.1.0.77/24 is missing"}
+	want := []string{
+		"mac is 02:00:00:00:00:01, was 02:00:00:00:00:99", "address 10.1.0.77/24 is missing",
+	}
 	if diff := cmp.Diff(want, w.check(t, a)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -114,7 +121,9 @@ func TestAnnounceKeepsTheMAC(t *testing.T) {
 	must.Succeed(t, w.xpu.Handle().LinkSetUp(get(t, w.xpu, "pf0vf0")))
 	a := chained(t, w)
 	const other = "02:00:00:00:00:66"
-	must.Succeed(t, w.pod.Handle().LinkSetHardwareAddr(get(t, w.pod, "net1"), function.MAC(other).HardwareAddr()))
+	must.Succeed(t,
+		w.pod.Handle().LinkSetHardwareAddr(get(t, w.pod, "net1"),
+			function.MAC(other).HardwareAddr()))
 	must.Succeed(t, w.engine.Announce(t.Context(), a.Place, a.Observed))
 	if got := get(t, w.pod, "net1").Attrs().HardwareAddr.String(); got != other {
 		t.Errorf("MAC %s, want %s", got, other)
@@ -124,7 +133,10 @@ func TestAnnounceKeepsTheMAC(t *testing.T) {
 // sysctl writes a sysctl of a network namespace.
 func sysctl(t *testing.T, ns *netns.Namespace, path, value string) {
 	t.Helper()
-	must.Succeed(t, ns.Do(func() error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0) }))
+	must.Succeed(t, ns.Do(func() error {
+		return os.WriteFile("/proc/sys/net/"+path,
+			[]byte(value), 0)
+	}))
 }
 
 // TestIPv6SwitchedOff: an IPv6 address for an interface is the wish to have IPv6 there, whatever
@@ -166,7 +178,9 @@ func TestAnnounceOfDownInterface(t *testing.T) {
 	w := newWorld(t, nil)
 	a := chained(t, w)
 	must.Succeed(t, w.xpu.Handle().LinkSetDown(get(t, w.xpu, "pf0vf0")))
-	for down, says := range map[bool]string{true: "is administratively down", false: "has no carrier yet"} {
+	for down, says := range map[bool]string{
+		true: "is administratively down", false: "has no carrier yet",
+	} {
 		l := get(t, w.pod, "net1")
 		if down {
 			must.Succeed(t, w.pod.Handle().LinkSetDown(l))

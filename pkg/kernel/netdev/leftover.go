@@ -18,7 +18,8 @@ import (
 type meaning int
 
 const (
-	// leaks: the next owner may get what belongs to the last one, or what the host kept from owners.
+	// leaks: the next owner may get what belongs to the last one, or what the host kept from
+	// owners.
 	leaks    meaning = iota
 	isolates         // the next owner is as isolated as before
 	harmless         // neither owner can do anything with it
@@ -167,8 +168,9 @@ func (r refusals) all() error {
 
 // passes says whether there is a refusal that may end without anything being done about it.
 func passes(err error) bool {
-	return err != nil && (errors.Is(err, errNoCarrier) || errors.Is(err, errDown) || errors.Is(err, errSilent) ||
-		!quirk.Definite(err))
+	return err != nil &&
+		(errors.Is(err, errNoCarrier) || errors.Is(err, errDown) || errors.Is(err, errSilent) ||
+			!quirk.Definite(err))
 }
 
 // conclude decides what the properties mean that are left after all rounds. Each is left because

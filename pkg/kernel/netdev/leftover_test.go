@@ -14,8 +14,10 @@ import (
 // fullSnapshot knows every property.
 func fullSnapshot() Snapshot {
 	return Snapshot{
-		Name: "ens1", MAC: "02:00:00:00:00:01", VF: &VFState{MAC: "02:00:00:00:00:02"}, Rate: &function.Rate{},
-		Carried: &Carried{GSOIPv4MaxSize: 1, ProtoDown: &ProtoDown{}}, Conf: &Conf{IPv4: make([]uint32, 31), IPv6: make([]int32, len(conf6))},
+		Name: "ens1", MAC: "02:00:00:00:00:01", VF: &VFState{MAC: "02:00:00:00:00:02"},
+		Rate:    &function.Rate{},
+		Carried: &Carried{GSOIPv4MaxSize: 1, ProtoDown: &ProtoDown{}},
+		Conf:    &Conf{IPv4: make([]uint32, 31), IPv6: make([]int32, len(conf6))},
 	}
 }
 
@@ -30,7 +32,8 @@ func TestLeftovers(t *testing.T) {
 	for _, p := range fullSnapshot().properties() {
 		found := ""
 		for _, rule := range leftovers {
-			if p.name == rule.property || strings.HasSuffix(rule.property, " ") && strings.HasPrefix(p.name, rule.property) {
+			if p.name == rule.property || strings.HasSuffix(rule.property, " ") &&
+				strings.HasPrefix(p.name, rule.property) {
 				found = rule.property
 				break
 			}
@@ -61,22 +64,41 @@ func TestMeanings(t *testing.T) {
 		before, now Snapshot
 		want        meaning
 	}{
-		"promiscuous":          {"promiscuous", Snapshot{}, Snapshot{Promiscuous: true}, leaks},
-		"promiscuous no more":  {"promiscuous", Snapshot{Promiscuous: true}, Snapshot{}, isolates},
-		"allmulticast":         {"allmulticast", Snapshot{}, Snapshot{AllMulticast: true}, leaks},
-		"altname of the pod":   {"altnames", Snapshot{}, Snapshot{AltNames: []string{"eth0"}}, leaks},
-		"altname of the host":  {"altnames", Snapshot{AltNames: []string{"a"}}, Snapshot{}, harmless},
-		"unknown property":     {"something new", Snapshot{}, Snapshot{}, leaks},
-		"unknown trust":        {"vf trust", Snapshot{}, Snapshot{VF: vf(func(s *VFState) { s.Trust = nil })}, leaks},
-		"unknown spoof check":  {"vf spoofchk", Snapshot{}, Snapshot{VF: vf(func(s *VFState) { s.SpoofCheck = nil })}, leaks},
-		"a program":            {"XDP program", Snapshot{}, Snapshot{}, leaks},
-		"a sysctl":             {"sysctl 7 of net.ipv4.conf", Snapshot{}, Snapshot{}, harmless},
-		"MAC without a PF":     {"mac", Snapshot{MAC: "02:00:00:00:00:01"}, Snapshot{MAC: "02:00:00:00:00:02"}, leaks},
-		"MAC set by the PF":    {"mac", Snapshot{VF: vf(func(*VFState) {})}, Snapshot{MAC: "02:00:00:00:00:02", VF: vf(func(*VFState) {})}, isolates},
-		"MAC that the PF lost": {"mac", Snapshot{VF: vf(func(s *VFState) { s.MAC = "" })}, Snapshot{MAC: "02:00:00:00:00:02", VF: vf(func(*VFState) {})}, leaks},
+		"promiscuous":         {"promiscuous", Snapshot{}, Snapshot{Promiscuous: true}, leaks},
+		"promiscuous no more": {"promiscuous", Snapshot{Promiscuous: true}, Snapshot{}, isolates},
+		"allmulticast":        {"allmulticast", Snapshot{}, Snapshot{AllMulticast: true}, leaks},
+		"altname of the pod": {
+			"altnames", Snapshot{}, Snapshot{AltNames: []string{"eth0"}}, leaks,
+		},
+		"altname of the host": {
+			"altnames", Snapshot{AltNames: []string{"a"}}, Snapshot{}, harmless,
+		},
+		"unknown property": {"something new", Snapshot{}, Snapshot{}, leaks},
+		"unknown trust": {
+			"vf trust", Snapshot{}, Snapshot{VF: vf(func(s *VFState) { s.Trust = nil })}, leaks,
+		},
+		"unknown spoof check": {
+			"vf spoofchk", Snapshot{}, Snapshot{VF: vf(func(s *VFState) { s.SpoofCheck = nil })},
+			leaks,
+		},
+		"a program": {"XDP program", Snapshot{}, Snapshot{}, leaks},
+		"a sysctl":  {"sysctl 7 of net.ipv4.conf", Snapshot{}, Snapshot{}, harmless},
+		"MAC without a PF": {
+			"mac", Snapshot{MAC: "02:00:00:00:00:01"}, Snapshot{MAC: "02:00:00:00:00:02"}, leaks,
+		},
+		"MAC set by the PF": {
+			"mac", Snapshot{VF: vf(func(*VFState) {})},
+			Snapshot{MAC: "02:00:00:00:00:02", VF: vf(func(*VFState) {})}, isolates,
+		},
+		"MAC that the PF lost": {
+			"mac", Snapshot{VF: vf(func(s *VFState) { s.MAC = "" })},
+			Snapshot{MAC: "02:00:00:00:00:02", VF: vf(func(*VFState) {})}, leaks,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := (remains{before: test.before, now: test.now}).meaningOf(test.property); got != test.want {
+			if got := (remains{
+				before: test.before, now: test.now,
+			}).meaningOf(test.property); got != test.want {
 				t.Errorf("%d, want %d", got, test.want)
 			}
 		})
@@ -88,13 +110,15 @@ func TestMeanings(t *testing.T) {
 func TestNeutralMAC(t *testing.T) {
 	made := neutralMAC(&PF{Address: "0000:3b:00.0"}, Snapshot{})
 	address := made.HardwareAddr()
-	if len(address) != 6 || address[0]&1 != 0 || made != neutralMAC(&PF{Address: "0000:3b:00.0", Name: "x"}, Snapshot{}) {
+	if len(address) != 6 || address[0]&1 != 0 ||
+		made != neutralMAC(&PF{Address: "0000:3b:00.0", Name: "x"}, Snapshot{}) {
 		t.Errorf("MAC %s", made)
 	}
 	if other := neutralMAC(&PF{Address: "0000:3b:00.0", VF: 1}, Snapshot{}); other == made {
 		t.Errorf("two VFs have %s", other)
 	}
-	if own := neutralMAC(&PF{}, Snapshot{Name: "ens1", MAC: "02:00:00:00:00:05"}); own != "02:00:00:00:00:05" {
+	if own := neutralMAC(&PF{},
+		Snapshot{Name: "ens1", MAC: "02:00:00:00:00:05"}); own != "02:00:00:00:00:05" {
 		t.Errorf("a netdev gets %s in place of its own", own)
 	}
 }
@@ -102,12 +126,16 @@ func TestNeutralMAC(t *testing.T) {
 // TestConclude: one property that may pass does not hide one that leaks.
 func TestConclude(t *testing.T) {
 	r := remains{now: Snapshot{Name: "ens1", VF: &VFState{Trust: new(true)}}}
-	trust, rate := property{name: "vf trust", value: "off", now: "on"}, property{name: "vf max_tx_rate", value: 0, now: 5}
-	_, err := r.conclude([]property{trust, rate}, refusals{"vf max_tx_rate": unix.EAGAIN, "vf trust": unix.EINVAL})
+	trust, rate := property{name: "vf trust", value: "off", now: "on"}, property{
+		name: "vf max_tx_rate", value: 0, now: 5,
+	}
+	_, err := r.conclude([]property{trust, rate},
+		refusals{"vf max_tx_rate": unix.EAGAIN, "vf trust": unix.EINVAL})
 	if !errors.Is(err, ErrLeaks) || !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("error %v", err)
 	}
-	_, err = r.conclude([]property{trust, rate}, refusals{"vf max_tx_rate": unix.EINVAL, "vf trust": unix.EAGAIN})
+	_, err = r.conclude([]property{trust, rate},
+		refusals{"vf max_tx_rate": unix.EINVAL, "vf trust": unix.EAGAIN})
 	if errors.Is(err, ErrLeaks) || err == nil {
 		t.Errorf("error %v", err)
 	}

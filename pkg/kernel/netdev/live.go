@@ -145,7 +145,10 @@ func missing(pod *conn, l *link, a Attached) (d []string, err error) {
 func routed(pod *conn, index int, route function.Route) (bool, error) {
 	r := routeOut(index, route)
 	same := func(other netlink.Route) bool { return sameWay(other, r) }
-	found, err := routeLike(pod, r, func(other netlink.Route) bool { return route.Yield || same(other) })
+	found, err := routeLike(pod, r, func(other netlink.Route) bool {
+		return route.Yield ||
+			same(other)
+	})
 	if found == nil && err == nil {
 		r.Table = unix.RT_TABLE_UNSPEC
 		found, err = routeLike(pod, r, same)
@@ -194,7 +197,8 @@ func addRoute(pod *conn, index int, route function.Route) error {
 	r := routeOut(index, route)
 	err := pod.RouteAdd(&r)
 	if errors.Is(err, unix.ENETUNREACH) && route.Via.IsValid() {
-		return fmt.Errorf("gateway %s is in no subnet of the interface's addresses: %w", route.Via, err)
+		return fmt.Errorf("gateway %s is in no subnet of the interface's addresses: %w",
+			route.Via, err)
 	}
 	if !errors.Is(err, unix.EEXIST) {
 		return err
@@ -213,14 +217,16 @@ func addRoute(pod *conn, index int, route function.Route) error {
 	if other.Gw != nil {
 		gateway = other.Gw.String()
 	}
-	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w", other.LinkIndex, gateway, err)
+	return fmt.Errorf("the pod has one already, via interface index %d gateway %s: %w",
+		other.LinkIndex, gateway, err)
 }
 
 func routeOut(index int, route function.Route) netlink.Route {
 	r := netlink.Route{
 		LinkIndex: index, Dst: netipx.PrefixIPNet(route.To), Priority: route.Metric,
-		Table: cmp.Or(route.Table, unix.RT_TABLE_MAIN), Protocol: unix.RTPROT_STATIC, Scope: netlink.SCOPE_LINK,
-		MTU: route.MTU, AdvMSS: route.AdvMSS,
+		Table: cmp.Or(route.Table, unix.RT_TABLE_MAIN), Protocol: unix.RTPROT_STATIC,
+		Scope: netlink.SCOPE_LINK,
+		MTU:   route.MTU, AdvMSS: route.AdvMSS,
 	}
 	if route.Via.IsValid() {
 		r.Gw, r.Scope = route.Via.AsSlice(), netlink.SCOPE_UNIVERSE
@@ -238,7 +244,8 @@ func sameWay(a, b netlink.Route) bool { return a.LinkIndex == b.LinkIndex && a.G
 func routeLike(pod *conn, r netlink.Route, meant func(netlink.Route) bool) (*netlink.Route, error) {
 	family, metric := netlink.FAMILY_V4, r.Priority
 	if len(r.Dst.IP) == net.IPv6len {
-		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024) // IP6_RT_PRIO_USER, net/ip6_route.h
+		// IP6_RT_PRIO_USER, net/ip6_route.h
+		family, metric = netlink.FAMILY_V6, cmp.Or(metric, 1024)
 	}
 	filter := &netlink.Route{Dst: r.Dst, Table: r.Table}
 	routes, err := request.Consistent(func() ([]netlink.Route, error) {
@@ -256,7 +263,9 @@ func routeLike(pod *conn, r netlink.Route, meant func(netlink.Route) bool) (*net
 }
 
 func addresses(c *conn, index int) ([]netip.Prefix, error) {
-	list, err := request.Consistent(func() ([]netlink.Addr, error) { return c.AddrList(reference(index), netlink.FAMILY_ALL) })
+	list, err := request.Consistent(func() ([]netlink.Addr, error) {
+		return c.AddrList(reference(index), netlink.FAMILY_ALL)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -269,8 +278,9 @@ func addresses(c *conn, index int) ([]netip.Prefix, error) {
 	return prefixes, nil
 }
 
-// announceItself has the kernel announce the addresses whenever the interface comes up or gets another MAC, as an address may
-// have been another pod's before (ip-sysctl.rst). Errors are ignored: the entries of the neighbours time out anyway.
+// announceItself has the kernel announce the addresses whenever the interface comes up or gets
+// another MAC, as an address may have been another pod's before (ip-sysctl.rst). Errors are
+// ignored: the entries of the neighbours time out anyway.
 func (e *Engine) announceItself(pod *conn, index int, name string, addresses []netip.Prefix) {
 	const arpNotify = 22 // IPV4_DEVCONF_ARP_NOTIFY of linux/ip.h
 	if slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is4() }) {
@@ -283,8 +293,9 @@ func (e *Engine) announceItself(pod *conn, index int, name string, addresses []n
 	}
 }
 
-// Announce waits until an attached interface has a carrier, and has the kernel announce its addresses then: without a carrier,
-// the announcement when it came up was lost. It returns when ctx, the pod or the interface ends.
+// Announce waits until an attached interface has a carrier, and has the kernel announce its
+// addresses then: without a carrier, the announcement when it came up was lost. It returns when
+// ctx, the pod or the interface ends.
 func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) error {
 	if len(observed.Addresses) == 0 || observed.MAC == "" {
 		return nil
@@ -304,8 +315,8 @@ func (e *Engine) Announce(ctx context.Context, place Place, observed Observed) e
 	if l.master != 0 {
 		return nil // its addresses are its master's, and so is its MAC
 	}
-	// The kernel announces the addresses (NETDEV_CHANGEADDR) although the MAC is the same, and does not call the driver.
-	// It is the MAC of now, because others may have changed it since.
+	// The kernel announces the addresses (NETDEV_CHANGEADDR) although the MAC is the same, and does
+	// not call the driver. It is the MAC of now, because others may have changed it since.
 	if err := pod.set(observed.Index, 0, 0, hardwareAddr(unix.IFLA_ADDRESS, l.MAC)); err != nil {
 		return fmt.Errorf("interface %s: announce its addresses: %w", observed.Name, err)
 	}
@@ -320,7 +331,8 @@ func (c *conn) awaitCarrier(ctx context.Context, index int) (err error) {
 	defer listening.Wait() // the socket keeps the network namespace
 	defer stop()
 	listening.Go(func() {
-		listen.Links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify, logr.Discard())
+		listen.Links.Follow(ctx, fmt.Sprintf("/proc/self/fd/%d", int(c.ns)), changes.Notify,
+			logr.Discard())
 	})
 	var l *link
 	seen := func() bool {

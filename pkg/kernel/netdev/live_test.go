@@ -43,15 +43,18 @@ func TestCheck(t *testing.T) {
 	must.Succeed(t, h.LinkSetMTU(l, 1300))
 	must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 	want := []string{
-		`name is "mine0", was "net1"`, "up is false, was true", "mac is 02:00:00:00:00:66, was 02:00:00:00:00:01",
-		"address fd00::5/64 is missing", "route to 10.2.0.0/16 is missing", "route to 10.3.0.0/16 is missing",
+		`name is "mine0", was "net1"`, "up is false, was true",
+		"mac is 02:00:00:00:00:66, was 02:00:00:00:00:01",
+		"address fd00::5/64 is missing", "route to 10.2.0.0/16 is missing",
+		"route to 10.3.0.0/16 is missing",
 		"route to fd01::/64 is missing", "route to 0.0.0.0/0 is missing",
 	}
 	if diff := cmp.Diff(want, w.check(t, attached)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	must.Succeed(t, h.LinkSetNsFd(l, netns.New(t).Fd()))
-	if got := w.check(t, attached); !slices.Equal(got, []string{"interface net1 is not in the pod"}) {
+	if got := w.check(t, attached); !slices.Equal(got,
+		[]string{"interface net1 is not in the pod"}) {
 		t.Errorf("moved on: %q", got)
 	}
 	must.Succeed(t, w.pod.Unmount())
@@ -66,12 +69,15 @@ func TestRoutes(t *testing.T) {
 	h := w.pod.Handle()
 	lo := get(t, w.pod, "lo")
 	defaultRoute := netip.MustParsePrefix("0.0.0.0/0")
-	must.Succeed(t, h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: netlinkDst(t, defaultRoute), Scope: netlink.SCOPE_LINK}))
+	must.Succeed(t,
+		h.RouteAdd(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: netlinkDst(t, defaultRoute),
+			Scope: netlink.SCOPE_LINK}))
 	want := function.Interface{
 		Name: "net1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
 		Routes: []function.Route{
 			{To: defaultRoute, Via: netip.MustParseAddr("10.1.0.1"), Yield: true},
-			{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Table: 100, MTU: 1300, AdvMSS: 1200},
+			{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"),
+				Table: 100, MTU: 1300, AdvMSS: 1200},
 			{To: netip.MustParsePrefix("10.3.0.0/16"), Scope: new(int(netlink.SCOPE_LINK))},
 		},
 	}
@@ -80,13 +86,15 @@ func TestRoutes(t *testing.T) {
 	if got := w.check(t, attached); len(got) > 0 {
 		t.Errorf("just attached: %q", got)
 	}
-	routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100}, netlink.RT_FILTER_TABLE)
+	routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100},
+		netlink.RT_FILTER_TABLE)
 	must.Succeed(t, err)
 	if len(routes) != 1 || routes[0].MTU != 1300 || routes[0].AdvMSS != 1200 {
 		t.Errorf("table 100: %v", routes)
 	}
 	stubborn := []function.Route{{To: defaultRoute, Via: netip.MustParseAddr("10.1.0.1")}}
-	if _, err := w.engine.Add(t.Context(), attached, nil, stubborn); err == nil || !strings.Contains(err.Error(), "the pod has one already") {
+	if _, err := w.engine.Add(t.Context(), attached, nil, stubborn); err == nil ||
+		!strings.Contains(err.Error(), "the pod has one already") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -104,7 +112,8 @@ func TestAdd(t *testing.T) {
 	before, place, observed := w.attach(t, want)
 	attached := netdev.Attached{Before: before, Place: place, Want: want, Observed: observed}
 	for range 2 { // what is there already is no error
-		observed, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, fullInterface.Routes)
+		observed, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses,
+			fullInterface.Routes)
 		must.Succeed(t, err)
 		if len(observed.Addresses) != len(fullInterface.Addresses) {
 			t.Errorf("observed %+v", observed)
@@ -112,17 +121,19 @@ func TestAdd(t *testing.T) {
 	}
 	checkRoutes(t, w)
 	must.Succeed(t, w.pod.Handle().LinkSetNsFd(get(t, w.pod, "net1"), netns.New(t).Fd()))
-	if _, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, nil); err == nil || !strings.Contains(err.Error(), "is not in the pod") {
+	if _, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, nil); err == nil ||
+		!strings.Contains(err.Error(), "is not in the pod") {
 		t.Errorf("error %v", err)
 	}
 	must.Succeed(t, w.pod.Unmount())
-	if _, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, nil); !errors.Is(err, unix.ENOENT) {
+	if _, err := w.engine.Add(t.Context(), attached, fullInterface.Addresses, nil); !errors.Is(err,
+		unix.ENOENT) {
 		t.Errorf("error %v, want %v", err, unix.ENOENT)
 	}
 }
 
-// A Function without a netdev whose PF has none either: there is nothing to set, and nothing is touched. What a PF
-// enforces is tested with real VFs.
+// A Function without a netdev whose PF has none either: there is nothing to set, and nothing is
+// touched. What a PF enforces is tested with real VFs.
 func TestUserspace(t *testing.T) {
 	w := newWorld(t, func(step string) { t.Errorf("touched: %s", step) })
 	want := function.Interface{Name: "net1", Userspace: true}
@@ -136,17 +147,24 @@ func TestUserspace(t *testing.T) {
 	if alive, err := w.engine.Alive(place); err != nil || !alive {
 		t.Errorf("alive %t, %v", alive, err)
 	}
-	if got := w.check(t, netdev.Attached{Before: before, Place: place, Want: want, Observed: observed}); len(got) > 0 {
+	if got := w.check(t, netdev.Attached{
+		Before: before, Place: place, Want: want, Observed: observed,
+	}); len(got) > 0 {
 		t.Errorf("check: %q", got)
 	}
 	_, err = w.engine.Restore(t.Context(), netdev.Device{}, before, place)
 	must.Succeed(t, err)
 	for name, refused := range map[string]function.Interface{
-		"VF properties could be set with": {Name: "net1", Userspace: true, VF: &function.VFConfig{VLAN: new(1)}},
-		"the MAC could be set with":       {Name: "net1", Userspace: true, MAC: "02:00:00:00:00:01"},
-		"must be empty":                   {Name: "net1", Userspace: true, MTU: 1400},
+		"VF properties could be set with": {
+			Name: "net1", Userspace: true, VF: &function.VFConfig{VLAN: new(1)},
+		},
+		"the MAC could be set with": {
+			Name: "net1", Userspace: true, MAC: "02:00:00:00:00:01",
+		},
+		"must be empty": {Name: "net1", Userspace: true, MTU: 1400},
 	} {
-		if _, _, err := w.engine.Plan(t.Context(), netdev.Device{}, w.pod.Path(), refused); err == nil || !strings.Contains(err.Error(), name) {
+		if _, _, err := w.engine.Plan(t.Context(), netdev.Device{}, w.pod.Path(),
+			refused); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("error %v, want one with %q", err, name)
 		}
 	}

@@ -114,7 +114,8 @@ func (e *Engine) report(pf *PF) (pfReport, error) {
 	}
 	other := pf.Address != "" && r.parent != pf.Address
 	if other && (r.bus == "pci" || r.operations) {
-		return r, fmt.Errorf("PF %s: netdev %s belongs to device %s by now: it was renamed meanwhile",
+		return r, fmt.Errorf("PF %s: netdev %s belongs to device %s by now: it was renamed "+
+			"meanwhile",
 			pf, pf.Name, r.parent)
 	}
 	return r, nil

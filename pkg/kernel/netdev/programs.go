@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/namespace"
 )
 
-// carriedOnHost says what the host has on a netdev that a release would take for the pod's, "" for nothing.
+// carriedOnHost says what the host has on a netdev that a release would take for the pod's, "" for
+// nothing.
 func (e *Engine) carriedOnHost(l *link) (use string, err error) {
 	if use, _, err = e.onTop(l); use != "" || err != nil {
 		return use, err
@@ -39,18 +40,21 @@ func inUse(netdev, how string) error {
 	return fmt.Errorf("netdev %s: is in use on the host, %s", netdev, how)
 }
 
-// detachForeign takes away what a pod may have left on a netdev that is on the host again, and that goes on to read or
-// forge its frames: BPF programs, and netdevs on top of it.
+// detachForeign takes away what a pod may have left on a netdev that is on the host again, and that
+// goes on to read or forge its frames: BPF programs, and netdevs on top of it.
 func (e *Engine) detachForeign(
 	ctx context.Context, l *link, place Place, rebinding *Rebinding,
 ) error {
-	if err := namespace.Do(e.host.ns, func() error { return e.detachPrograms(ctx, l) }); err != nil {
+	if err := namespace.Do(e.host.ns, func() error {
+		return e.detachPrograms(ctx, l)
+	}); err != nil {
 		return err
 	}
 	return e.makeAlone(ctx, l, place, rebinding)
 }
 
-// detachPrograms detaches tcx programs, and the XDP programs that a BPF link holds; rtnetlink detaches other XDP programs.
+// detachPrograms detaches tcx programs, and the XDP programs that a BPF link holds; rtnetlink
+// detaches other XDP programs.
 func (e *Engine) detachPrograms(ctx context.Context, l *link) error {
 	index := l.Identity.Index
 	for _, at := range tcxSides {
@@ -87,7 +91,9 @@ func detachTCX(index int, at ebpf.AttachType, p bpflink.AttachedProgram) error {
 		return unlessEnded(err)
 	}
 	defer program.Close()
-	return unlessEnded(bpflink.RawDetachProgram(bpflink.RawDetachProgramOptions{Target: index, Program: program, Attach: at}))
+	return unlessEnded(bpflink.RawDetachProgram(bpflink.RawDetachProgramOptions{
+		Target: index, Program: program, Attach: at,
+	}))
 }
 
 func unlessEnded(err error) error {
@@ -106,8 +112,9 @@ func detachLink(id bpflink.ID) error {
 	return held.Detach()
 }
 
-// detachXDPLinks detaches the BPF links that hold an XDP program of the netdev. rtnetlink does not say which links these
-// are. A link names its netdev by the index alone, so that its program must be the netdev's as well.
+// detachXDPLinks detaches the BPF links that hold an XDP program of the netdev. rtnetlink does not
+// say which links these are. A link names its netdev by the index alone, so that its program must
+// be the netdev's as well.
 func (e *Engine) detachXDPLinks(ctx context.Context, index int) error {
 	programs, err := e.xdpPrograms(index)
 	if err != nil {
@@ -120,12 +127,14 @@ func (e *Engine) detachXDPLinks(ctx context.Context, index int) error {
 			return err
 		}
 		info, err := all.Link.Info()
-		if err != nil || info.XDP() == nil || int(info.XDP().Ifindex) != index || !programs[uint32(info.Program)] {
+		if err != nil || info.XDP() == nil || int(info.XDP().Ifindex) != index ||
+			!programs[uint32(info.Program)] {
 			continue
 		}
 		e.trace(fmt.Sprintf("detach BPF link %d of XDP program %d", info.ID, info.Program))
 		if err := all.Link.Detach(); err != nil {
-			return fmt.Errorf("detach BPF link %d of XDP program %d: %w: %w", info.ID, info.Program, err, ErrLeaks)
+			return fmt.Errorf("detach BPF link %d of XDP program %d: %w: %w", info.ID, info.Program,
+				err, ErrLeaks)
 		}
 	}
 	if err := all.Err(); err != nil {
@@ -146,7 +155,10 @@ func (e *Engine) xdpPrograms(index int) (map[uint32]bool, error) {
 	}
 	xdp, err := attribute.Parse(attrs[unix.IFLA_XDP])
 	programs := map[uint32]bool{}
-	for _, kind := range []uint16{unix.IFLA_XDP_PROG_ID, unix.IFLA_XDP_DRV_PROG_ID, unix.IFLA_XDP_SKB_PROG_ID, unix.IFLA_XDP_HW_PROG_ID} {
+	for _, kind := range []uint16{
+		unix.IFLA_XDP_PROG_ID, unix.IFLA_XDP_DRV_PROG_ID, unix.IFLA_XDP_SKB_PROG_ID,
+		unix.IFLA_XDP_HW_PROG_ID,
+	} {
 		if xdp.Has(kind) {
 			programs[xdp.Uint32(kind)] = true
 		}

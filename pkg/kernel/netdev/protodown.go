@@ -44,6 +44,7 @@ func (p *ProtoDown) properties() []property {
 	}
 	return []property{
 		{name: "proto_down reason", value: p.Reason, attribute: reason},
-		{name: "proto_down", value: p.On, attribute: nl.NewRtAttr(unix.IFLA_PROTO_DOWN, []byte{on})},
+		{name: "proto_down", value: p.On,
+			attribute: nl.NewRtAttr(unix.IFLA_PROTO_DOWN, []byte{on})},
 	}
 }

@@ -21,7 +21,10 @@ func TestProtoDownReturns(t *testing.T) {
 	w := newWorld(t, nil)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex = "ens1f0v1", get(t, w.host, hostName).Attrs().Index
-	must.Succeed(t, w.host.Handle().LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}))
+	must.Succeed(t,
+		w.host.Handle().LinkAdd(&netlink.Macvlan{
+			LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE,
+		}))
 	dev, want := netdev.Device{Name: attrs.Name}, function.Interface{Name: "net1"}
 	before, place, err := w.engine.Plan(t.Context(), dev, w.pod.Path(), want)
 	must.Succeed(t, err)

@@ -33,7 +33,8 @@ func TestInstead(t *testing.T) {
 
 func TestCanonical(t *testing.T) {
 	for text, want := range map[string]string{
-		"0": "0", "00000000,00000000": "0", "00000000,0000000f": "f", "00000001,00000000": "1,00000000", "1000": "1000", "": "",
+		"0": "0", "00000000,00000000": "0", "00000000,0000000f": "f",
+		"00000001,00000000": "1,00000000", "1000": "1000", "": "",
 	} {
 		if got := canonical(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
@@ -42,7 +43,9 @@ func TestCanonical(t *testing.T) {
 }
 
 func FuzzParseQueues(f *testing.F) {
-	for _, seed := range []string{"", "0=3 7=80", "1023=ff,ffffffff", "0==", "5 5=5", "9999999999999999999=1"} {
+	for _, seed := range []string{
+		"", "0=3 7=80", "1023=ff,ffffffff", "0==", "5 5=5", "9999999999999999999=1",
+	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -11,7 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/devlink"
 )
 
-// Eswitches are those of PFs, as [devlink.Conn] has them. One with a rate object for a Function limits it in place of the PF.
+// Eswitches are those of PFs, as [devlink.Conn] has them. One with a rate object for a Function
+// limits it in place of the PF.
 type Eswitches interface {
 	EswitchMode(devlink.Device) (devlink.EswitchMode, error)
 	PortsOf(devlink.Device) ([]devlink.Port, error)
@@ -19,7 +20,8 @@ type Eswitches interface {
 	SetRate(d devlink.Device, port uint32, to function.Rate) error
 }
 
-// rate is what the eswitch limits the Function to; ok is false without a rate object, as for a VF in mode legacy.
+// rate is what the eswitch limits the Function to; ok is false without a rate object, as for a VF
+// in mode legacy.
 func (e *Engine) rate(f function.EswitchPort) (rate function.Rate, ok bool, err error) {
 	port, ok, err := e.port(f)
 	if err != nil || !ok {
@@ -41,18 +43,21 @@ func (e *Engine) changeRate(device Device, from, to *function.Rate) error {
 		err = e.eswitches.SetRate(port.Device, port.Index, *to)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: the eswitch refuses %s for %s: %w", rateFields(*from, *to), to, device.Port, err)
+		return fmt.Errorf("%s: the eswitch refuses %s for %s: %w", rateFields(*from, *to), to,
+			device.Port, err)
 	}
 	return nil
 }
 
-// port looks for the port of a Function of this host: the eswitch of a DPU has also those of other hosts.
+// port looks for the port of a Function of this host: the eswitch of a DPU has also those of other
+// hosts.
 func (e *Engine) port(f function.EswitchPort) (port devlink.Port, ok bool, err error) {
 	device, flavour := devlink.OfPCI(f.PF), devlink.PCISF
 	if !f.SF {
 		flavour = devlink.PCIVF
 		mode, err := e.eswitches.EswitchMode(device)
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) || err == nil && mode != devlink.Switchdev {
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) ||
+			err == nil && mode != devlink.Switchdev {
 			return devlink.Port{}, false, nil
 		}
 		if err != nil {
@@ -61,7 +66,8 @@ func (e *Engine) port(f function.EswitchPort) (port devlink.Port, ok bool, err e
 	}
 	ports, err := e.eswitches.PortsOf(device)
 	i := slices.IndexFunc(ports, func(p devlink.Port) bool {
-		return !p.External && p.Flavour == flavour && (f.SF && p.SF == f.Number || !f.SF && uint32(p.VF) == f.Number)
+		return !p.External && p.Flavour == flavour &&
+			(f.SF && p.SF == f.Number || !f.SF && uint32(p.VF) == f.Number)
 	})
 	if err != nil || i < 0 {
 		return devlink.Port{}, false, err

@@ -32,7 +32,9 @@ func (r *rates) PortsOf(d devlink.Device) ([]devlink.Port, error) {
 	if d != devlink.OfPCI(subfunction().Port.PF) {
 		return nil, nil
 	}
-	return []devlink.Port{{Device: d, Index: 5, Flavour: devlink.PCISF, SF: subfunction().Port.Number}}, nil
+	return []devlink.Port{
+		{Device: d, Index: 5, Flavour: devlink.PCISF, SF: subfunction().Port.Number},
+	}, nil
 }
 
 func (r *rates) Rate(_ devlink.Device, port uint32) (function.Rate, bool, error) {
@@ -49,7 +51,9 @@ func (r *rates) SetRate(_ devlink.Device, port uint32, to function.Rate) error {
 }
 
 func subfunction() netdev.Device {
-	return netdev.Device{Name: hostName, Port: &function.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88}}
+	return netdev.Device{
+		Name: hostName, Port: &function.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88},
+	}
 }
 
 func newRatedWorld(t *testing.T, before function.Rate) (*world, *rates) {
@@ -69,7 +73,9 @@ func TestRate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := function.Rate{Max: 500}
 			w, r := newRatedWorld(t, before)
-			want := function.Interface{Name: "net1", VF: &function.VFConfig{MinTxRate: new(10)}, Userspace: userspace}
+			want := function.Interface{
+				Name: "net1", VF: &function.VFConfig{MinTxRate: new(10)}, Userspace: userspace,
+			}
 			snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
 			must.Succeed(t, err)
 			if diff := cmp.Diff(&before, snapshot.Rate); diff != "" || r.rate != before {
@@ -80,13 +86,17 @@ func TestRate(t *testing.T) {
 			if r.rate != (function.Rate{Min: 10, Max: 500}) {
 				t.Errorf("attached: %v", r.rate)
 			}
-			attached := netdev.Attached{Before: snapshot, Place: place, Want: want, Observed: observed}
-			if got, err := w.engine.Check(t.Context(), subfunction(), attached); err != nil || len(got) > 0 {
+			attached := netdev.Attached{
+				Before: snapshot, Place: place, Want: want, Observed: observed,
+			}
+			if got, err := w.engine.Check(t.Context(), subfunction(), attached); err != nil ||
+				len(got) > 0 {
 				t.Errorf("check: %q, %v", got, err)
 			}
 			r.rate.Max = 7
 			got, err := w.engine.Check(t.Context(), subfunction(), attached)
-			if diff := cmp.Diff([]string{"eswitch max_tx_rate is 7, was 500"}, got); diff != "" || err != nil {
+			if diff := cmp.Diff([]string{"eswitch max_tx_rate is 7, was 500"}, got); diff != "" ||
+				err != nil {
 				t.Errorf("check: %v; (-want +got):\n%s", err, diff)
 			}
 			_, err = w.engine.Restore(t.Context(), subfunction(), snapshot, place)
@@ -122,7 +132,8 @@ func TestRateRefused(t *testing.T) {
 	snapshot, place, err := w.engine.Plan(t.Context(), subfunction(), w.pod.Path(), want)
 	must.Succeed(t, err)
 	_, err = w.engine.Attach(t.Context(), subfunction(), snapshot, place, want)
-	const says = "vf.maxTxRate: the eswitch refuses rates of 0-100 Mbit/s for SF 88 of PF 0000:3b:00.0: refused"
+	const says = "vf.maxTxRate: the eswitch refuses rates of 0-100 Mbit/s for SF 88 of PF " +
+		"0000:3b:00.0: refused"
 	if !errors.Is(err, r.refuse) || !strings.Contains(err.Error(), says) {
 		t.Errorf("error %v, want one with %q", err, says)
 	}
@@ -154,7 +165,8 @@ func TestWishesOfSubfunction(t *testing.T) {
 		"rates":   {wish: function.VFConfig{MinTxRate: new(1), MaxTxRate: new(2)}},
 		"VLAN": {
 			wish: function.VFConfig{VLAN: new(100), QoS: new(0), MaxTxRate: new(2)},
-			says: "vf.vlan, vf.qos: must be absent for SF 88 of PF 0000:3b:00.0: a PF enforces that for its VFs only",
+			says: "vf.vlan, vf.qos: must be absent for SF 88 of PF 0000:3b:00.0: a PF enforces " +
+				"that for its VFs only",
 		},
 		"settings": {
 			wish: function.VFConfig{Trust: new(true), SpoofCheck: new(true), LinkState: "auto"},
@@ -162,14 +174,16 @@ func TestWishesOfSubfunction(t *testing.T) {
 		},
 		"no rate object": {
 			wish: function.VFConfig{MaxTxRate: new(2)}, none: true,
-			says: "vf.maxTxRate: must be absent for SF 88 of PF 0000:3b:00.0: its eswitch has no rate object for it",
+			says: "vf.maxTxRate: must be absent for SF 88 of PF 0000:3b:00.0: its eswitch has no " +
+				"rate object for it",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.none = test.none
 			want := function.Interface{Name: "net1", VF: &test.wish}
 			_, _, err := w.engine.Plan(t.Context(), subfunction(), netns.New(t).Path(), want)
-			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
+			if test.says == "" && err != nil || test.says != "" &&
+				(err == nil || !strings.Contains(err.Error(), test.says)) {
 				t.Errorf("error %v, want %q", err, test.says)
 			}
 		})

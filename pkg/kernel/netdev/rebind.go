@@ -22,10 +22,10 @@ type Rebinding struct {
 
 func (r *Rebinding) unfinished() bool { return r != nil && r.Driver != "" }
 
-// rebind unbinds the driver of a device and binds it again. That destroys the netdevs of the device,
-// and all netdevs on top of them in every namespace, and makes new ones. The driver may make its
-// netdev a moment after rebind returns. rebind refuses a PF that has VFs, because they end with its
-// driver.
+// rebind unbinds the driver of a device and binds it again. That destroys the netdevs of the
+// device, and all netdevs on top of them in every namespace, and makes new ones. The driver may
+// make its netdev a moment after rebind returns. rebind refuses a PF that has VFs, because they end
+// with its driver.
 func (e *Engine) rebind(
 	ctx context.Context, who Identity, intend func(driver string) error,
 ) error {
@@ -67,7 +67,8 @@ func (e *Engine) bind(who Identity, driver string) error {
 		return err
 	}
 	if !e.driverDir(who, driver).Exists() {
-		return fmt.Errorf("the node does not have driver %s any more: load its module again", driver)
+		return fmt.Errorf("the node does not have driver %s any more: load its module again",
+			driver)
 	}
 
 	err = e.orderDriver(who, driver, "bind")

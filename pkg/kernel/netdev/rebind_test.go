@@ -158,15 +158,23 @@ func TestRestoreBindsADriver(t *testing.T) {
 		wants error
 		fails string
 	}{
-		"none is bound":                 {was: "iavf", binds: true, wants: netdev.ErrGone},
-		"the pod is there":              {was: "iavf", alive: true, binds: true, wants: netdev.ErrGone},
-		"it is bound, without a netdev": {is: "iavf", was: "iavf", alive: true, wants: netdev.ErrGone},
-		"another one is bound":          {is: "vfio-pci", was: "iavf", wants: netdev.ErrGone},
-		"none was to be bound":          {wants: netdev.ErrGone},
-		"none was to be bound, pod":     {alive: true, wants: netdev.ErrAway},
-		"the device is gone":            {was: "iavf", gone: "devices/" + busDevice, wants: netdev.ErrGone},
-		"the driver is gone":            {was: "igbvf", fails: "load its module again"},
-		"the driver does not take it":   {was: "iavf", gone: "drivers/iavf/bind", fails: "bind iavf of " + busDevice},
+		"none is bound": {was: "iavf", binds: true, wants: netdev.ErrGone},
+		"the pod is there": {
+			was: "iavf", alive: true, binds: true, wants: netdev.ErrGone,
+		},
+		"it is bound, without a netdev": {
+			is: "iavf", was: "iavf", alive: true, wants: netdev.ErrGone,
+		},
+		"another one is bound":      {is: "vfio-pci", was: "iavf", wants: netdev.ErrGone},
+		"none was to be bound":      {wants: netdev.ErrGone},
+		"none was to be bound, pod": {alive: true, wants: netdev.ErrAway},
+		"the device is gone": {
+			was: "iavf", gone: "devices/" + busDevice, wants: netdev.ErrGone,
+		},
+		"the driver is gone": {was: "igbvf", fails: "load its module again"},
+		"the driver does not take it": {
+			was: "iavf", gone: "drivers/iavf/bind", fails: "bind iavf of " + busDevice,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBus(t, test.is)

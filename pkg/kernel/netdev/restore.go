@@ -16,7 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
-// fallbackName makes the kernel find a free name, which matches fallback. It is for a netdev whose own name is taken.
+// fallbackName makes the kernel find a free name, which matches fallback. It is for a netdev whose
+// own name is taken.
 const fallbackName = "xpu%d"
 
 var fallback = regexp.MustCompile("^xpu[0-9]+$")
@@ -77,7 +78,8 @@ func (e *Engine) Restore(
 	return e.reconcile(ctx, p, device, before, l.Identity.Index)
 }
 
-// moveToHost moves a netdev and restores what it can by one message. It fails only if the netdev is still in the pod then.
+// moveToHost moves a netdev and restores what it can by one message. It fails only if the netdev is
+// still in the pod then.
 func (e *Engine) moveToHost(
 	ctx context.Context, p patience, pod *conn, now Snapshot, device Device, before Snapshot,
 ) error {
@@ -116,7 +118,8 @@ func (e *Engine) moveToHost(
 	if l, err := pod.at(index); err != nil || l == nil {
 		return err
 	}
-	// One of its names may be taken on the host: it moves without altnames, and with a name that the kernel finds.
+	// One of its names may be taken on the host: it moves without altnames, and with a name that
+	// the kernel finds.
 	if err := e.dropForeignAltNames(pod, index, now, nil); err != nil {
 		return errors.Join(failed, fmt.Errorf("netdev %s in the pod: %w", now.Name, err))
 	}
@@ -131,11 +134,14 @@ func (e *Engine) moveToHost(
 
 // dropForeignAltNames removes the altnames that are not among keep.
 func (e *Engine) dropForeignAltNames(c *conn, index int, now Snapshot, keep []string) error {
-	foreign := slices.DeleteFunc(slices.Clone(now.AltNames), func(alt string) bool { return slices.Contains(keep, alt) })
+	foreign := slices.DeleteFunc(slices.Clone(now.AltNames), func(alt string) bool {
+		return slices.Contains(keep, alt)
+	})
 	return e.dropAltNames(c, index, foreign)
 }
 
-// reconcile undoes the differences on the host. It takes a second round for properties that can only be restored after others.
+// reconcile undoes the differences on the host. It takes a second round for properties that can
+// only be restored after others.
 func (e *Engine) reconcile(
 	ctx context.Context, p patience, device Device, before Snapshot, index int,
 ) (Restored, error) {
@@ -196,8 +202,8 @@ func (d differences) accepted(refused refusals) (list []property) {
 	return list
 }
 
-// differences looks at the Function, whose netdev, if any, is on the host. The last differences, if any, are those that
-// were to be undone since.
+// differences looks at the Function, whose netdev, if any, is on the host. The last differences, if
+// any, are those that were to be undone since.
 func (e *Engine) differences(
 	ctx context.Context, p patience, device Device, before Snapshot, index int, last differences,
 ) (d differences, err error) {
@@ -259,9 +265,9 @@ func (e *Engine) settle(
 // errNotYet says that a driver accepted a value and had no time to have it.
 var errNotYet = errors.New("the driver accepted it, and does not have it yet")
 
-// awaitNames waits a moment for the names of the netdev that other netdevs of the host have. A netdev
-// that a driver has just made has the first free name until udev or the agent renames it, and the name
-// of a netdev is free while the netdev is in a pod.
+// awaitNames waits a moment for the names of the netdev that other netdevs of the host have. A
+// netdev that a driver has just made has the first free name until udev or the agent renames it,
+// and the name of a netdev is free while the netdev is in a pod.
 func (e *Engine) awaitNames(ctx context.Context, p patience, before, now Snapshot) error {
 	held := func(err error) bool { return errors.Is(err, errNameHeld) }
 	err := p.atMost(e.settleTime).retry(ctx, held, func() error {
@@ -281,7 +287,8 @@ func (e *Engine) awaitNames(ctx context.Context, p patience, before, now Snapsho
 // errNameHeld says that another netdev of the host has a name of this one.
 var errNameHeld = errors.New("another netdev has its name")
 
-// acceptTaken returns before without the names that another netdev of the host has by now, and a note about each of these.
+// acceptTaken returns before without the names that another netdev of the host has by now, and a
+// note about each of these.
 func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []string, err error) {
 	taken := func(kind, name string) bool {
 		if err != nil || name == now.Name || slices.Contains(now.AltNames, name) {
@@ -295,7 +302,9 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 		return true
 	}
 	accepted = before
-	accepted.AltNames = slices.DeleteFunc(slices.Clone(before.AltNames), func(alt string) bool { return taken("altname", alt) })
+	accepted.AltNames = slices.DeleteFunc(slices.Clone(before.AltNames), func(alt string) bool {
+		return taken("altname", alt)
+	})
 	if taken("name", before.Name) {
 		if accepted.Name = now.Name; !fallback.MatchString(now.Name) {
 			accepted.Name = fallbackName
@@ -304,7 +313,8 @@ func (e *Engine) acceptTaken(before, now Snapshot) (accepted Snapshot, notes []s
 	return accepted, notes, err
 }
 
-// undo restores each property that differs by a message of its own, and goes on after one that is refused.
+// undo restores each property that differs by a message of its own, and goes on after one that is
+// refused.
 func (e *Engine) undo(
 	ctx context.Context, p patience, index int, device Device, before, now Snapshot,
 ) refusals {
@@ -405,8 +415,12 @@ func (e *Engine) undoNetdev(
 	}
 	refused.add(e.dropForeignAltNames(e.host, index, now, before.AltNames), "altnames")
 	left := compare(before, now)
-	// Many drivers want the netdev to be down for a new MAC, and a link mode has its effect when the netdev comes up.
-	reset := slices.ContainsFunc(left, func(d property) bool { return d.name == "mac" || d.name == "link mode" })
+	// Many drivers want the netdev to be down for a new MAC, and a link mode has its effect when
+	// the netdev comes up.
+	reset := slices.ContainsFunc(left, func(d property) bool {
+		return d.name == "mac" ||
+			d.name == "link mode"
+	})
 	if reset && now.Up {
 		refused.add(flags("down", 0, unix.IFF_UP), "mac", "link mode")
 	}
@@ -461,7 +475,9 @@ func (e *Engine) undoProperty(
 		// Before Linux 6.2 a name is EBUSY as long as the netdev is up.
 		passes := func(err error) bool { return d.name != "name" && busy(err) }
 		err := e.step(what, func() error {
-			return p.retry(ctx, passes, func() error { return e.set(e.host, index, 0, 0, d.attribute) })
+			return p.retry(ctx, passes, func() error {
+				return e.set(e.host, index, 0, 0, d.attribute)
+			})
 		})
 		switch {
 		case err != nil && !busy(err) && d.name == "mac" && before.VF != nil:
@@ -472,7 +488,9 @@ func (e *Engine) undoProperty(
 		}
 		return err
 	case d.name == "XDP program":
-		return e.step("detach XDP program "+now.Carried.XDP, func() error { return e.detachXDP(index) })
+		return e.step("detach XDP program "+now.Carried.XDP, func() error {
+			return e.detachXDP(index)
+		})
 	}
 	return nil
 }
@@ -499,17 +517,21 @@ func (e *Engine) largestMTU(index, before, now int, refused error) error {
 	return errors.Join(refused, err)
 }
 
-// detachXDP removes the pod's programs in every mode: the kernel wants the mode to be named, and accepts one without a program.
+// detachXDP removes the pod's programs in every mode: the kernel wants the mode to be named, and
+// accepts one without a program.
 func (e *Engine) detachXDP(index int) error {
 	const noProgram = math.MaxUint32 // -1 as a file descriptor
 	var errs []error
-	for _, mode := range []uint32{nl.XDP_FLAGS_DRV_MODE, nl.XDP_FLAGS_SKB_MODE, unix.XDP_FLAGS_HW_MODE} {
+	for _, mode := range []uint32{
+		nl.XDP_FLAGS_DRV_MODE, nl.XDP_FLAGS_SKB_MODE, unix.XDP_FLAGS_HW_MODE,
+	} {
 		attr := nl.NewRtAttr(unix.IFLA_XDP|unix.NLA_F_NESTED, nil)
 		attr.AddRtAttr(nl.IFLA_XDP_FD, nl.Uint32Attr(noProgram))
 		attr.AddRtAttr(nl.IFLA_XDP_FLAGS, nl.Uint32Attr(mode))
 		err := e.host.set(index, 0, 0, attr)
 		if errors.Is(err, unix.EBUSY) {
-			err = fmt.Errorf("is held by a BPF link of the pod, which ends with the pod's program: %w", err)
+			err = fmt.Errorf("is held by a BPF link of the pod, which ends with the pod's "+
+				"program: %w", err)
 		}
 		errs = append(errs, err)
 	}

@@ -23,7 +23,8 @@ import (
 // write writes a file of the netdev in sysfs.
 func write(t testing.TB, sysRoot, netdev, file, value string) {
 	t.Helper()
-	must.Succeed(t, os.WriteFile(filepath.Join(sysRoot, "class/net", netdev, file), []byte(value), 0))
+	must.Succeed(t,
+		os.WriteFile(filepath.Join(sysRoot, "class/net", netdev, file), []byte(value), 0))
 }
 
 // changeEthtool changes one setting of a netdev.
@@ -32,7 +33,8 @@ func changeEthtool(t testing.TB, ns *netns.Namespace, netdev, group, name, value
 	conn, err := ethtool.Dial(vnetns.NsHandle(ns.Fd()))
 	must.Succeed(t, err)
 	defer conn.Close()
-	must.Succeed(t, conn.Change(get(t, ns, netdev).Attrs().Index, group, map[string]string{name: value}))
+	must.Succeed(t,
+		conn.Change(get(t, ns, netdev).Attrs().Index, group, map[string]string{name: value}))
 }
 
 // A queue that the pod took away is made anew by the kernel, without what the host had set for it.
@@ -41,7 +43,9 @@ func TestQueueSettingsReturn(t *testing.T) {
 	write(t, w.sysRoot, hostName, "queues/rx-3/rps_cpus", "3")
 	write(t, w.sysRoot, hostName, "queues/rx-0/rps_flow_cnt", "32")
 	write(t, w.sysRoot, hostName, "queues/tx-2/xps_cpus", "1")
-	want := map[string]string{"rps_cpus": "3=3", "rps_flow_cnt": "0=32", "xps_cpus": "2=1", "xps_rxqs": ""}
+	want := map[string]string{
+		"rps_cpus": "3=3", "rps_flow_cnt": "0=32", "xps_cpus": "2=1", "xps_rxqs": "",
+	}
 
 	before, place, _ := w.attach(t, function.Interface{Name: "net1"})
 	if diff := cmp.Diff(want, onlyKeys(before.Settings["queues"], want)); diff != "" {
@@ -167,7 +171,10 @@ func TestStableSecretReturns(t *testing.T) {
 			w := newWorld(t, nil)
 			sysctl := filepath.Join("/proc/sys/net/ipv6/conf", hostName)
 			read := func(name string) (text []byte, err error) {
-				err = w.host.Do(func() error { text, err = os.ReadFile(filepath.Join(sysctl, name)); return err })
+				err = w.host.Do(func() error {
+					text, err = os.ReadFile(filepath.Join(sysctl, name))
+					return err
+				})
 				return text, err
 			}
 			must.Succeed(t, w.host.Do(func() error {

@@ -16,10 +16,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/attribute"
 )
 
-// Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself, may change, and
-// what tells the netdev from every other one after a rename. It is comparable only by [Diff].
+// Snapshot is what a netdev was on the host: every property that an attachment, or the pod itself,
+// may change, and what tells the netdev from every other one after a rename. It is comparable only
+// by [Diff].
 type Snapshot struct {
-	Name     string       `json:"name"`               // on the host; "" for a Function without a netdev
+	// on the host; "" for a Function without a netdev
+	Name     string       `json:"name"`
 	AltNames []string     `json:"altNames,omitempty"` // sorted
 	Alias    string       `json:"alias,omitempty"`
 	MTU      int          `json:"mtu"`
@@ -32,14 +34,18 @@ type Snapshot struct {
 	Promiscuous  bool `json:"promiscuous,omitempty"`
 	AllMulticast bool `json:"allMulticast,omitempty"`
 
-	VF   *VFState       `json:"vf,omitempty"`   // what the PF enforces; nil without a PF, or where the PF does not tell
-	Rate *function.Rate `json:"rate,omitempty"` // what the eswitch enforces in place of the rates in VF; nil if nothing or not asked
-	Sets *Sets          `json:"sets,omitempty"` // nil in a snapshot of an older agent, which stands for all
+	// what the PF enforces; nil without a PF, or where the PF does not tell
+	VF *VFState `json:"vf,omitempty"`
+	// what the eswitch enforces in place of the rates in VF; nil if nothing or not asked
+	Rate *function.Rate `json:"rate,omitempty"`
+	// nil in a snapshot of an older agent, which stands for all
+	Sets *Sets `json:"sets,omitempty"`
 
 	// Carried and Conf are nil in a snapshot of an older agent, and of a Function without a netdev.
 	Carried *Carried `json:"carried,omitempty"`
 	Conf    *Conf    `json:"conf,omitempty"`
-	// Settings are read on the host only. They are nil in a snapshot of an older agent, and of a Function without a netdev.
+	// Settings are read on the host only. They are nil in a snapshot of an older agent, and of a
+	// Function without a netdev.
 	Settings Settings `json:"settings,omitempty"`
 
 	Identity Identity `json:"identity"`
@@ -53,11 +59,12 @@ type Sets struct {
 	Rate bool `json:"rate,omitempty"`
 }
 
-// Carried are further properties that a netdev keeps when it moves. A pod with CAP_NET_ADMIN can change all of them.
+// Carried are further properties that a netdev keeps when it moves. A pod with CAP_NET_ADMIN can
+// change all of them.
 type Carried struct {
 	Group uint32 `json:"group,omitempty"` // IFLA_GROUP, by which netdevs are changed together
-	// The limits of segmentation and receive offloads, in bytes and, for GSOMaxSegs, in segments. Those of IPv4 are 0 before
-	// Linux 6.3, which does not tell them.
+	// The limits of segmentation and receive offloads, in bytes and, for GSOMaxSegs, in segments.
+	// Those of IPv4 are 0 before Linux 6.3, which does not tell them.
 	GSOMaxSize     uint32       `json:"gsoMaxSize,omitempty"`
 	GSOMaxSegs     uint32       `json:"gsoMaxSegs,omitempty"`
 	GROMaxSize     uint32       `json:"groMaxSize,omitempty"`
@@ -66,7 +73,8 @@ type Carried struct {
 	Multicast      bool         `json:"multicast,omitempty"` // IFF_MULTICAST
 	LinkMode       uint8        `json:"linkMode,omitempty"`  // IF_LINK_MODE_DORMANT (1), or 0
 	Broadcast      function.MAC `json:"broadcast,omitempty"`
-	// XDP is the number of the XDP program, "0" for several and "" for none. A netdev that has one on the host is not taken.
+	// XDP is the number of the XDP program, "0" for several and "" for none. A netdev that has one
+	// on the host is not taken.
 	XDP string `json:"xdp,omitempty"`
 	// ProtoDown is nil in a snapshot of an older agent.
 	ProtoDown *ProtoDown `json:"protoDown,omitempty"`
@@ -74,18 +82,23 @@ type Carried struct {
 
 // Identity tells a netdev from every other one. Index and Peer are of the host's namespace.
 type Identity struct {
-	Index int    `json:"index"` // ifindex on the host; it mostly survives a move to another namespace and back
-	Kind  string `json:"kind"`  // the kernel's link kind, "device" for hardware
-	// Parent is the name of the device on its bus (IFLA_PARENT_DEV_NAME), a PCI address for a VF; "" for a virtual netdev.
-	Parent    string       `json:"parent,omitempty"`
-	Bus       string       `json:"bus,omitempty"`       // "pci" or "auxiliary"
-	Permanent function.MAC `json:"permanent,omitempty"` // the hardware's own address, "" without one
-	// Peer is the ifindex of a veth's other end, and PeerNS the host's id of the namespace of that end, -1 for its own.
+	// ifindex on the host; it mostly survives a move to another namespace and back
+	Index int    `json:"index"`
+	Kind  string `json:"kind"` // the kernel's link kind, "device" for hardware
+	// Parent is the name of the device on its bus (IFLA_PARENT_DEV_NAME), a PCI address for a VF;
+	// "" for a virtual netdev.
+	Parent string `json:"parent,omitempty"`
+	Bus    string `json:"bus,omitempty"` // "pci" or "auxiliary"
+	// the hardware's own address, "" without one
+	Permanent function.MAC `json:"permanent,omitempty"`
+	// Peer is the ifindex of a veth's other end, and PeerNS the host's id of the namespace of that
+	// end, -1 for its own.
 	Peer   int `json:"peer,omitempty"`
 	PeerNS int `json:"peerNS,omitempty"`
 }
 
-// IsHardware says whether the netdev is on a bus. The kernel moves it to the host when its namespace ends, and deletes any other.
+// IsHardware says whether the netdev is on a bus. The kernel moves it to the host when its
+// namespace ends, and deletes any other.
 func (i Identity) IsHardware() bool { return i.Parent != "" }
 
 // certain says whether the identity alone is enough to find the netdev among others.
@@ -100,7 +113,9 @@ func (i Identity) same(other Identity) bool {
 }
 
 // sameOnHost is same for a netdev in the host's namespace, in which PeerNS means something too.
-func (i Identity) sameOnHost(other Identity) bool { return i.same(other) && i.PeerNS == other.PeerNS }
+func (i Identity) sameOnHost(other Identity) bool {
+	return i.same(other) && i.PeerNS == other.PeerNS
+}
 
 // userspace says whether the snapshot is one of a Function without a netdev.
 func (s Snapshot) userspace() bool { return s.Name == "" }
@@ -158,7 +173,8 @@ func (s Snapshot) administrativeMAC() function.MAC {
 	return s.VF.MAC
 }
 
-// Renewed returns s for the netdev that the driver has made since in place of the one of s; now is a snapshot of it.
+// Renewed returns s for the netdev that the driver has made since in place of the one of s; now is
+// a snapshot of it.
 func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	s.Identity = now.Identity
 	switch {
@@ -171,12 +187,14 @@ func (s Snapshot) Renewed(now Snapshot) Snapshot {
 	return s
 }
 
-// VFChanges lists in words, as [Diff] does, what the PF enforces for a pod that wants this interface.
+// VFChanges lists in words, as [Diff] does, what the PF enforces for a pod that wants this
+// interface.
 func (s Snapshot) VFChanges(want function.Interface) []string {
 	return Diff(Snapshot{VF: s.VF}, Snapshot{VF: s.enforcing(want).VF})
 }
 
-// WithoutNetdev is what is left to restore when the netdev is gone: what the PF and the eswitch enforced.
+// WithoutNetdev is what is left to restore when the netdev is gone: what the PF and the eswitch
+// enforced.
 func (s Snapshot) WithoutNetdev() Snapshot { return Snapshot{VF: s.VF, Rate: s.Rate, Sets: s.Sets} }
 
 // flags are the IFF_* of linux/if.h that the snapshot has, and the mask of those that it knows.
@@ -194,7 +212,8 @@ func (s Snapshot) flags() (flags, mask uint32) {
 func snapshotOf(l netlink.Link, attrs attribute.Set) Snapshot {
 	a := l.Attrs()
 	carried := &Carried{
-		Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs, GROMaxSize: a.GROMaxSize,
+		Group: a.Group, GSOMaxSize: a.GSOMaxSize, GSOMaxSegs: a.GSOMaxSegs,
+		GROMaxSize:     a.GROMaxSize,
 		GSOIPv4MaxSize: a.GSOIPv4MaxSize, GROIPv4MaxSize: a.GROIPv4MaxSize,
 		Multicast: a.RawFlags&unix.IFF_MULTICAST != 0, LinkMode: attrs.Uint8(unix.IFLA_LINKMODE),
 		Broadcast: macOf(attrs[unix.IFLA_BROADCAST]), ProtoDown: protoDownOf(attrs),
@@ -203,19 +222,22 @@ func snapshotOf(l netlink.Link, attrs attribute.Set) Snapshot {
 		carried.XDP = fmt.Sprint(a.Xdp.ProgId)
 	}
 	return Snapshot{
-		Name: a.Name, AltNames: slices.Sorted(slices.Values(a.AltNames)), Alias: a.Alias, MTU: a.MTU, MAC: macOf(a.HardwareAddr),
+		Name: a.Name, AltNames: slices.Sorted(slices.Values(a.AltNames)), Alias: a.Alias,
+		MTU: a.MTU, MAC: macOf(a.HardwareAddr),
 		TxQLen: max(a.TxQLen, 0),
 		Up:     a.RawFlags&unix.IFF_UP != 0, NoARP: a.RawFlags&unix.IFF_NOARP != 0,
-		Promiscuous: a.RawFlags&unix.IFF_PROMISC != 0, AllMulticast: a.RawFlags&unix.IFF_ALLMULTI != 0,
-		Carried: carried, Identity: identityOf(l),
+		Promiscuous:  a.RawFlags&unix.IFF_PROMISC != 0,
+		AllMulticast: a.RawFlags&unix.IFF_ALLMULTI != 0,
+		Carried:      carried, Identity: identityOf(l),
 	}
 }
 
 func identityOf(l netlink.Link) Identity {
 	a := l.Attrs()
 	return Identity{
-		Index: a.Index, Kind: l.Type(), Parent: a.ParentDev, Bus: a.ParentDevBus, Permanent: macOf(a.PermHWAddr),
-		Peer: a.ParentIndex, PeerNS: a.NetNsID,
+		Index: a.Index, Kind: l.Type(), Parent: a.ParentDev, Bus: a.ParentDevBus,
+		Permanent: macOf(a.PermHWAddr),
+		Peer:      a.ParentIndex, PeerNS: a.NetNsID,
 	}
 }
 
@@ -224,8 +246,9 @@ type property struct {
 	name  string
 	value any // comparable
 	now   any // the value in the other snapshot; only where two are compared
-	// The property is restored by one of these: an attribute or an IFF_* flag of RTM_NEWLINK, or the IPv6 sysctl of this
-	// name. [Engine.undo] knows how to restore a property without any of them.
+	// The property is restored by one of these: an attribute or an IFF_* flag of RTM_NEWLINK, or
+	// the IPv6 sysctl of this name. [Engine.undo] knows how to restore a property without any of
+	// them.
 	attribute *nl.RtAttr
 	flag      uint32
 	conf6     string
@@ -233,8 +256,8 @@ type property struct {
 	group, key string
 }
 
-// properties are those that the snapshot knows, in the order in which they are told and restored. The sizes for IPv4 come
-// after the others, as the kernel sets them along with those.
+// properties are those that the snapshot knows, in the order in which they are told and restored.
+// The sizes for IPv4 come after the others, as the kernel sets them along with those.
 func (s Snapshot) properties() []property {
 	var list []property
 	add := func(name string, value any, attr *nl.RtAttr) {
@@ -246,7 +269,8 @@ func (s Snapshot) properties() []property {
 
 	add("name", s.Name, text(unix.IFLA_IFNAME, s.Name))
 	add("altnames", fmt.Sprintf("%q", s.AltNames), nil)
-	add("alias", s.Alias, text(unix.IFLA_IFALIAS, s.Alias)) // a zero byte alone takes the alias away
+	// a zero byte alone takes the alias away
+	add("alias", s.Alias, text(unix.IFLA_IFALIAS, s.Alias))
 	add("mtu", s.MTU, number(unix.IFLA_MTU, s.MTU))
 	add("mac", s.MAC, hardwareAddr(unix.IFLA_ADDRESS, s.MAC))
 	add("txqlen", s.TxQLen, number(unix.IFLA_TXQLEN, s.TxQLen))
@@ -278,8 +302,10 @@ func (s Snapshot) properties() []property {
 		add("gso_max_segs", c.GSOMaxSegs, number(unix.IFLA_GSO_MAX_SEGS, c.GSOMaxSegs))
 		add("gro_max_size", c.GROMaxSize, number(unix.IFLA_GRO_MAX_SIZE, c.GROMaxSize))
 		if c.GSOIPv4MaxSize != 0 {
-			add("gso_ipv4_max_size", c.GSOIPv4MaxSize, number(unix.IFLA_GSO_IPV4_MAX_SIZE, c.GSOIPv4MaxSize))
-			add("gro_ipv4_max_size", c.GROIPv4MaxSize, number(unix.IFLA_GRO_IPV4_MAX_SIZE, c.GROIPv4MaxSize))
+			add("gso_ipv4_max_size", c.GSOIPv4MaxSize,
+				number(unix.IFLA_GSO_IPV4_MAX_SIZE, c.GSOIPv4MaxSize))
+			add("gro_ipv4_max_size", c.GROIPv4MaxSize,
+				number(unix.IFLA_GRO_IPV4_MAX_SIZE, c.GROIPv4MaxSize))
 		}
 		flag("multicast", c.Multicast, unix.IFF_MULTICAST)
 		add("link mode", c.LinkMode, nl.NewRtAttr(unix.IFLA_LINKMODE, []byte{c.LinkMode}))
@@ -337,8 +363,8 @@ func withoutEqual(a, b Snapshot) (Snapshot, Snapshot) {
 	return a, b
 }
 
-// Diff lists in words, in a stable order, the properties that differ: "mtu is 1400, was 1500". It does not compare the
-// identity, nor what only one of the snapshots knows.
+// Diff lists in words, in a stable order, the properties that differ: "mtu is 1400, was 1500". It
+// does not compare the identity, nor what only one of the snapshots knows.
 func Diff(before, now Snapshot) []string {
 	var texts []string
 	for _, d := range compare(before, now) {
@@ -358,22 +384,27 @@ type Observed struct {
 
 // Place is where a netdev sits in a pod. It is known before the netdev is moved.
 type Place struct {
-	NetNS  string `json:"netns"`  // path of the namespace's file
-	Cookie uint64 `json:"cookie"` // SO_NETNS_COOKIE, unique until the next boot; the path may mean another namespace later
-	Index  int    `json:"index"`  // ifindex that the netdev gets there (IFLA_NEW_IFINDEX)
+	NetNS string `json:"netns"` // path of the namespace's file
+	// SO_NETNS_COOKIE, unique until the next boot; the path may mean another namespace later
+	Cookie uint64 `json:"cookie"`
+	Index  int    `json:"index"` // ifindex that the netdev gets there (IFLA_NEW_IFINDEX)
 }
 
 // Device is the host's side of a netdev.
 type Device struct {
-	Name string                // of the netdev in the host's namespace; "" where it is not known or not there
-	PF   *PF                   // enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
-	Port *function.EswitchPort // at the eswitch, which is asked only if the pod wants a rate; nil for a PF
+	// of the netdev in the host's namespace; "" where it is not known or not there
+	Name string
+	// enforces the VF's properties; nil for a Function that is no VF, or where the PF has no netdev
+	PF *PF
+	// at the eswitch, which is asked only if the pod wants a rate; nil for a PF
+	Port *function.EswitchPort
 	// Rebinding lets [Engine.Restore] bind the driver of a hardware netdev again, on which a pod
 	// left others that are found nowhere. With nil, Restore never unbinds a driver.
 	Rebinding *Rebinding
 }
 
-// as returns the device without the PF or the port if the snapshot has nothing of them: they were not changed then.
+// as returns the device without the PF or the port if the snapshot has nothing of them: they were
+// not changed then.
 func (d Device) as(before Snapshot) Device {
 	if before.VF == nil {
 		d.PF = nil
@@ -395,8 +426,9 @@ func (p PF) String() string { return cmp.Or(p.Name, "?") + " (" + cmp.Or(p.Addre
 
 // Restored tells what Restore found.
 type Restored struct {
-	Name  string   // of the netdev in the host's namespace now; "" for a Function without one
-	Notes []string // a sentence for each property that is not as it was, and that the next owner may find so
+	Name string // of the netdev in the host's namespace now; "" for a Function without one
+	// a sentence for each property that is not as it was, and that the next owner may find so
+	Notes []string
 }
 
 var (
@@ -404,14 +436,17 @@ var (
 	ErrNoNetdev = errors.New("no netdev in the host's network namespace")
 	// ErrNameTaken says that the pod has an interface with the wanted name already.
 	ErrNameTaken = errors.New("is taken in the pod")
-	// ErrGone says that there is nothing to restore: the netdev ended with its namespace, or its driver was unbound.
+	// ErrGone says that there is nothing to restore: the netdev ended with its namespace, or its
+	// driver was unbound.
 	ErrGone = errors.New("netdev is gone")
-	// ErrAway says that the pod's namespace lives, but the netdev is neither there nor on the host: the pod moved it on. The
-	// netdev comes back when the namespace that it is in ends.
+	// ErrAway says that the pod's namespace lives, but the netdev is neither there nor on the host:
+	// the pod moved it on. The netdev comes back when the namespace that it is in ends.
 	ErrAway = errors.New("netdev is neither in the pod nor on the host")
-	// ErrLeaks says that what the last owner left may reach the next one, and that trying again at once does not help.
+	// ErrLeaks says that what the last owner left may reach the next one, and that trying again at
+	// once does not help.
 	ErrLeaks = errors.New("may reach the next owner")
 )
 
-// macOf keeps an address of zeros, which drivers report as the administrative MAC of a VF that has none.
+// macOf keeps an address of zeros, which drivers report as the administrative MAC of a VF that has
+// none.
 func macOf(address net.HardwareAddr) function.MAC { return function.MAC(address.String()) }

@@ -14,14 +14,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// stacked are the kinds of virtual netdevs that go on to use the netdev below them when that moves to another namespace.
-// They send and receive its frames from whatever namespace they are in.
+// stacked are the kinds of virtual netdevs that go on to use the netdev below them when that moves
+// to another namespace. They send and receive its frames from whatever namespace they are in.
 var stacked = []string{"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"}
 
 // ownNamespace is IFLA_LINK_NETNSID of a netdev whose lower netdev is in its own namespace.
 const ownNamespace = -1
 
-// dropAltNames deletes altnames of a netdev. There may be thousands: all must fit in an attribute of 64 KiB.
+// dropAltNames deletes altnames of a netdev. There may be thousands: all must fit in an attribute
+// of 64 KiB.
 func (e *Engine) dropAltNames(c *conn, index int, names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -30,7 +31,9 @@ func (e *Engine) dropAltNames(c *conn, index int, names []string) error {
 	for i, name := range names {
 		list := nl.NewRtAttr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, nil)
 		list.AddRtAttr(unix.IFLA_ALT_IFNAME, nl.ZeroTerminated(name))
-		messages[i] = request.Message{Type: unix.RTM_DELLINKPROP, Header: linkHeader(index), Attributes: []*nl.RtAttr{list}}
+		messages[i] = request.Message{
+			Type: unix.RTM_DELLINKPROP, Header: linkHeader(index), Attributes: []*nl.RtAttr{list},
+		}
 	}
 
 	e.trace(fmt.Sprintf("remove %d altnames", len(names)))
@@ -48,8 +51,8 @@ func linkHeader(index int) *nl.IfInfomsg {
 	return header
 }
 
-// stackedOn lists the netdevs in a namespace that are stacked on the netdev with the index. lowerNS is the id that the
-// namespace has for the lower netdev's namespace, or ownNamespace.
+// stackedOn lists the netdevs in a namespace that are stacked on the netdev with the index. lowerNS
+// is the id that the namespace has for the lower netdev's namespace, or ownNamespace.
 func stackedOn(c *conn, index, lowerNS int) ([]netlink.Link, error) {
 	list, err := request.Consistent(c.LinkList)
 	if err != nil {
@@ -57,32 +60,39 @@ func stackedOn(c *conn, index, lowerNS int) ([]netlink.Link, error) {
 	}
 	return slices.DeleteFunc(list, func(l netlink.Link) bool {
 		a := l.Attrs()
-		// The kernel does not say what is below a netdev whose description is too large. In the pod it is the pod's.
+		// The kernel does not say what is below a netdev whose description is too large. In the pod
+		// it is the pod's.
 		unknown := a.ParentIndex == 0 && c.isPod
-		return !slices.Contains(stacked, l.Type()) || !unknown && (a.ParentIndex != index || a.NetNsID != lowerNS)
+		return !slices.Contains(stacked, l.Type()) ||
+			!unknown && (a.ParentIndex != index || a.NetNsID != lowerNS)
 	}), nil
 }
 
-// dropped is how many netdevs are deleted at once: the kernel waits for its readers (RCU) once for all of them.
+// dropped is how many netdevs are deleted at once: the kernel waits for its readers (RCU) once for
+// all of them.
 const dropped = 256
 
-// dropStacked deletes the netdevs in a namespace that are stacked on a netdev: see [stackedOn]. The kernel deletes what is
-// stacked on these as well. If ctx ends, the error says how many are left, and the next call goes on.
+// dropStacked deletes the netdevs in a namespace that are stacked on a netdev: see [stackedOn]. The
+// kernel deletes what is stacked on these as well. If ctx ends, the error says how many are left,
+// and the next call goes on.
 func (e *Engine) dropStacked(ctx context.Context, c *conn, index, lowerNS int) error {
 	left, err := stackedOn(c, index, lowerNS)
 	if err != nil || len(left) == 0 {
 		return err
 	}
 
-	e.trace(fmt.Sprintf("delete %d netdevs on top of it, such as %s", len(left), left[0].Attrs().Name))
+	e.trace(fmt.Sprintf("delete %d netdevs on top of it, such as %s", len(left),
+		left[0].Attrs().Name))
 	for len(left) > 0 {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("%d netdevs that the pod made on top of it are left: %w", len(left), err)
+			return fmt.Errorf("%d netdevs that the pod made on top of it are left: %w",
+				len(left), err)
 		}
 		part := left[:min(dropped, len(left))]
 		if err := deleteAll(ctx, c, part); err != nil {
 			what := part[0].Type() + " " + part[0].Attrs().Name
-			return fmt.Errorf("delete %s and other netdevs on top of it, %d in all: %w", what, len(left), err)
+			return fmt.Errorf("delete %s and other netdevs on top of it, %d in all: %w", what,
+				len(left), err)
 		}
 		left = left[len(part):]
 	}
@@ -99,7 +109,8 @@ func deleteAll(ctx context.Context, c *conn, list []netlink.Link) error {
 	messages := make([]request.Message, len(list))
 	for i, l := range list {
 		messages[i] = request.Message{
-			Type: unix.RTM_NEWLINK, Header: linkHeader(l.Attrs().Index), Attributes: []*nl.RtAttr{group},
+			Type: unix.RTM_NEWLINK, Header: linkHeader(l.Attrs().Index),
+			Attributes: []*nl.RtAttr{group},
 		}
 	}
 	for _, err := range request.SendAll(ctx, c.Socket(), messages) {

@@ -115,7 +115,9 @@ func (e *Engine) sysctlGroup(
 			return nil
 		}
 
-		all = slices.DeleteFunc(all, func(name string) bool { return slices.Contains(except, name) })
+		all = slices.DeleteFunc(all, func(name string) bool {
+			return slices.Contains(except, name)
+		})
 		listed.Store(&all)
 		return all
 	}

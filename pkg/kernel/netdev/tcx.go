@@ -56,10 +56,10 @@ func (t *tcxLister) programs(index int, at ebpf.AttachType) ([]bpflink.AttachedP
 	return programs, nil
 }
 
-// supported says whether the kernel has tcx, which it finds out once. A kernel that does not have it
-// (before Linux 6.6, or without CONFIG_NET_XGRESS) answers EINVAL to the query, as it does to other
-// mistakes. So the netdev that is asked about is lo, which each namespace has, and nothing but the
-// kind of the program can be wrong. Other errors leave it open.
+// supported says whether the kernel has tcx, which it finds out once. A kernel that does not have
+// it (before Linux 6.6, or without CONFIG_NET_XGRESS) answers EINVAL to the query, as it does to
+// other mistakes. So the netdev that is asked about is lo, which each namespace has, and nothing
+// but the kind of the program can be wrong. Other errors leave it open.
 func (t *tcxLister) supported() (bool, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
@@ -98,6 +98,7 @@ func (t *tcxLister) withoutBPF(refused error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return fmt.Errorf("BPF programs of a pod cannot be seen: bpf(2) must be allowed for the agent: %w",
+	return fmt.Errorf("BPF programs of a pod cannot be seen: bpf(2) must be allowed for the "+
+		"agent: %w",
 		errors.Join(refused, err))
 }

@@ -37,15 +37,25 @@ func TestTCXSupport(t *testing.T) {
 		says       string // "" if the netdev has no programs
 		asked      string
 	}{
-		"tcx":                       {asked: "[1 7 7]"},
-		"no tcx":                    {lo: unix.EINVAL, netdev: unix.EINVAL, asked: "[1]"},
-		"EINVAL for the netdev":     {netdev: unix.EINVAL, says: "list TCXIngress programs: invalid", asked: "[1 7 7]"},
-		"netdev is gone":            {netdev: unix.ENODEV, says: ErrGone.Error(), asked: "[1 7 7]"},
-		"kernel is short of memory": {lo: unix.ENOMEM, says: "whether the kernel has tcx: cannot allocate", asked: "[1 1]"},
-		"bpf(2) not allowed":        {lo: unix.EPERM, says: "bpf(2) must be allowed for the agent", asked: "[1 1]"},
-		"not allowed, hidden":       {lo: hidden, says: "bpf(2) must be allowed for the agent", asked: "[1 1]"},
-		"filter of system calls":    {lo: unix.ENOSYS, says: "bpf(2) must be allowed for the agent", asked: "[1 1]"},
-		"no bpf(2)":                 {lo: unix.ENOSYS, noBPF: true, asked: "[1]"},
+		"tcx":    {asked: "[1 7 7]"},
+		"no tcx": {lo: unix.EINVAL, netdev: unix.EINVAL, asked: "[1]"},
+		"EINVAL for the netdev": {
+			netdev: unix.EINVAL, says: "list TCXIngress programs: invalid", asked: "[1 7 7]",
+		},
+		"netdev is gone": {netdev: unix.ENODEV, says: ErrGone.Error(), asked: "[1 7 7]"},
+		"kernel is short of memory": {
+			lo: unix.ENOMEM, says: "whether the kernel has tcx: cannot allocate", asked: "[1 1]",
+		},
+		"bpf(2) not allowed": {
+			lo: unix.EPERM, says: "bpf(2) must be allowed for the agent", asked: "[1 1]",
+		},
+		"not allowed, hidden": {
+			lo: hidden, says: "bpf(2) must be allowed for the agent", asked: "[1 1]",
+		},
+		"filter of system calls": {
+			lo: unix.ENOSYS, says: "bpf(2) must be allowed for the agent", asked: "[1 1]",
+		},
+		"no bpf(2)": {lo: unix.ENOSYS, noBPF: true, asked: "[1]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := &kernel{answers: map[int]error{lo: test.lo, netdev: test.netdev}}
@@ -54,11 +64,13 @@ func TestTCXSupport(t *testing.T) {
 			if !test.noBPF {
 				dir := filepath.Join(lister.procRoot, "sys/kernel")
 				must.Succeed(t, os.MkdirAll(dir, 0o755))
-				must.Succeed(t, os.WriteFile(filepath.Join(dir, "unprivileged_bpf_disabled"), nil, 0o644))
+				must.Succeed(t,
+					os.WriteFile(filepath.Join(dir, "unprivileged_bpf_disabled"), nil, 0o644))
 			}
 			for range 2 {
 				_, err := lister.programs(netdev, ebpf.AttachTCXIngress)
-				if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+				if (err == nil) != (test.says == "") ||
+					err != nil && !strings.Contains(err.Error(), test.says) {
 					t.Errorf("error %v, want %q", err, test.says)
 				}
 			}
@@ -93,7 +105,8 @@ func TestTCXOfThisKernel(t *testing.T) {
 	}
 
 	const none, unknownKind = 1<<31 - 1, ebpf.AttachType(1 << 16)
-	if _, err := lister.query(1, unknownKind); !strings.Contains(fmt.Sprint(err), unix.EINVAL.Error()) {
+	if _, err := lister.query(1, unknownKind); !strings.Contains(fmt.Sprint(err),
+		unix.EINVAL.Error()) {
 		t.Errorf("unknown kind: %v, want %v", err, unix.EINVAL)
 	}
 	if _, err := lister.programs(none, ebpf.AttachTCXIngress); !errors.Is(err, ErrGone) {

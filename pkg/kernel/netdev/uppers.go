@@ -112,7 +112,8 @@ func loadUppers() (*ebpf.Program, error) {
 			call, // R0 = the sk_buff of the context in R1
 			asm.LoadMem(asm.R1, asm.R0, dev, asm.DWord),
 			asm.LoadMem(asm.R2, asm.R1, upper, asm.DWord), // adj_list.upper.next
-			asm.Add.Imm(asm.R1, int32(upper)),             // &adj_list.upper, where an empty list ends
+			// &adj_list.upper, where an empty list ends
+			asm.Add.Imm(asm.R1, int32(upper)),
 			asm.Mov.Imm(asm.R0, noUpper),
 			asm.JEq.Reg(asm.R1, asm.R2, "end"),
 			asm.Mov.Imm(asm.R0, someUpper),
@@ -178,8 +179,8 @@ func membersOf(t btf.Type) []btf.Member {
 func (e *Engine) SeesUppers() error { return e.uppers.load() }
 
 // upper says whether something is on top of a netdev of the host. known is false where the kernel
-// says it of no netdev. Where it does, and fails for this one, that is an error: what finds out less
-// is not asked instead.
+// says it of no netdev. Where it does, and fails for this one, that is an error: what finds out
+// less is not asked instead.
 func (e *Engine) upper(l *link) (has, known bool, err error) {
 	if e.uppers.load() != nil {
 		return false, false, nil

@@ -45,7 +45,8 @@ func addOnTop(t *testing.T, ns *netns.Namespace, lower int, upper netlink.Link, 
 	attrs.Name, attrs.ParentIndex, attrs.Namespace = "evil0", lower, netlink.NsFd(to)
 	err := ns.Handle().LinkAdd(upper)
 	if errors.Is(err, unix.EOPNOTSUPP) {
-		t.Skipf("the kernel has no netdevs of kind %s; the guest igb of test/qemu has them", upper.Type())
+		t.Skipf("the kernel has no netdevs of kind %s; the guest igb of test/qemu has them",
+			upper.Type())
 	}
 	must.Succeed(t, err)
 }
@@ -62,14 +63,17 @@ func TestUppers(t *testing.T) {
 		"macvlan":           {&netlink.Macvlan{Mode: netlink.MACVLAN_MODE_BRIDGE}, inHost},
 		"macvlan elsewhere": {&netlink.Macvlan{Mode: netlink.MACVLAN_MODE_PRIVATE}, elsewhere},
 		"VLAN":              {&netlink.Vlan{VlanId: 7}, inHost},
-		"VLAN elsewhere":    {&netlink.Vlan{VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021AD}, elsewhere},
-		"ipvlan elsewhere":  {&netlink.IPVlan{Mode: netlink.IPVLAN_MODE_L2}, elsewhere},
+		"VLAN elsewhere": {
+			&netlink.Vlan{VlanId: 7, VlanProtocol: netlink.VLAN_PROTOCOL_8021AD}, elsewhere,
+		},
+		"ipvlan elsewhere": {&netlink.IPVlan{Mode: netlink.IPVLAN_MODE_L2}, elsewhere},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, nil)
 			needsUppers(t, w.engine)
 			if test.upper != nil {
-				addOnTop(t, w.host, get(t, w.host, hostName).Attrs().Index, test.upper, test.where(t, w))
+				addOnTop(t, w.host, get(t, w.host, hostName).Attrs().Index, test.upper,
+					test.where(t, w))
 			}
 			checkUpper(t, w, test.upper != nil)
 		})

@@ -18,7 +18,8 @@ import (
 
 // VFState is what a PF enforces for a VF (struct ifla_vf_* in linux/if_link.h).
 type VFState struct {
-	MAC       function.MAC `json:"mac,omitempty"`       // the administrative address; most drivers tell zeros where none was set
+	// the administrative address; most drivers tell zeros where none was set
+	MAC       function.MAC `json:"mac,omitempty"`
 	VLAN      int          `json:"vlan,omitempty"`      // 0 is none
 	QoS       int          `json:"qos,omitempty"`       // 802.1p, 0-7
 	Proto     string       `json:"proto,omitempty"`     // as in [function.VFConfig]
@@ -32,7 +33,8 @@ type VFState struct {
 
 // linkStates are the words for IFLA_VF_LINK_STATE_*, by value.
 var linkStates = []string{
-	nl.IFLA_VF_LINK_STATE_AUTO: function.LinkAuto, nl.IFLA_VF_LINK_STATE_ENABLE: function.LinkEnable,
+	nl.IFLA_VF_LINK_STATE_AUTO:    function.LinkAuto,
+	nl.IFLA_VF_LINK_STATE_ENABLE:  function.LinkEnable,
 	nl.IFLA_VF_LINK_STATE_DISABLE: function.LinkDisable,
 }
 
@@ -91,9 +93,10 @@ const (
 
 // vfChange is one message to the PF.
 type vfChange struct {
-	field  vfField
-	what   string // for people: "VLAN 100"
-	fields string // of a [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
+	field vfField
+	what  string // for people: "VLAN 100"
+	// of a [function.Interface] that it is about, as users write them: "vf.vlan, vf.qos"
+	fields string
 	to     VFState
 }
 
@@ -134,7 +137,8 @@ func vfChanges(from, to VFState) (changes []vfChange) {
 	}
 	add(vfMAC, to.MAC != "" && from.MAC != to.MAC, "mac")
 	add(vfTag, from.tag() != to.tag(), fields(field{"vf.vlan", from.VLAN != to.VLAN},
-		field{"vf.qos", from.QoS != to.QoS}, field{"vf.vlanProtocol", from.tagsAD() != to.tagsAD()}))
+		field{"vf.qos", from.QoS != to.QoS},
+		field{"vf.vlanProtocol", from.tagsAD() != to.tagsAD()}))
 	add(vfRates, from.rate() != to.rate(), rateFields(from.rate(), to.rate()))
 	differ := func(from, to *bool) bool { return to != nil && onOff(from) != onOff(to) }
 	add(vfSpoofCheck, differ(from.SpoofCheck, to.SpoofCheck), "vf.spoofCheck")
@@ -147,13 +151,15 @@ func vfChanges(from, to VFState) (changes []vfChange) {
 // linkStateNumber is the IFLA_VF_LINK_STATE_* of one of linkStates.
 func linkStateNumber(word string) uint32 { return uint32(slices.Index(linkStates, word)) }
 
-// parseVFInfo reads an IFLA_VF_INFO, of which each attribute starts with the index of the VF. Without one, index is -1.
+// parseVFInfo reads an IFLA_VF_INFO, of which each attribute starts with the index of the VF.
+// Without one, index is -1.
 func parseVFInfo(info []byte) (index int, state *VFState) {
 	index, state = -1, &VFState{Proto: function.VLAN8021Q}
 	for kind, value := range attribute.All(info) {
 		if kind == nl.IFLA_VF_VLAN_LIST {
 			for _, tag := range attribute.All(value) { // the kernel has only one
-				if len(tag) >= nl.SizeofVfVlan+2 && binary.BigEndian.Uint16(tag[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
+				if len(tag) >= nl.SizeofVfVlan+2 &&
+					binary.BigEndian.Uint16(tag[nl.SizeofVfVlan:]) == unix.ETH_P_8021AD {
 					state.Proto = function.VLAN8021AD
 				}
 			}
@@ -202,7 +208,8 @@ func fields(list ...field) string {
 }
 
 func rateFields(from, to function.Rate) string {
-	return fields(field{"vf.minTxRate", from.Min != to.Min}, field{"vf.maxTxRate", from.Max != to.Max})
+	return fields(field{"vf.minTxRate", from.Min != to.Min},
+		field{"vf.maxTxRate", from.Max != to.Max})
 }
 
 // enforceable returns an error if neither a PF nor an eswitch can enforce what is wanted, or if the
@@ -217,22 +224,30 @@ func enforceable(c *function.VFConfig, device Device, before Snapshot) error {
 			field{"vf.trust", c.Trust != nil && before.VF.Trust == nil})
 		if untold != "" {
 			return fmt.Errorf("%s: must be absent: PF %s does not tell it for VF %d, "+
-				"so that it could be neither checked nor given back", untold, device.PF, device.PF.VF)
+				"so that it could be neither checked nor given back", untold, device.PF,
+				device.PF.VF)
 		}
 		return nil
 	}
 	onlyPF := fields(
-		field{"vf.vlan", c.VLAN != nil}, field{"vf.qos", c.QoS != nil}, field{"vf.vlanProtocol", c.Proto != ""},
-		field{"vf.trust", c.Trust != nil}, field{"vf.spoofCheck", c.SpoofCheck != nil}, field{"vf.linkState", c.LinkState != ""},
+		field{"vf.vlan", c.VLAN != nil}, field{"vf.qos", c.QoS != nil},
+		field{"vf.vlanProtocol", c.Proto != ""},
+		field{"vf.trust", c.Trust != nil}, field{"vf.spoofCheck", c.SpoofCheck != nil},
+		field{"vf.linkState", c.LinkState != ""},
 	)
-	rates := fields(field{"vf.minTxRate", c.MinTxRate != nil}, field{"vf.maxTxRate", c.MaxTxRate != nil}) // also an eswitch
+	// also an eswitch
+	rates := fields(field{"vf.minTxRate", c.MinTxRate != nil},
+		field{"vf.maxTxRate", c.MaxTxRate != nil})
 	switch sf := device.Port != nil && device.Port.SF; {
 	case onlyPF != "" && sf:
-		return fmt.Errorf("%s: must be absent for %s: a PF enforces that for its VFs only", onlyPF, device.Port)
+		return fmt.Errorf("%s: must be absent for %s: a PF enforces that for its VFs only",
+			onlyPF, device.Port)
 	case before.Rate != nil && onlyPF == "":
 		return nil
 	case sf:
-		return fmt.Errorf("%s: must be absent for %s: its eswitch has no rate object for it", rates, device.Port)
+		return fmt.Errorf("%s: must be absent for %s: its eswitch has no rate object for it",
+			rates, device.Port)
 	}
-	return fmt.Errorf("%s: %s has no PF that VF properties could be set with", cmp.Or(onlyPF, rates), before.title())
+	return fmt.Errorf("%s: %s has no PF that VF properties could be set with",
+		cmp.Or(onlyPF, rates), before.title())
 }

@@ -18,7 +18,8 @@ func pfMessage(vfs ...func(info *nl.RtAttr)) []byte {
 	for _, vf := range vfs {
 		vf(list.AddRtAttr(nl.IFLA_VF_INFO, nil))
 	}
-	return append(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("ens3f0")).Serialize(), list.Serialize()...)
+	return append(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("ens3f0")).Serialize(),
+		list.Serialize()...)
 }
 
 func words(values ...uint32) []byte {
@@ -30,7 +31,9 @@ func words(values ...uint32) []byte {
 }
 
 // describe writes a VF as the kernel does (rtnl_fill_vfinfo in net/core/rtnetlink.c).
-func describe(index uint32, ethertype uint16, spoofCheck, trust, linkState uint32) func(*nl.RtAttr) {
+func describe(
+	index uint32, ethertype uint16, spoofCheck, trust, linkState uint32,
+) func(*nl.RtAttr) {
 	return func(info *nl.RtAttr) {
 		mac := make([]byte, 36)
 		copy(mac, words(index))
@@ -44,7 +47,8 @@ func describe(index uint32, ethertype uint16, spoofCheck, trust, linkState uint3
 		info.AddRtAttr(nl.IFLA_VF_RSS_QUERY_EN, words(index, unknown))
 		info.AddRtAttr(nl.IFLA_VF_TRUST, words(index, trust))
 		vlan := binary.BigEndian.AppendUint16(words(index, 100+index, 3), ethertype)
-		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO, append(vlan, 0, 0))
+		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO,
+			append(vlan, 0, 0))
 	}
 }
 
@@ -54,14 +58,18 @@ func TestParseVF(t *testing.T) {
 		describe(1, unix.ETH_P_8021AD, unknown, unknown, nl.IFLA_VF_LINK_STATE_DISABLE),
 	)
 	for vf, want := range []VFState{
-		{MAC: "02:00:00:00:00:00", VLAN: 100, QoS: 3, Proto: "802.1q", MinTxRate: 10, MaxTxRate: 1000, SpoofCheck: new(true), Trust: new(false), LinkState: "auto"},
-		{MAC: "02:00:00:00:00:01", VLAN: 101, QoS: 3, Proto: "802.1ad", MinTxRate: 10, MaxTxRate: 1000, LinkState: "disable"},
+		{MAC: "02:00:00:00:00:00", VLAN: 100, QoS: 3, Proto: "802.1q", MinTxRate: 10,
+			MaxTxRate: 1000, SpoofCheck: new(true), Trust: new(false), LinkState: "auto"},
+		{MAC: "02:00:00:00:00:01", VLAN: 101, QoS: 3, Proto: "802.1ad", MinTxRate: 10,
+			MaxTxRate: 1000, LinkState: "disable"},
 	} {
 		if diff := cmp.Diff(&want, parsePF(message, vf).vf); diff != "" {
 			t.Errorf("VF %d (-want +got):\n%s", vf, diff)
 		}
 	}
-	for name, message := range map[string][]byte{"other VFs only": message, "no VFs": pfMessage(), "short": {1, 2, 3}} {
+	for name, message := range map[string][]byte{
+		"other VFs only": message, "no VFs": pfMessage(), "short": {1, 2, 3},
+	} {
 		if got := parsePF(message, 7).vf; got != nil {
 			t.Errorf("%s: %+v, want nothing", name, got)
 		}
@@ -74,7 +82,8 @@ func TestParseOddVF(t *testing.T) {
 		info.AddRtAttr(nl.IFLA_VF_MAC, append(words(0), make([]byte, 32)...))
 		info.AddRtAttr(nl.IFLA_VF_VLAN, words(0, 4095, 7))
 		info.AddRtAttr(nl.IFLA_VF_TRUST, words(0, unknown))
-		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO, append(words(0, 4095, 7), 0, 0, 0, 0))
+		info.AddRtAttr(nl.IFLA_VF_VLAN_LIST, nil).AddRtAttr(nl.IFLA_VF_VLAN_INFO,
+			append(words(0, 4095, 7), 0, 0, 0, 0))
 	})
 	want := &VFState{MAC: "00:00:00:00:00:00", Proto: "802.1q"}
 	if diff := cmp.Diff(want, parsePF(message, 0).vf); diff != "" {
@@ -97,10 +106,16 @@ func TestParsePF(t *testing.T) {
 		want    pfReport
 		silent  bool
 	}{
-		"no operations":         {header(2), pfReport{vfs: 2}, false},
-		"none is told":          {append(header(2), pfMessage()...), pfReport{vfs: 2, operations: true}, true},
-		"another one is told":   {append(header(2), vf1...), pfReport{vfs: 2, operations: true, others: true}, true},
-		"it does not exist":     {append(header(0), pfMessage()...), pfReport{operations: true}, false},
+		"no operations": {header(2), pfReport{vfs: 2}, false},
+		"none is told": {
+			append(header(2), pfMessage()...), pfReport{vfs: 2, operations: true}, true,
+		},
+		"another one is told": {
+			append(header(2), vf1...), pfReport{vfs: 2, operations: true, others: true}, true,
+		},
+		"it does not exist": {
+			append(header(0), pfMessage()...), pfReport{operations: true}, false,
+		},
 		"no netdev of hardware": {pfMessage()[:0], pfReport{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -130,23 +145,50 @@ func FuzzParseVF(f *testing.F) {
 }
 
 func TestVFChanges(t *testing.T) {
-	plain := VFState{MAC: "00:00:00:00:00:00", Proto: "802.1q", SpoofCheck: new(true), Trust: new(false), LinkState: "auto"}
+	plain := VFState{MAC: "00:00:00:00:00:00", Proto: "802.1q", SpoofCheck: new(true),
+		Trust: new(false), LinkState: "auto"}
 	tests := map[string]struct {
 		from VFState
 		want function.VFConfig
 		mac  function.MAC
 		says []string
 	}{
-		"nothing":            {from: plain},
-		"as it is":           {from: plain, want: function.VFConfig{VLAN: new(0), SpoofCheck: new(true), Trust: new(false), LinkState: "auto", MaxTxRate: new(0)}},
-		"MAC":                {from: plain, mac: "02:00:00:00:00:01", says: []string{"MAC 02:00:00:00:00:01"}},
-		"VLAN":               {from: plain, want: function.VFConfig{VLAN: new(100)}, says: []string{"VLAN 100 qos 0 proto 802.1q"}},
-		"QinQ":               {from: plain, want: function.VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad"}, says: []string{"VLAN 100 qos 3 proto 802.1ad"}},
-		"VLAN away":          {from: VFState{VLAN: 7, QoS: 2, Proto: "802.1ad"}, want: function.VFConfig{VLAN: new(0)}, says: []string{"VLAN none"}},
-		"one rate":           {from: VFState{MinTxRate: 5, MaxTxRate: 9}, want: function.VFConfig{MaxTxRate: new(100)}, says: []string{"rates of 5-100 Mbit/s"}},
-		"trust, spoof check": {from: plain, want: function.VFConfig{Trust: new(true), SpoofCheck: new(false)}, says: []string{"spoof check off", "trust on"}},
-		"unknown to the PF":  {from: VFState{}, want: function.VFConfig{Trust: new(true)}, says: []string{"trust on"}},
-		"link state":         {from: plain, want: function.VFConfig{LinkState: "enable"}, says: []string{"link state enable"}},
+		"nothing": {from: plain},
+		"as it is": {
+			from: plain,
+			want: function.VFConfig{VLAN: new(0), SpoofCheck: new(true), Trust: new(false),
+				LinkState: "auto", MaxTxRate: new(0)},
+		},
+		"MAC": {
+			from: plain, mac: "02:00:00:00:00:01", says: []string{"MAC 02:00:00:00:00:01"},
+		},
+		"VLAN": {
+			from: plain, want: function.VFConfig{VLAN: new(100)},
+			says: []string{"VLAN 100 qos 0 proto 802.1q"},
+		},
+		"QinQ": {
+			from: plain, want: function.VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad"},
+			says: []string{"VLAN 100 qos 3 proto 802.1ad"},
+		},
+		"VLAN away": {
+			from: VFState{VLAN: 7, QoS: 2, Proto: "802.1ad"}, want: function.VFConfig{VLAN: new(0)},
+			says: []string{"VLAN none"},
+		},
+		"one rate": {
+			from: VFState{MinTxRate: 5, MaxTxRate: 9}, want: function.VFConfig{MaxTxRate: new(100)},
+			says: []string{"rates of 5-100 Mbit/s"},
+		},
+		"trust, spoof check": {
+			from: plain, want: function.VFConfig{Trust: new(true), SpoofCheck: new(false)},
+			says: []string{"spoof check off", "trust on"},
+		},
+		"unknown to the PF": {
+			from: VFState{}, want: function.VFConfig{Trust: new(true)}, says: []string{"trust on"},
+		},
+		"link state": {
+			from: plain, want: function.VFConfig{LinkState: "enable"},
+			says: []string{"link state enable"},
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -166,17 +208,24 @@ func TestVFChanges(t *testing.T) {
 }
 
 func TestDiff(t *testing.T) {
-	before := Snapshot{Name: "ens1", AltNames: []string{"a"}, Alias: "x", MTU: 1500, MAC: "02:00:00:00:00:01", TxQLen: 1000, Up: true,
-		VF:       &VFState{MAC: "02:00:00:00:00:01", VLAN: 5, Proto: "802.1q", MinTxRate: 1, MaxTxRate: 2, Trust: new(true), LinkState: "auto"},
+	before := Snapshot{Name: "ens1", AltNames: []string{"a"}, Alias: "x", MTU: 1500,
+		MAC: "02:00:00:00:00:01", TxQLen: 1000, Up: true,
+		VF: &VFState{MAC: "02:00:00:00:00:01", VLAN: 5, Proto: "802.1q", MinTxRate: 1,
+			MaxTxRate: 2, Trust: new(true), LinkState: "auto"},
 		Identity: Identity{Index: 3}}
-	now := Snapshot{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:02", TxQLen: 5, NoARP: true, Promiscuous: true, AllMulticast: true,
+	now := Snapshot{Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:02", TxQLen: 5, NoARP: true,
+		Promiscuous: true, AllMulticast: true,
 		VF: &VFState{Trust: new(false), SpoofCheck: new(true)}, Identity: Identity{Index: 9}}
 	want := []string{
-		`name is "net1", was "ens1"`, `altnames are [], were ["a"]`, `alias is "", was "x"`, "mtu is 1400, was 1500",
-		"mac is 02:00:00:00:00:02, was 02:00:00:00:00:01", "txqlen is 5, was 1000", "up is false, was true",
-		"noarp is true, was false", "promiscuous is true, was false", "allmulticast is true, was false",
+		`name is "net1", was "ens1"`, `altnames are [], were ["a"]`, `alias is "", was "x"`,
+		"mtu is 1400, was 1500",
+		"mac is 02:00:00:00:00:02, was 02:00:00:00:00:01", "txqlen is 5, was 1000",
+		"up is false, was true",
+		"noarp is true, was false", "promiscuous is true, was false",
+		"allmulticast is true, was false",
 		"vf mac is , was 02:00:00:00:00:01", `vf vlan is "none", was "5 qos 0 proto 802.1q"`,
-		"vf min_tx_rate is 0, was 1", "vf max_tx_rate is 0, was 2", `vf spoofchk is "on", was "unknown"`,
+		"vf min_tx_rate is 0, was 1", "vf max_tx_rate is 0, was 2",
+		`vf spoofchk is "on", was "unknown"`,
 		`vf trust is "off", was "on"`, `vf link-state is "", was "auto"`,
 	}
 	if diff := cmp.Diff(want, Diff(before, now)); diff != "" {

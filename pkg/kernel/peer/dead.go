@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// RemoveDead removes the unix sockets that match a pattern of [filepath.Glob] and that nobody serves, as a killed process leaves them.
+// RemoveDead removes the unix sockets that match a pattern of [filepath.Glob] and that nobody
+// serves, as a killed process leaves them.
 func RemoveDead(pattern string) error {
 	paths, err := filepath.Glob(pattern)
 	if err != nil {

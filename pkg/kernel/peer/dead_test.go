@@ -23,7 +23,9 @@ func TestRemoveDead(t *testing.T) {
 	must.Succeed(t, socket("other-dead.sock").Close())
 	must.Succeed(t, os.WriteFile(filepath.Join(dir, "a-file.sock"), nil, 0o600))
 	must.Succeed(t, RemoveDead(filepath.Join(dir, "a-*.sock")))
-	for name, want := range map[string]bool{"a-served.sock": true, "a-dead.sock": false, "other-dead.sock": true, "a-file.sock": false} {
+	for name, want := range map[string]bool{
+		"a-served.sock": true, "a-dead.sock": false, "other-dead.sock": true, "a-file.sock": false,
+	} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); (err == nil) != want {
 			t.Errorf("%s: is there: %t, want %t", name, err == nil, want)
 		}

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check returns an error unless the process that connected was root's or this program's own user's (SO_PEERCRED of unix(7)).
+// Check returns an error unless the process that connected was root's or this program's own user's
+// (SO_PEERCRED of unix(7)).
 func Check(conn syscall.Conn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -25,7 +26,8 @@ func Check(conn syscall.Conn) error {
 		return fmt.Errorf("peer credentials: %w", err)
 	}
 	if peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
-		return fmt.Errorf("user %d (process %d): only root and user %d may use this socket", peer.Uid, peer.Pid, os.Geteuid())
+		return fmt.Errorf("user %d (process %d): only root and user %d may use this socket",
+			peer.Uid, peer.Pid, os.Geteuid())
 	}
 	return nil
 }

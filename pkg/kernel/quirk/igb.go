@@ -2,13 +2,16 @@ package quirk
 
 import "time"
 
-// CarrierPatience is how long a PF may take to have its carrier back, igb 0.3-5 s. See "rates need a carrier".
+// CarrierPatience is how long a PF may take to have its carrier back, igb 0.3-5 s. See "rates need
+// a carrier".
 const CarrierPatience = 5 * time.Second
 
 var igb = []Quirk{{
 	Driver: "igb", Name: "rates need a carrier",
-	Does:   "refuses the rate of a VF while the PF has no carrier, as for some seconds after it made VFs",
-	Answer: "a refused rate is tried again when the carrier comes, but not for longer than 5 s or half of the caller's time",
+	Does: "refuses the rate of a VF while the PF has no carrier, as for some seconds after it " +
+		"made VFs",
+	Answer: "a refused rate is tried again when the carrier comes, but not for longer than 5 s " +
+		"or half of the caller's time",
 	Source: "igb_ndo_set_vf_bw in drivers/net/ethernet/intel/igb/igb_main.c",
 	Row:    "maximum rate of a VF is set / has an effect",
 }}

@@ -1,5 +1,6 @@
-// Package quirk names what single drivers do otherwise than the rest, and has what the code needs to know of it. The code
-// does not ask which driver it meets where it can do without: what one driver needs is done for all, if it harms none.
+// Package quirk names what single drivers do otherwise than the rest, and has what the code needs
+// to know of it. The code does not ask which driver it meets where it can do without: what one
+// driver needs is done for all, if it harms none.
 package quirk
 
 import "slices"

@@ -36,8 +36,9 @@ func TestAll(t *testing.T) {
 
 func TestNotSupported(t *testing.T) {
 	for err, want := range map[error]bool{
-		unix.EOPNOTSUPP: true, unix.Errno(524): true, fmt.Errorf("write: %w", unix.Errno(524)): true,
-		unix.EINVAL: false, errors.New("other"): false, nil: false,
+		unix.EOPNOTSUPP: true, unix.Errno(524): true,
+		fmt.Errorf("write: %w", unix.Errno(524)): true,
+		unix.EINVAL:                              false, errors.New("other"): false, nil: false,
 	} {
 		if got := quirk.NotSupported(err); got != want {
 			t.Errorf("%v: %t, want %t", err, got, want)

@@ -1,6 +1,7 @@
 package quirk
 
-// VirtioDriver binds PCI devices whose netdev is that of a virtio device below them. See "netdev below virtio".
+// VirtioDriver binds PCI devices whose netdev is that of a virtio device below them. See "netdev
+// below virtio".
 const VirtioDriver = "virtio-pci"
 
 var virtio = []Quirk{{

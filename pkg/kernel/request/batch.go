@@ -9,12 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batchSize is how many messages go in one datagram: their acknowledgements must fit in the socket's receive buffer.
+// batchSize is how many messages go in one datagram: their acknowledgements must fit in the
+// socket's receive buffer.
 const batchSize = 64
 
-// SendAll has the kernel carry out changes one after the other, with fewer system calls than [Send]. It returns the error of
-// each message, nil for those that the kernel carried out; a refused one does not keep the kernel from the next. If ctx
-// ends, the messages that were not sent have its error.
+// SendAll has the kernel carry out changes one after the other, with fewer system calls than
+// [Send]. It returns the error of each message, nil for those that the kernel carried out; a
+// refused one does not keep the kernel from the next. If ctx ends, the messages that were not sent
+// have its error.
 func SendAll(ctx context.Context, socket *nl.SocketHandle, messages []Message) []error {
 	results := make([]error, len(messages))
 	for start := 0; start < len(messages); start += batchSize {
@@ -64,7 +66,8 @@ func sendPart(socket *nl.SocketHandle, messages []Message, results []error) erro
 	return nil
 }
 
-// finish waits for the acknowledgement of a message. refused is the kernel's answer, and err says why there is none.
+// finish waits for the acknowledgement of a message. refused is the kernel's answer, and err says
+// why there is none.
 func (e *exchange) finish(socket *nl.NetlinkSocket) (refused, err error) {
 	for !e.done {
 		datagram, err := receive(socket.GetFd(), largestAnswer)

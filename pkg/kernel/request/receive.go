@@ -15,17 +15,19 @@ import (
 )
 
 const (
-	// largestAnswer is the size in bytes of the largest datagram that is read. A pod that may configure its network makes the
-	// kernel's description of a netdev as large as it likes, by macvlan sources for example.
+	// largestAnswer is the size in bytes of the largest datagram that is read. A pod that may
+	// configure its network makes the kernel's description of a netdev as large as it likes, by
+	// macvlan sources for example.
 	largestAnswer = 16 << 20
-	patience      = 10 * time.Second // for the kernel's answer, which mostly is there when the request was sent
+	// for the kernel's answer, which mostly is there when the request was sent
+	patience = 10 * time.Second
 )
 
 // ErrTooLarge says that the kernel's answer is larger than what is read.
 var ErrTooLarge = fmt.Errorf("answer is larger than %d bytes", largestAnswer)
 
-// execute sends a request and returns the bodies of the answers. The netlink library reads at most 64 KiB at once, and fails
-// for every larger answer.
+// execute sends a request and returns the bodies of the answers. The netlink library reads at most
+// 64 KiB at once, and fails for every larger answer.
 func execute(socket *nl.NetlinkSocket, request *nl.NetlinkRequest) ([][]byte, error) {
 	defer runtime.KeepAlive(socket) // its finalizer closes the file descriptor
 
@@ -61,8 +63,8 @@ type exchange struct {
 	done          bool
 }
 
-// read takes the messages of a datagram that answer the request. Other messages answer an earlier request, whose caller
-// did not wait for them.
+// read takes the messages of a datagram that answer the request. Other messages answer an earlier
+// request, whose caller did not wait for them.
 func (e *exchange) read(datagram []byte) error {
 	messages, err := syscall.ParseNetlinkMessage(datagram)
 	if err != nil {
@@ -87,7 +89,8 @@ func (e *exchange) read(datagram []byte) error {
 	return nil
 }
 
-// errorOf reads an NLMSG_ERROR or NLMSG_DONE: the kernel's error number and, with NETLINK_EXT_ACK, its words.
+// errorOf reads an NLMSG_ERROR or NLMSG_DONE: the kernel's error number and, with NETLINK_EXT_ACK,
+// its words.
 func errorOf(m syscall.NetlinkMessage) error {
 	if len(m.Data) < 4 {
 		return nil // an NLMSG_DONE without a status
@@ -123,7 +126,8 @@ func errorOf(m syscall.NetlinkMessage) error {
 	return err
 }
 
-// receive returns the next datagram of the kernel, of any size up to the limit. It drops a larger one.
+// receive returns the next datagram of the kernel, of any size up to the limit. It drops a larger
+// one.
 func receive(fd, limit int) ([]byte, error) {
 	deadline := time.Now().Add(patience)
 	for {
@@ -161,7 +165,8 @@ func await(fd int, deadline time.Time) error {
 	if left <= 0 {
 		return fmt.Errorf("no answer within %s: %w", patience, unix.EAGAIN)
 	}
-	_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+	_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}},
+		int(left.Milliseconds())+1)
 	if errors.Is(err, unix.EINTR) {
 		return nil
 	}

@@ -42,13 +42,20 @@ func TestRead(t *testing.T) {
 		err      error
 		says     string
 	}{
-		"one answer":    {datagram: answer(unix.RTM_NEWLINK, 0, make([]byte, 16)), bodies: 1, done: true},
-		"part":          {datagram: answer(unix.RTM_NEWLINK, unix.NLM_F_MULTI, make([]byte, 16)), bodies: 1},
-		"end":           {datagram: answer(unix.NLMSG_DONE, unix.NLM_F_MULTI, nil), done: true},
-		"done":          {datagram: answer(unix.NLMSG_ERROR, 0, make([]byte, 20)), done: true},
-		"refused":       {datagram: answer(unix.NLMSG_ERROR, tlvs, refusal(22, "no")), done: true, err: unix.EINVAL, says: "no"},
-		"failed list":   {datagram: answer(unix.NLMSG_DONE, unix.NLM_F_MULTI, refusal(105, "")[:4]), done: true, err: unix.ENOBUFS},
-		"cut":           {datagram: answer(unix.NLMSG_ERROR, tlvs, refusal(22, "no")[:6]), done: true, err: unix.EINVAL},
+		"one answer": {
+			datagram: answer(unix.RTM_NEWLINK, 0, make([]byte, 16)), bodies: 1, done: true,
+		},
+		"part": {
+			datagram: answer(unix.RTM_NEWLINK, unix.NLM_F_MULTI, make([]byte, 16)), bodies: 1,
+		},
+		"end":  {datagram: answer(unix.NLMSG_DONE, unix.NLM_F_MULTI, nil), done: true},
+		"done": {datagram: answer(unix.NLMSG_ERROR, 0, make([]byte, 20)), done: true},
+		"refused": {datagram: answer(unix.NLMSG_ERROR, tlvs, refusal(22, "no")), done: true,
+			err: unix.EINVAL, says: "no"},
+		"failed list": {datagram: answer(unix.NLMSG_DONE, unix.NLM_F_MULTI, refusal(105, "")[:4]),
+			done: true, err: unix.ENOBUFS},
+		"cut": {datagram: answer(unix.NLMSG_ERROR, tlvs, refusal(22, "no")[:6]),
+			done: true, err: unix.EINVAL},
 		"not a message": {datagram: make([]byte, 20), err: syscall.EINVAL},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -9,15 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SkipStatistics is RTEXT_FILTER_SKIP_STATS: counters cost most of a list, and those of many VFs do not fit in an answer.
+// SkipStatistics is RTEXT_FILTER_SKIP_STATS: counters cost most of a list, and those of many VFs do
+// not fit in an answer.
 const SkipStatistics = 1 << 3
 
 // Send sends a message with flags (NLM_F_*), and returns the bodies of the kernel's answers, which
-// may have any size up to 16 MiB: see [ErrTooLarge]. With an error that is nl.ErrDumpInterrupted it returns what it got.
+// may have any size up to 16 MiB: see [ErrTooLarge]. With an error that is nl.ErrDumpInterrupted it
+// returns what it got.
 func Send(
-	socket *nl.SocketHandle, message, flags int, header nl.NetlinkRequestData, attributes ...*nl.RtAttr,
+	socket *nl.SocketHandle, message, flags int, header nl.NetlinkRequestData,
+	attributes ...*nl.RtAttr,
 ) ([][]byte, error) {
-	req := Message{Type: message, Flags: flags, Header: header, Attributes: attributes}.request(socket)
+	req := Message{
+		Type: message, Flags: flags, Header: header, Attributes: attributes,
+	}.request(socket)
 
 	socket.Socket.Lock()
 	defer socket.Socket.Unlock()
@@ -53,8 +58,9 @@ func (m Message) request(socket *nl.SocketHandle) *nl.NetlinkRequest {
 	return req
 }
 
-// Consistent lists objects of the kernel, and lists them again if the kernel says that they changed meanwhile: an interrupted
-// list may lack objects that exist. It returns the last error after 10 tries.
+// Consistent lists objects of the kernel, and lists them again if the kernel says that they changed
+// meanwhile: an interrupted list may lack objects that exist. It returns the last error after 10
+// tries.
 func Consistent[T any](list func() ([]T, error)) ([]T, error) {
 	const tries = 10
 	for try := 1; ; try++ {

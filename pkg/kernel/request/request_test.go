@@ -13,15 +13,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/request"
 )
 
-// TestConsistent: an interrupted list is asked for again, but not for ever, and no other failure is.
+// TestConsistent: an interrupted list is asked for again, but not for ever, and no other failure
+// is.
 func TestConsistent(t *testing.T) {
 	for name, test := range map[string]struct {
 		failures int
 		err      error
 		lists    int
 	}{
-		"at once":                {lists: 1},
-		"interrupted twice":      {failures: 2, err: fmt.Errorf("links: %w", nl.ErrDumpInterrupted), lists: 3},
+		"at once": {lists: 1},
+		"interrupted twice": {
+			failures: 2, err: fmt.Errorf("links: %w", nl.ErrDumpInterrupted), lists: 3,
+		},
 		"interrupted by signals": {failures: 9, err: unix.EINTR, lists: 10},
 		"interrupted for ever":   {failures: 1000, err: nl.ErrDumpInterrupted, lists: 10},
 		"refused":                {failures: 1000, err: unix.EPERM, lists: 1},
@@ -50,7 +53,8 @@ func TestConsistent(t *testing.T) {
 // TestGenericHeader: the kernel refuses newer commands whose reserved bytes are not zero.
 func TestGenericHeader(t *testing.T) {
 	h := request.GenericHeader{Command: 7, Version: 1}
-	if got, want := h.Serialize(), []byte{7, 1, 0, 0}; !bytes.Equal(got, want) || h.Len() != len(want) {
+	if got, want := h.Serialize(), []byte{7, 1, 0, 0}; !bytes.Equal(got, want) ||
+		h.Len() != len(want) {
 		t.Errorf("%v of length %d, want %v", got, h.Len(), want)
 	}
 }

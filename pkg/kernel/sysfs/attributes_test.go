@@ -20,12 +20,14 @@ func TestAttributes(t *testing.T) {
 	dir := t.TempDir()
 	must.Succeed(t, os.Mkdir(filepath.Join(dir, "rx-0"), 0o700))
 	for name, text := range map[string]string{
-		"ifindex": "7\n", "empty": "", "rx-0/rps_cpus": " 00000000,0000000f \n", "long": strings.Repeat("a", 4097), "binary": "\xff",
+		"ifindex": "7\n", "empty": "", "rx-0/rps_cpus": " 00000000,0000000f \n",
+		"long": strings.Repeat("a", 4097), "binary": "\xff",
 	} {
 		must.Succeed(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 
-	texts, failed := sysfs.Dir(dir).Attributes("ifindex", "empty", "rx-0/rps_cpus", "long", "binary", "none")
+	texts, failed := sysfs.Dir(dir).Attributes("ifindex", "empty", "rx-0/rps_cpus", "long",
+		"binary", "none")
 	want := map[string]string{"ifindex": "7", "empty": "", "rx-0/rps_cpus": "00000000,0000000f"}
 	if diff := cmp.Diff(want, texts); diff != "" {
 		t.Errorf("texts (-want +got):\n%s", diff)
@@ -33,7 +35,8 @@ func TestAttributes(t *testing.T) {
 	if len(failed) != 3 || !errors.Is(failed["none"], fs.ErrNotExist) {
 		t.Errorf("failed %v", failed)
 	}
-	if texts, failed := sysfs.Dir(dir+"/none").Attributes("a", "b"); len(texts) != 0 || len(failed) != 2 {
+	if texts, failed := sysfs.Dir(dir+"/none").Attributes("a", "b"); len(texts) != 0 ||
+		len(failed) != 2 {
 		t.Errorf("of no directory: %v, failed %v", texts, failed)
 	}
 }

@@ -1,5 +1,6 @@
-// Package sysfs reads and writes what the kernel shows of devices (Documentation/ABI/testing/sysfs-bus-pci and
-// sysfs-class-net). Nothing is cached: each call looks again. All of it may be used by several goroutines at once.
+// Package sysfs reads and writes what the kernel shows of devices
+// (Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net). Nothing is cached: each call looks
+// again. All of it may be used by several goroutines at once.
 package sysfs
 
 import (
@@ -22,7 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/quirk"
 )
 
-// maxAttribute is the size limit of an attribute in bytes: a page (Documentation/filesystems/sysfs.rst).
+// maxAttribute is the size limit of an attribute in bytes: a page
+// (Documentation/filesystems/sysfs.rst).
 const maxAttribute = 4096
 
 // Directories with the devices of a bus.
@@ -69,7 +71,8 @@ func (d Dir) Has(name string) bool { return d.Dir(name).Exists() }
 
 // Names lists the directory, unsorted. exists is false if it is not there.
 func (d Dir) Names() (names []string, exists bool, err error) {
-	// The inventory reads a directory for each VF. os.Open would ask for its type, and allocate a buffer each time.
+	// The inventory reads a directory for each VF. os.Open would ask for its type, and allocate a
+	// buffer each time.
 	fd, err := unix.Open(string(d), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, false, nil
@@ -101,7 +104,8 @@ func (d Dir) Sorted() ([]string, error) {
 	return names, err
 }
 
-// Attribute is the text of a file, without white space around it or the zero byte that ends device-tree strings.
+// Attribute is the text of a file, without white space around it or the zero byte that ends
+// device-tree strings.
 func (d Dir) Attribute(name string) (string, error) {
 	f, err := os.Open(string(d.Dir(name)))
 	if err != nil {
@@ -132,8 +136,8 @@ func (d Dir) Number(name string) (int, error) {
 	return n, nil
 }
 
-// Link is the last element of the target of a symbolic link, "" if there is no such link: the name of the driver for "driver",
-// the address of the PF for "physfn".
+// Link is the last element of the target of a symbolic link, "" if there is no such link: the name
+// of the driver for "driver", the address of the PF for "physfn".
 func (d Dir) Link(name string) (string, error) {
 	to, err := d.Dir(name).Target()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -145,12 +149,14 @@ func (d Dir) Link(name string) (string, error) {
 	return filepath.Base(to), nil
 }
 
-// Target is the target of the link that a device is on its bus: "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0".
+// Target is the target of the link that a device is on its bus:
+// "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0".
 func (d Dir) Target() (string, error) { return os.Readlink(string(d)) }
 
-// Write writes a file. It returns when the kernel has carried out the order, which may take seconds, or
-// has refused it. EAGAIN is a refusal, too: i40e answers it to sriov_numvfs while another operation is
-// pending. [os.OpenFile] would take it for a file that is to be waited for, and wait for ever.
+// Write writes a file. It returns when the kernel has carried out the order, which may take
+// seconds, or has refused it. EAGAIN is a refusal, too: i40e answers it to sriov_numvfs while
+// another operation is pending. [os.OpenFile] would take it for a file that is to be waited for,
+// and wait for ever.
 func (d Dir) Write(name, value string) error {
 	path := string(d.Dir(name))
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_TRUNC|unix.O_CLOEXEC, 0)
@@ -211,8 +217,9 @@ func VFIndex(name string) (index int, ok bool) {
 	return index, err == nil && strconv.Itoa(index) == digits && index >= 0
 }
 
-// Netdevs is the directory of a device's netdevs, "" if it has none in any network namespace, and the names of those in the
-// reader's (device_get_ns in drivers/base). With virtio it is the directory of the virtio device.
+// Netdevs is the directory of a device's netdevs, "" if it has none in any network namespace, and
+// the names of those in the reader's (device_get_ns in drivers/base). With virtio it is the
+// directory of the virtio device.
 func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 	dir = d.Dir("net")
 	names, exists, err := dir.Names()
@@ -225,7 +232,8 @@ func (d Dir) Netdevs() (dir Dir, names []string, err error) {
 	return d.VirtioNetdevs()
 }
 
-// VirtioNetdevs is [Dir.Netdevs] of the virtio device below this device, which a virtio-pci or virtio_vdpa driver made.
+// VirtioNetdevs is [Dir.Netdevs] of the virtio device below this device, which a virtio-pci or
+// virtio_vdpa driver made.
 func (d Dir) VirtioNetdevs() (dir Dir, names []string, err error) {
 	children, err := d.Sorted()
 	if err != nil {
@@ -242,9 +250,10 @@ func (d Dir) VirtioNetdevs() (dir Dir, names []string, err error) {
 	return "", nil, nil
 }
 
-// Passthrough says how the driver of this device, which is bound to it, hands the device to a program. The kernel shows a
-// device of vfio or uio below this one; before Linux 6.1 it shows only that the driver's module needs vfio's or uio's. A
-// driver that is built into the kernel is known by its name.
+// Passthrough says how the driver of this device, which is bound to it, hands the device to a
+// program. The kernel shows a device of vfio or uio below this one; before Linux 6.1 it shows only
+// that the driver's module needs vfio's or uio's. A driver that is built into the kernel is known
+// by its name.
 func (d Dir) Passthrough(driver string, root Root) (function.Passthrough, error) {
 	switch {
 	case d.Has("vfio-dev"):

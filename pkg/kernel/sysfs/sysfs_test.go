@@ -34,7 +34,8 @@ func tree(t *testing.T, entries map[string]string) sysfs.Root {
 
 func TestAttribute(t *testing.T) {
 	dir := tree(t, map[string]string{
-		"vendor": "0x15b3\n", "model": "Card of a board\x00", "long": strings.Repeat("x", 5000), "binary": "\xff\xfe", "n": "12\n",
+		"vendor": "0x15b3\n", "model": "Card of a board\x00", "long": strings.Repeat("x", 5000),
+		"binary": "\xff\xfe", "n": "12\n",
 		"negative": "-1\n",
 	}).Dir()
 	for name, want := range map[string]string{"vendor": "0x15b3", "model": "Card of a board"} {
@@ -84,10 +85,13 @@ func TestVFs(t *testing.T) {
 		"bus/pci/devices/0000:3b:00.2/physfn":   "-> ../0000:3b:00.0",
 	})
 	vfs, err := root.PCI("0000:3b:00.0").VFs()
-	if want := []sysfs.VF{{0, "0000:3b:00.2"}, {1, "0000:3b:00.3"}, {10, "0000:3b:01.4"}}; err != nil || !slices.Equal(vfs, want) {
+	if want := []sysfs.VF{
+		{0, "0000:3b:00.2"}, {1, "0000:3b:00.3"}, {10, "0000:3b:01.4"},
+	}; err != nil || !slices.Equal(vfs, want) {
 		t.Errorf("VFs %v, %v, want %v", vfs, err, want)
 	}
-	if vfs, err := root.PCI("0000:3b:00.1").VFs(); err == nil || !strings.Contains(err.Error(), "0000:3b:00.1/virtfn0") {
+	if vfs, err := root.PCI("0000:3b:00.1").VFs(); err == nil ||
+		!strings.Contains(err.Error(), "0000:3b:00.1/virtfn0") {
 		t.Errorf("VFs %v, %v", vfs, err)
 	}
 	if vfs, err := root.PCI("0000:3b:00.7").VFs(); len(vfs) > 0 || err != nil {
@@ -129,7 +133,8 @@ func TestNetdevs(t *testing.T) {
 			wantDir = device.Dir(want.dir)
 		}
 		if dir != wantDir || !slices.Equal(names, want.names) || err != nil {
-			t.Errorf("%s: %q in %q, %v, want %q in %q", address, names, dir, err, want.names, wantDir)
+			t.Errorf("%s: %q in %q, %v, want %q in %q", address, names, dir, err,
+				want.names, wantDir)
 		}
 	}
 }
@@ -156,7 +161,8 @@ func FuzzVFIndex(f *testing.F) {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		if index, ok := sysfs.VFIndex(name); ok && (index < 0 || "virtfn"+strconv.Itoa(index) != name) {
+		if index, ok := sysfs.VFIndex(name); ok &&
+			(index < 0 || "virtfn"+strconv.Itoa(index) != name) {
 			t.Errorf("%q is VF %d", name, index)
 		}
 	})

@@ -14,14 +14,16 @@ import (
 // Moment is so long after a boot.
 type Moment struct {
 	BootID string `json:"bootID"` // of the boot, as /proc/sys/kernel/random/boot_id has it
-	// Since is the time since that boot in nanoseconds. It counts while the machine is suspended (CLOCK_BOOTTIME).
+	// Since is the time since that boot in nanoseconds. It counts while the machine is suspended
+	// (CLOCK_BOOTTIME).
 	Since time.Duration `json:"since"`
 }
 
 // Of is the present moment of a boot.
 func Of(bootID string) Moment {
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil { // Linux has the clock since 2.6.39
+	// Linux has the clock since 2.6.39
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
 		return Moment{}
 	}
 	return Moment{BootID: bootID, Since: time.Duration(now.Nano())}
@@ -39,8 +41,8 @@ func BootID(procRoot string) (string, error) {
 // Known says whether the moment was told at all.
 func (m Moment) Known() bool { return m.BootID != "" }
 
-// After says whether m is after other, while bootID is the present boot. known is false where that cannot be found out: one
-// of the two was not told, or both are of other boots.
+// After says whether m is after other, while bootID is the present boot. known is false where that
+// cannot be found out: one of the two was not told, or both are of other boots.
 func (m Moment) After(other Moment, bootID string) (after, known bool) {
 	switch {
 	case !m.Known() || !other.Known():

@@ -11,7 +11,9 @@ import (
 
 func TestAfter(t *testing.T) {
 	const now, before = "boot-2", "boot-1"
-	at := func(boot string, since time.Duration) Moment { return Moment{BootID: boot, Since: since} }
+	at := func(boot string, since time.Duration) Moment {
+		return Moment{BootID: boot, Since: since}
+	}
 	for name, test := range map[string]struct {
 		m, other     Moment
 		after, known bool
@@ -27,8 +29,10 @@ func TestAfter(t *testing.T) {
 		"the other one was not":     {at(now, 1), Moment{}, false, false},
 		"neither one was ever told": {Moment{}, Moment{}, false, false},
 	} {
-		if after, known := test.m.After(test.other, now); after != test.after || known != test.known {
-			t.Errorf("%s: after %t, known %t; want %t, %t", name, after, known, test.after, test.known)
+		if after, known := test.m.After(test.other, now); after != test.after ||
+			known != test.known {
+			t.Errorf("%s: after %t, known %t; want %t, %t", name, after, known, test.after,
+				test.known)
 		}
 	}
 }
@@ -46,7 +50,8 @@ func TestBootID(t *testing.T) {
 		t.Error("a boot ID without a file")
 	}
 	must.Succeed(t, os.MkdirAll(filepath.Join(root, "sys/kernel/random"), 0o755))
-	must.Succeed(t, os.WriteFile(filepath.Join(root, "sys/kernel/random/boot_id"), []byte("b-1\n"), 0o644))
+	must.Succeed(t,
+		os.WriteFile(filepath.Join(root, "sys/kernel/random/boot_id"), []byte("b-1\n"), 0o644))
 	if id, err := BootID(root); err != nil || id != "b-1" {
 		t.Errorf("boot ID %q, error %v", id, err)
 	}

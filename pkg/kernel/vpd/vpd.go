@@ -1,4 +1,5 @@
-// Package vpd reads a card's Vital Product Data: what its manufacturer has written into it, such as its serial number.
+// Package vpd reads a card's Vital Product Data: what its manufacturer has written into it, such as
+// its serial number.
 package vpd
 
 import (
@@ -9,7 +10,8 @@ import (
 	"strings"
 )
 
-// Tags of resources, and the keyword of the serial number (PCI Local Bus Specification 3.0, appendix I).
+// Tags of resources, and the keyword of the serial number (PCI Local Bus Specification 3.0,
+// appendix I).
 const (
 	tagEnd       = 0x78 // a small resource; the low three bits are its length
 	tagReadOnly  = 0x90 // VPD-R
@@ -20,9 +22,9 @@ const (
 // maxSize is how much a device can have: addresses have 15 bits.
 const maxSize = 1 << 15
 
-// SerialNumber reads the data up to the serial number, which it returns without the spaces at its ends; "" if there is none. It
-// reads no more than it must: each 4 bytes are a question to the card, which takes its time. An error is one of the reader, or says
-// what is wrong with the data.
+// SerialNumber reads the data up to the serial number, which it returns without the spaces at its
+// ends; "" if there is none. It reads no more than it must: each 4 bytes are a question to the
+// card, which takes its time. An error is one of the reader, or says what is wrong with the data.
 func SerialNumber(r io.Reader) (string, error) {
 	in := &reader{from: io.LimitReader(r, maxSize)}
 	for {
@@ -90,7 +92,8 @@ func (r *reader) keyword(name string, length int) (string, error) {
 		}
 		size := int(head[2])
 		if length -= 3 + size; length < 0 {
-			return "", fmt.Errorf("keyword %q before byte %d is longer than what it is in", head[:2], r.at)
+			return "", fmt.Errorf("keyword %q before byte %d is longer than what it is in",
+				head[:2], r.at)
 		}
 		value, err := r.take(size)
 		if err != nil {
@@ -103,7 +106,8 @@ func (r *reader) keyword(name string, length int) (string, error) {
 	return "", nil
 }
 
-// text checks that a value is printable ASCII, as the specification wants of serial numbers. It may be filled up with zeros.
+// text checks that a value is printable ASCII, as the specification wants of serial numbers. It may
+// be filled up with zeros.
 func text(value []byte) (string, error) {
 	s := strings.TrimSpace(strings.TrimRight(string(value), "\x00"))
 	if i := strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }); i >= 0 {

@@ -19,23 +19,42 @@ func keyword(name, value string) string { return name + string([]byte{byte(len(v
 const name = "BlueField-3 VPI QSFP112 2P 200G"
 
 func TestSerialNumber(t *testing.T) {
-	readOnly := keyword("PN", "900-9D3B6-00CV-A") + keyword("EC", "B1") + keyword("SN", "MT2334XZ0LTK  ") + keyword("RV", "\x05")
+	readOnly := keyword("PN", "900-9D3B6-00CV-A") + keyword("EC", "B1") +
+		keyword("SN", "MT2334XZ0LTK  ") + keyword("RV", "\x05")
 	for what, test := range map[string]struct{ data, want, problem string }{
-		"a card":               {data: resource(0x82, name) + resource(0x90, readOnly) + resource(0x91, keyword("YA", "x")) + "\x78", want: "MT2334XZ0LTK"},
-		"filled up with zeros": {data: resource(0x90, keyword("SN", "A1\x00\x00")) + "\x78", want: "A1"},
-		"no serial number":     {data: resource(0x82, name) + resource(0x90, keyword("PN", "x")) + "\x78"},
-		"no read-only part":    {data: resource(0x82, name) + "\x78"},
-		"nothing":              {},
-		"no end":               {data: resource(0x82, name)},
-		"erased":               {data: strings.Repeat("\xff", 64), problem: "ends at byte 64, inside a resource"},
-		"zeros":                {data: strings.Repeat("\x00", 64), problem: "byte 0 is 0x00, want the tag of a resource"},
-		"ends early":           {data: resource(0x90, readOnly)[:9], problem: "ends at byte 9, inside a resource"},
-		"ends in a head":       {data: "\x82\x01", problem: "ends at byte 2, inside a resource"},
-		"keyword too long":     {data: resource(0x90, "SN\x09abc") + "\x78", problem: `keyword "SN" before byte 6 is longer than what it is in`},
-		"not text":             {data: resource(0x90, keyword("SN", "A\x01")), problem: "want printable ASCII"},
+		"a card": {
+			data: resource(0x82, name) + resource(0x90, readOnly) +
+				resource(0x91, keyword("YA", "x")) + "\x78", want: "MT2334XZ0LTK",
+		},
+		"filled up with zeros": {
+			data: resource(0x90, keyword("SN", "A1\x00\x00")) + "\x78", want: "A1",
+		},
+		"no serial number": {data: resource(0x82, name) + resource(0x90, keyword("PN", "x")) +
+			"\x78"},
+		"no read-only part": {data: resource(0x82, name) + "\x78"},
+		"nothing":           {},
+		"no end":            {data: resource(0x82, name)},
+		"erased": {
+			data: strings.Repeat("\xff", 64), problem: "ends at byte 64, inside a resource",
+		},
+		"zeros": {
+			data: strings.Repeat("\x00", 64), problem: "byte 0 is 0x00, want the tag of a resource",
+		},
+		"ends early": {
+			data: resource(0x90, readOnly)[:9], problem: "ends at byte 9, inside a resource",
+		},
+		"ends in a head": {data: "\x82\x01", problem: "ends at byte 2, inside a resource"},
+		"keyword too long": {
+			data:    resource(0x90, "SN\x09abc") + "\x78",
+			problem: `keyword "SN" before byte 6 is longer than what it is in`,
+		},
+		"not text": {
+			data: resource(0x90, keyword("SN", "A\x01")), problem: "want printable ASCII",
+		},
 	} {
 		got, err := SerialNumber(strings.NewReader(test.data))
-		if got != test.want || (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
+		if got != test.want || (err == nil) != (test.problem == "") || err != nil &&
+			!strings.Contains(err.Error(), test.problem) {
 			t.Errorf("%s: %q, %v; want %q, %q", what, got, err, test.want, test.problem)
 		}
 	}
@@ -43,7 +62,8 @@ func TestSerialNumber(t *testing.T) {
 
 // What comes after the serial number is not read: the card would be asked for it.
 func TestReadsNoMoreThanItMust(t *testing.T) {
-	data := resource(0x82, name) + resource(0x90, keyword("SN", "MT2334XZ0LTK")+keyword("RV", strings.Repeat("\x00", 200)))
+	data := resource(0x82, name) +
+		resource(0x90, keyword("SN", "MT2334XZ0LTK")+keyword("RV", strings.Repeat("\x00", 200)))
 	needed := strings.Index(data, "MT2334XZ0LTK") + len("MT2334XZ0LTK")
 	asked := errors.New("asked for more")
 	from := io.MultiReader(strings.NewReader(data[:needed]), iotest.ErrReader(asked))

@@ -1,4 +1,5 @@
-// Package watchdir tells that something in a directory changed, or that the directory itself came or went.
+// Package watchdir tells that something in a directory changed, or that the directory itself came
+// or went.
 package watchdir
 
 import (
@@ -15,20 +16,22 @@ type Dir struct {
 	changes chan struct{}
 }
 
-// Open prepares to watch; [Dir.Watch] begins. matters says, on another goroutine, which changes of the directory's entries
-// matter; nil is all. A change of the directory itself, and a possible loss of events, always matter.
+// Open prepares to watch; [Dir.Watch] begins. matters says, on another goroutine, which changes of
+// the directory's entries matter; nil is all. A change of the directory itself, and a possible loss
+// of events, always matter.
 func Open(path string, matters func(fsnotify.Event) bool) (*Dir, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		return nil, fmt.Errorf("watch %s (does sysctl fs.inotify.max_user_instances allow another?): %w", path, err)
+		return nil, fmt.Errorf("watch %s (does sysctl fs.inotify.max_user_instances allow "+
+			"another?): %w", path, err)
 	}
 	d := &Dir{path: filepath.Clean(path), watcher: watcher, changes: make(chan struct{}, 1)}
 	go d.pump(matters)
 	return d, nil
 }
 
-// Watch watches the directory, and its parent for the directory itself. Call it again before looking at a directory that may
-// have been made anew.
+// Watch watches the directory, and its parent for the directory itself. Call it again before
+// looking at a directory that may have been made anew.
 func (d *Dir) Watch() error {
 	for _, path := range []string{filepath.Dir(d.path), d.path} {
 		if err := d.watcher.Add(path); err != nil {

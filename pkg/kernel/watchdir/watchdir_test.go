@@ -42,7 +42,8 @@ func write(path string) func() error {
 	return func() error { return os.WriteFile(path, []byte("x"), 0o600) }
 }
 
-// drained waits until nothing is told any more of what was done before: a file that is told of comes after that.
+// drained waits until nothing is told any more of what was done before: a file that is told of
+// comes after that.
 func drained(t *testing.T, d *watchdir.Dir, dir string) {
 	t.Helper()
 	marker := filepath.Join(dir, "marker")
@@ -94,7 +95,8 @@ func TestMatters(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if first := <-asked; first != filepath.Join(dir, "other") { // what is beside the directory is not asked about
+	// what is beside the directory is not asked about
+	if first := <-asked; first != filepath.Join(dir, "other") {
 		t.Errorf("asked about %s", first)
 	}
 	select {

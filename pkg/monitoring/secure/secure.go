@@ -1,5 +1,6 @@
-// Package secure serves metrics by TLS to clients whom the API server knows and lets read them: those that may get the URL
-// /metrics. It is apart from package monitoring because it needs much of the API server's code.
+// Package secure serves metrics by TLS to clients whom the API server knows and lets read them:
+// those that may get the URL /metrics. It is apart from package monitoring because it needs much of
+// the API server's code.
 package secure
 
 import (
@@ -18,8 +19,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 )
 
-// Handler lets requests pass to next that have a bearer token of somebody who may get the requested path, by a TokenReview and
-// a SubjectAccessReview. Answers of the API server are kept for a minute or more. Other requests are answered with 401 or 403.
+// Handler lets requests pass to next that have a bearer token of somebody who may get the requested
+// path, by a TokenReview and a SubjectAccessReview. Answers of the API server are kept for a minute
+// or more. Other requests are answered with 401 or 403.
 func Handler(config *rest.Config, next http.Handler, log logr.Logger) (http.Handler, error) {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -38,11 +40,12 @@ type Certificate struct {
 	selfSigned tls.Certificate
 }
 
-// OpenCertificate reads tls.crt and tls.key of a directory. For "" it makes a certificate for the host's name, which is valid for a
-// year and which nobody can verify.
+// OpenCertificate reads tls.crt and tls.key of a directory. For "" it makes a certificate for the
+// host's name, which is valid for a year and which nobody can verify.
 func OpenCertificate(dir string) (*Certificate, error) {
 	if dir != "" {
-		watcher, err := certwatcher.New(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
+		watcher, err := certwatcher.New(filepath.Join(dir, "tls.crt"),
+			filepath.Join(dir, "tls.key"))
 		if err != nil {
 			return nil, fmt.Errorf("certificate in %s: %w", dir, err)
 		}

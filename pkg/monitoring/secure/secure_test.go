@@ -34,7 +34,9 @@ func TestMain(m *testing.M) {
 // token makes a ServiceAccount and a token of it.
 func token(t *testing.T, api client.Client, name string) string {
 	t.Helper()
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+	account := &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+	}
 	must.Succeed(t, api.Create(t.Context(), account))
 	request := &authenticationv1.TokenRequest{}
 	must.Succeed(t, api.SubResource("token").Create(t.Context(), account, request))
@@ -45,7 +47,10 @@ func token(t *testing.T, api client.Client, name string) string {
 func allowMetrics(t *testing.T, api client.Client, account string) {
 	t.Helper()
 	must.Succeed(t, api.Create(t.Context(), &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{Name: account}, Rules: []rbacv1.PolicyRule{{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}}},
+		ObjectMeta: metav1.ObjectMeta{Name: account},
+		Rules: []rbacv1.PolicyRule{
+			{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}},
+		},
 	}))
 	must.Succeed(t, api.Create(t.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: account},
@@ -61,13 +66,15 @@ func TestHandler(t *testing.T) {
 	must.Succeed(t, err)
 	prometheus, stranger := token(t, api, "prometheus"), token(t, api, "stranger")
 	allowMetrics(t, api, "prometheus")
-	handler, err := secure.Handler(cluster.Admin(), monitoring.Handler(monitoring.NewRegistry("xpu-test")), testr.New(t))
+	handler, err := secure.Handler(cluster.Admin(),
+		monitoring.Handler(monitoring.NewRegistry("xpu-test")), testr.New(t))
 	must.Succeed(t, err)
 	address, trust := serve(t, "", handler)
 
 	get := func(token string) int {
 		t.Helper()
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+"/metrics", nil)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			"https://"+address+"/metrics", nil)
 		must.Succeed(t, err)
 		if token != "" {
 			request.Header.Set("Authorization", "Bearer "+token)
@@ -83,15 +90,18 @@ func TestHandler(t *testing.T) {
 		token string
 		want  int
 	}{
-		"no token":      {"", http.StatusUnauthorized},
-		"no such token": {"nonsense", http.StatusInternalServerError}, // as controller-runtime's filter has it
+		"no token": {"", http.StatusUnauthorized},
+		// as controller-runtime's filter has it
+		"no such token": {"nonsense", http.StatusInternalServerError},
 		"may not":       {stranger, http.StatusForbidden},
 	} {
 		if got := get(test.token); got != test.want {
 			t.Errorf("%s: status %d, want %d", name, got, test.want)
 		}
 	}
-	must.Eventually(t, "the token that may is let in", func() bool { return get(prometheus) == http.StatusOK })
+	must.Eventually(t, "the token that may is let in", func() bool {
+		return get(prometheus) == http.StatusOK
+	})
 }
 
 // TestCertificate: the files of a directory are used, and new ones after they changed.
@@ -119,10 +129,13 @@ func TestCertificate(t *testing.T) {
 		t.Error("the certificate is not that of the directory")
 	}
 	issue(second)
-	must.Eventually(t, "the new certificate is served", func() bool { return trusts(second.Pool()) })
+	must.Eventually(t, "the new certificate is served", func() bool {
+		return trusts(second.Pool())
+	})
 }
 
-// serve serves the handler. A client with the configuration that it returns trusts whatever certificate there is.
+// serve serves the handler. A client with the configuration that it returns trusts whatever
+// certificate there is.
 func serve(t *testing.T, dir string, handler http.Handler) (address string, trust *tls.Config) {
 	t.Helper()
 	certificate, err := secure.OpenCertificate(dir)
@@ -133,5 +146,6 @@ func serve(t *testing.T, dir string, handler http.Handler) (address string, trus
 	t.Cleanup(must.Run(t, func(ctx context.Context) error {
 		return monitoring.Serve(ctx, certificate.Listener(inner), handler, logr.Discard())
 	}))
-	return inner.Addr().String(), &tls.Config{InsecureSkipVerify: true} // #nosec G402 -- self-signed
+	// #nosec G402 -- self-signed
+	return inner.Addr().String(), &tls.Config{InsecureSkipVerify: true}
 }

@@ -1,5 +1,6 @@
-// Package admin answers the administrators of a node, over a unix socket that only root and the agent's own user may use: what is on the node,
-// which hooks are to be given up, and which Functions are to be freed that are quarantined.
+// Package admin answers the administrators of a node, over a unix socket that only root and the
+// agent's own user may use: what is on the node, which hooks are to be given up, and which
+// Functions are to be freed that are quarantined.
 package admin
 
 import (
@@ -23,7 +24,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/nodestate"
 )
 
-// releaseTimeout is how long a quarantined Function may take to come back while an administrator waits.
+// releaseTimeout is how long a quarantined Function may take to come back while an administrator
+// waits.
 const releaseTimeout = 30 * time.Second
 
 // Records are the methods of a [journal.Journal] that tell who has which Function.
@@ -44,7 +46,8 @@ type Server struct {
 	Journal   Records
 	// GiveUp gives up the hook that a Function waits for.
 	GiveUp func(ctx context.Context, id function.ID, hook string) error
-	// Release tries a quarantined Function again, or lets it go as it is, and says in words what became of it.
+	// Release tries a quarantined Function again, or lets it go as it is, and says in words what
+	// became of it.
 	Release func(ctx context.Context, id function.ID, asItIs bool) (outcome string, err error)
 	Log     logr.Logger
 }
@@ -98,7 +101,8 @@ func (l checked) Accept() (net.Conn, error) {
 func (s *Server) state(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(s.State()); err != nil {
-		s.Log.V(1).Info("An administrator did not wait for the state of the node", "error", err.Error())
+		s.Log.V(1).Info("An administrator did not wait for the state of the node", "error",
+			err.Error())
 	}
 }
 
@@ -115,20 +119,25 @@ func (s *Server) release(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if wanted.Hook == nodestate.PortHook && !wanted.PortGone {
-		http.Error(w, fmt.Sprintf("Function %s: the xPU may still serve its Port, and its next owner would share it: make sure that it does "+
-			"not, and say so by --port-gone", wanted.Function), http.StatusConflict)
+		http.Error(w,
+			fmt.Sprintf("Function %s: the xPU may still serve its Port, and its next owner would "+
+				"share it: make sure that it does "+
+				"not, and say so by --port-gone", wanted.Function), http.StatusConflict)
 		return
 	}
 	if err := s.GiveUp(r.Context(), wanted.Function, wanted.Hook); err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
 		return
 	}
-	s.Log.Info("An administrator gave a post-delete hook up", "function", wanted.Function.String(), "hook", wanted.Hook)
+	s.Log.Info("An administrator gave a post-delete hook up", "function", wanted.Function.String(),
+		"hook", wanted.Hook)
 	fmt.Fprintf(w, "Function %s: hook %s is given up\n", wanted.Function, wanted.Hook)
 }
 
 // releaseQuarantined ends a quarantine.
-func (s *Server) releaseQuarantined(w http.ResponseWriter, r *http.Request, wanted nodestate.Release) {
+func (s *Server) releaseQuarantined(
+	w http.ResponseWriter, r *http.Request, wanted nodestate.Release,
+) {
 	ctx, cancel := context.WithTimeout(r.Context(), releaseTimeout)
 	defer cancel()
 	outcome, err := s.Release(ctx, wanted.Function, wanted.AsItIs)
@@ -137,6 +146,7 @@ func (s *Server) releaseQuarantined(w http.ResponseWriter, r *http.Request, want
 		return
 	}
 
-	s.Log.Info("An administrator had a quarantined Function released", "function", wanted.Function.String(), "outcome", outcome)
+	s.Log.Info("An administrator had a quarantined Function released", "function",
+		wanted.Function.String(), "outcome", outcome)
 	fmt.Fprintf(w, "Function %s: %s\n", wanted.Function, outcome)
 }

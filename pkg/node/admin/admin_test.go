@@ -23,7 +23,8 @@ import (
 
 const pf = "0000:3b:00.0"
 
-// server has a PF, two VFs of which the pool fast has the second, an SF that the pool could make, and an attachment of a VF that is gone.
+// server has a PF, two VFs of which the pool fast has the second, an SF that the pool could make,
+// and an attachment of a VF that is gone.
 func server(t *testing.T) *Server {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
@@ -31,24 +32,34 @@ func server(t *testing.T) *Server {
 	t.Cleanup(func() { j.Close() })
 	vfs := pooltest.VFs(0x3b, 2)
 	must.Succeed(t, j.Put(journal.Attachment{
-		Function: function.ID{Address: "0000:3b:07.0"}, PF: pf, PFName: "ens3f0", VFIndex: 48, State: journal.Reserved,
+		Function: function.ID{Address: "0000:3b:07.0"}, PF: pf, PFName: "ens3f0", VFIndex: 48,
+		State:      journal.Reserved,
 		Claim:      journal.Claim{Namespace: "default", Name: "c", UID: "c-uid", Request: "nic"},
-		ReservedAt: time.Unix(1e9, 0).UTC(), Interface: function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(7)}},
+		ReservedAt: time.Unix(1e9, 0).UTC(), Interface: function.Interface{
+			Name: "net1", VF: &function.VFConfig{VLAN: new(7)},
+		},
 	}))
-	fast := pooltest.DRA("fast", vfs[1], function.PotentialSF(function.Function{ID: function.ID{Address: pf}}, 88))
+	fast := pooltest.DRA("fast",
+		vfs[1], function.PotentialSF(function.Function{ID: function.ID{Address: pf}}, 88))
 	return &Server{
 		Socket: filepath.Join(t.TempDir(), "admin.sock"), Node: "node1",
 		Functions: func() []function.Function {
-			return append([]function.Function{{ID: function.ID{Address: pf}, Kind: function.PF, PF: pf, Index: -1, NumVFs: 2}}, vfs...)
+			return append([]function.Function{
+				{ID: function.ID{Address: pf}, Kind: function.PF, PF: pf, Index: -1, NumVFs: 2},
+			}, vfs...)
 		},
 		Pools: func() ([]pool.Pool, bool) { return []pool.Pool{fast}, true },
 		Problems: func(_ pool.Pool, f function.Function) []function.Problem {
 			if f.ID != vfs[1].ID {
 				return nil
 			}
-			return []function.Problem{{Taint: "xpu.opiproject.org/link-down", Message: "PF has no link"}}
+			return []function.Problem{
+				{Taint: "xpu.opiproject.org/link-down", Message: "PF has no link"},
+			}
 		},
-		Card:    func(pci.Address) function.Card { return function.Card{Serial: "MT1", Board: "B"} },
+		Card: func(pci.Address) function.Card {
+			return function.Card{Serial: "MT1", Board: "B"}
+		},
 		Journal: j,
 		GiveUp: func(_ context.Context, id function.ID, hook string) error {
 			return errors.New(id.String() + " does not wait for " + hook)
@@ -92,11 +103,15 @@ func TestState(t *testing.T) {
 	if f := state.Functions[3]; len(f.Problems) != 1 || f.Problems[0].Message != "PF has no link" {
 		t.Errorf("a VF without link: %+v", f)
 	}
-	if f := state.Functions[4]; !f.Gone || f.Kind != function.VF || f.Index != 48 || f.Attachment.Claim.Name != "c" || f.Attachment.Interface.VLAN != 7 {
+	if f := state.Functions[4]; !f.Gone || f.Kind != function.VF || f.Index != 48 ||
+		f.Attachment.Claim.Name != "c" || f.Attachment.Interface.VLAN != 7 {
 		t.Errorf("a VF that is gone: %+v", f)
 	}
-	for asItIs, want := range map[bool]string{false: "Function 0000:3b:00.3: is as it was", true: "Function 0000:3b:00.3: is let go"} {
-		outcome, err := client.Release(t.Context(), nodestate.Release{Function: state.Functions[3].ID, AsItIs: asItIs})
+	for asItIs, want := range map[bool]string{
+		false: "Function 0000:3b:00.3: is as it was", true: "Function 0000:3b:00.3: is let go",
+	} {
+		outcome, err := client.Release(t.Context(),
+			nodestate.Release{Function: state.Functions[3].ID, AsItIs: asItIs})
 		if err != nil || outcome != want {
 			t.Errorf("as it is %t: %q, error %v; want %q", asItIs, outcome, err, want)
 		}
@@ -108,7 +123,8 @@ func TestState(t *testing.T) {
 		{Function: state.Functions[2].ID, Hook: nodestate.PortHook}:                 "may still serve its Port",
 		{Function: state.Functions[2].ID, Hook: nodestate.PortHook, PortGone: true}: "does not wait for port",
 	} {
-		if _, err := client.Release(t.Context(), body); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := client.Release(t.Context(), body); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want %q", body, err, want)
 		}
 	}
@@ -118,7 +134,8 @@ func TestState(t *testing.T) {
 func TestSocketInTheWay(t *testing.T) {
 	s := server(t)
 	must.Succeed(t, os.MkdirAll(filepath.Join(s.Socket, "x"), 0o755))
-	if err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "socket for administrators") {
+	if err := s.Run(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "socket for administrators") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -133,7 +150,9 @@ func TestGarbage(t *testing.T) {
 			return false
 		}
 		defer conn.Close()
-		_, err = conn.Write([]byte("POST /release HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{{{"))
+		_, err = conn.Write(
+			[]byte("POST /release HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n{{{"),
+		)
 		return err == nil
 	})
 	if _, err := (nodestate.Client{Socket: s.Socket}).State(t.Context()); err != nil {
@@ -141,15 +160,18 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestStateOfQuarantine: an administrator sees why a Function is quarantined, and the hook that deletes its Port, but none
-// that does not run yet.
+// TestStateOfQuarantine: an administrator sees why a Function is quarantined, and the hook that
+// deletes its Port, but none that does not run yet.
 func TestStateOfQuarantine(t *testing.T) {
 	a := journal.Attachment{
 		State: journal.Releasing, Hooks: &journal.Hooks{Done: []string{"port"}},
-		Quarantine: &journal.Quarantine{Reason: journal.WrongDriver, Message: "driver is vfio-pci, was igbvf", Attempts: 2},
+		Quarantine: &journal.Quarantine{
+			Reason: journal.WrongDriver, Message: "driver is vfio-pci, was igbvf", Attempts: 2,
+		},
 	}
 	got := attachment(a)
-	if q := got.Quarantine; q == nil || q.Reason != "WrongDriver" || q.Message != a.Quarantine.Message || q.Attempts != 2 || got.Hook != nil {
+	if q := got.Quarantine; q == nil || q.Reason != "WrongDriver" ||
+		q.Message != a.Quarantine.Message || q.Attempts != 2 || got.Hook != nil {
 		t.Errorf("quarantine %+v, hook %+v", q, got.Hook)
 	}
 	a.Hooks = &journal.Hooks{Next: "port", Attempts: 1}

@@ -69,7 +69,8 @@ func (s *Server) State() nodestate.State {
 // gone is the Function of an attachment whose device is not there any more.
 func gone(a journal.Attachment) nodestate.Function {
 	f := nodestate.Function{
-		ID: a.Function, Kind: function.PF, Class: function.Network, PF: a.PF, PFName: a.PFName, Index: a.VFIndex, NUMANode: -1,
+		ID: a.Function, Kind: function.PF, Class: function.Network, PF: a.PF, PFName: a.PFName,
+		Index: a.VFIndex, NUMANode: -1,
 		Gone: true, Attachment: attachment(a),
 	}
 	switch {
@@ -83,28 +84,37 @@ func gone(a journal.Attachment) nodestate.Function {
 
 func attachment(a journal.Attachment) *nodestate.Attachment {
 	out := &nodestate.Attachment{
-		State: string(a.State), Pod: podOf(a), Claim: claimOf(a), Resource: a.Resource, Sandbox: a.Sandbox,
-		Interface: interfaceOf(a), ReservedAt: a.ReservedAt, AttachedAt: a.AttachedAt, LostAt: a.LostAt, StoppedAt: a.StoppedAt,
+		State: string(a.State), Pod: podOf(a), Claim: claimOf(a), Resource: a.Resource,
+		Sandbox:   a.Sandbox,
+		Interface: interfaceOf(a), ReservedAt: a.ReservedAt, AttachedAt: a.AttachedAt,
+		LostAt: a.LostAt, StoppedAt: a.StoppedAt,
 		RestoredAt: a.RestoredAt,
 	}
 	if a.Port != nil {
 		out.Network = a.Port.Network
 	}
-	if a.Hooks != nil && a.Hooks.Next != "" { // the Port of a quarantined Function is gone, and other hooks do not run yet
-		out.Hook = &nodestate.Hook{Name: a.Hooks.Next, Attempts: a.Hooks.Attempts, Error: a.Hooks.Error, RetryAt: a.Hooks.RetryAt}
+	// the Port of a quarantined Function is gone, and other hooks do not run yet
+	if a.Hooks != nil && a.Hooks.Next != "" {
+		out.Hook = &nodestate.Hook{
+			Name: a.Hooks.Next, Attempts: a.Hooks.Attempts, Error: a.Hooks.Error,
+			RetryAt: a.Hooks.RetryAt,
+		}
 	}
 	if q := a.Quarantine; q != nil {
 		out.Quarantine = &nodestate.Quarantine{
-			Reason: string(q.Reason), Message: q.Message, Since: q.Since, Attempts: q.Attempts, RetryAt: q.RetryAt,
+			Reason: string(q.Reason), Message: q.Message, Since: q.Since, Attempts: q.Attempts,
+			RetryAt: q.RetryAt,
 		}
 	}
 	return out
 }
 
-// interfaceOf is what the Function became in the pod, as far as it is known, and else what was asked for.
+// interfaceOf is what the Function became in the pod, as far as it is known, and else what was
+// asked for.
 func interfaceOf(a journal.Attachment) nodestate.Interface {
 	out := nodestate.Interface{
-		Name: a.Interface.Name, MAC: a.Interface.MAC, MTU: a.Interface.MTU, Addresses: a.Interface.Addresses,
+		Name: a.Interface.Name, MAC: a.Interface.MAC, MTU: a.Interface.MTU,
+		Addresses: a.Interface.Addresses,
 		Userspace: a.Interface.Userspace,
 	}
 	if a.Interface.VF != nil {
@@ -122,6 +132,7 @@ func podOf(a journal.Attachment) nodestate.Pod {
 
 func claimOf(a journal.Attachment) nodestate.Claim {
 	return nodestate.Claim{
-		Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: string(a.Claim.UID), Request: a.Claim.Request,
+		Namespace: a.Claim.Namespace, Name: a.Claim.Name, UID: string(a.Claim.UID),
+		Request: a.Claim.Request,
 	}
 }

@@ -30,8 +30,8 @@ func (s *site) administrators() nodestate.Client {
 	return nodestate.Client{Socket: filepath.Join(s.config.StateDir, "admin.sock")}
 }
 
-// TestAdministrator follows a Function into a pod and back by what administrators are told, and frees it where neither its xPU nor its hook
-// will.
+// TestAdministrator follows a Function into a pod and back by what administrators are told, and
+// frees it where neither its xPU nor its hook will.
 func TestAdministrator(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf := s.vfs[0]
@@ -39,10 +39,12 @@ func TestAdministrator(t *testing.T) {
 		s.script("hooks.d/10-note", "echo cannot note; exit 75")
 		s.start()
 		s.wantHealthy(s.vfs...)
-		if f := s.stateOf(pf); f.Kind != function.PF || f.NumVFs != 2 || f.Pool != "" || f.Attachment != nil {
+		if f := s.stateOf(pf); f.Kind != function.PF || f.NumVFs != 2 || f.Pool != "" ||
+			f.Attachment != nil {
 			t.Errorf("PF: %+v", f)
 		}
-		if f := s.stateOf(vf); f.Kind != function.VF || f.Pool != "fast" || f.Publish != "DevicePlugin" || f.Netdev == "" || f.Attachment != nil {
+		if f := s.stateOf(vf); f.Kind != function.VF || f.Pool != "fast" ||
+			f.Publish != "DevicePlugin" || f.Netdev == "" || f.Attachment != nil {
 			t.Errorf("a free VF: %+v", f)
 		}
 		p := newPod(t, "pod1")
@@ -50,11 +52,15 @@ func TestAdministrator(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.mustAdd(p, vf)
-		s.eventually("the netdev is seen to be in the pod", func() bool { return s.stateOf(vf).Netdev == "" })
+		s.eventually("the netdev is seen to be in the pod", func() bool {
+			return s.stateOf(vf).Netdev == ""
+		})
 		f := s.stateOf(vf)
 		a := f.Attachment
-		if a == nil || a.State != "Attached" || a.Pod != (nodestate.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"}) ||
-			a.Interface.Name != "net1" || a.Interface.MTU != labMTU || a.Network != "lab" || a.Resource != resource || a.AttachedAt.IsZero() {
+		if a == nil || a.State != "Attached" ||
+			a.Pod != (nodestate.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"}) ||
+			a.Interface.Name != "net1" || a.Interface.MTU != labMTU || a.Network != "lab" ||
+			a.Resource != resource || a.AttachedAt.IsZero() {
 			t.Fatalf("a VF in a pod: %+v, %+v", f, a)
 		}
 
@@ -62,11 +68,13 @@ func TestAdministrator(t *testing.T) {
 		s.del(p, vf)
 		s.pods.Set()
 		s.wantHealthy(s.vfs[1])
-		if f := s.stateOf(vf); f.Attachment.Hook == nil || f.Attachment.Hook.Name != nodestate.PortHook || len(f.Problems) != 1 {
+		if f := s.stateOf(vf); f.Attachment.Hook == nil ||
+			f.Attachment.Hook.Name != nodestate.PortHook || len(f.Problems) != 1 {
 			t.Errorf("a VF whose Port does not go: %+v, %+v", f, f.Attachment)
 		}
 		wish := nodestate.Release{Function: vf, Hook: nodestate.PortHook}
-		if _, err := s.administrators().Release(t.Context(), wish); err == nil || !strings.Contains(err.Error(), "may still serve its Port") {
+		if _, err := s.administrators().Release(t.Context(), wish); err == nil ||
+			!strings.Contains(err.Error(), "may still serve its Port") {
 			t.Errorf("a Port that is there is given up: %v", err)
 		}
 		wish.PortGone = true
@@ -75,7 +83,8 @@ func TestAdministrator(t *testing.T) {
 		}
 		s.eventually("the executable has failed", func() bool {
 			hook := s.stateOf(vf).Attachment.Hook
-			return hook.Name == "10-note" && hook.Attempts > 0 && strings.Contains(hook.Error, "cannot note")
+			return hook.Name == "10-note" && hook.Attempts > 0 &&
+				strings.Contains(hook.Error, "cannot note")
 		})
 		wish = nodestate.Release{Function: vf, Hook: "10-note"}
 		if _, err := s.administrators().Release(t.Context(), wish); err != nil {
@@ -83,11 +92,13 @@ func TestAdministrator(t *testing.T) {
 		}
 		s.wantHealthy(s.vfs...)
 		state, err := s.administrators().State(t.Context())
-		if err != nil || len(state.DeadLetters) != 2 || state.DeadLetters[1].Hook != "10-note" || state.DeadLetters[1].Pod.Name != "pod1" {
+		if err != nil || len(state.DeadLetters) != 2 || state.DeadLetters[1].Hook != "10-note" ||
+			state.DeadLetters[1].Pod.Name != "pod1" {
 			t.Errorf("dead letters %+v, %v", state.DeadLetters, err)
 		}
 		s.end()
-		if _, err := s.administrators().State(t.Context()); err == nil || !strings.Contains(err.Error(), "xpu-agent is away: dial unix") {
+		if _, err := s.administrators().State(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), "xpu-agent is away: dial unix") {
 			t.Errorf("after the agent's end: %v", err)
 		}
 	})

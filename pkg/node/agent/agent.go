@@ -1,6 +1,7 @@
-// Package agent puts the node's agent together. Data flows one way: the inventory discovers Functions, pools select
-// them, the device plugin and the DRA driver publish and allocate them, the xPU is provisioned, CNI or NRI says when a
-// pod's network namespace is there, and the lifecycle attaches them, releases them and has the post-delete hooks run.
+// Package agent puts the node's agent together. Data flows one way: the inventory discovers
+// Functions, pools select them, the device plugin and the DRA driver publish and allocate them, the
+// xPU is provisioned, CNI or NRI says when a pod's network namespace is there, and the lifecycle
+// attaches them, releases them and has the post-delete hooks run.
 package agent
 
 import (
@@ -29,8 +30,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/tracing"
 )
 
-// Run works until ctx ends. It returns an error only if it cannot work at all, or if the agent that took the node over from this one
-// is gone.
+// Run works until ctx ends. It returns an error only if it cannot work at all, or if the agent that
+// took the node over from this one is gone.
 func Run(ctx context.Context, config Config, registry *prometheus.Registry, log logr.Logger) error {
 	tracer, err := tracing.Dial(ctx, config.TracingEndpoint, "xpu-agent", log)
 	if err != nil {
@@ -67,7 +68,8 @@ func Run(ctx context.Context, config Config, registry *prometheus.Registry, log 
 func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 	config := a.config
 	var err error
-	if a.journal, err = takeJournal(ctx, filepath.Join(config.StateDir, "journal.db"), a.waitForTheOther, a.log); err != nil {
+	if a.journal, err = takeJournal(ctx, filepath.Join(config.StateDir, "journal.db"),
+		a.waitForTheOther, a.log); err != nil {
 		return nil, err
 	}
 	defer a.journal.Close()
@@ -89,7 +91,8 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 	}
 	defer a.engine.Close()
 	self := podresources.Self{Namespace: config.Namespace, Name: config.PodName}
-	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, a.journal.Sees, a.log.WithName("kubelet"))
+	a.kubelet, err = podresources.NewClient(config.KubeletDir, self, a.journal.Sees,
+		a.log.WithName("kubelet"))
 	if err != nil {
 		return nil, err
 	}
@@ -101,9 +104,12 @@ func (a *agent) work(ctx context.Context) (*handover.Successor, error) {
 	return a.run(ctx)
 }
 
-// takeJournal waits until an agent that is shutting down has closed the journal. Until then this agent must do nothing, not
-// even open its sockets, as the other agent serves them. waiting is called when there is such an agent.
-func takeJournal(ctx context.Context, path string, waiting func(), log logr.Logger) (*journal.Journal, error) {
+// takeJournal waits until an agent that is shutting down has closed the journal. Until then this
+// agent must do nothing, not even open its sockets, as the other agent serves them. waiting is
+// called when there is such an agent.
+func takeJournal(
+	ctx context.Context, path string, waiting func(), log logr.Logger,
+) (*journal.Journal, error) {
 	records, err := journal.Open(path)
 	if errors.Is(err, boltfile.ErrLocked) {
 		log.Info("Waiting for another agent to end, which has the journal", "path", path)
@@ -115,16 +121,19 @@ func takeJournal(ctx context.Context, path string, waiting func(), log logr.Logg
 	return records, err
 }
 
-// run works until ctx ends, a part cannot work at all, or another agent asks for the node, which it returns.
+// run works until ctx ends, a part cannot work at all, or another agent asks for the node, which it
+// returns.
 func (a *agent) run(ctx context.Context) (successor *handover.Successor, err error) {
-	// What serves the kubelet's device plugin API outlives the rest if another agent has asked: it passes on what comes while
-	// the kubelet does not know that one yet.
+	// What serves the kubelet's device plugin API outlives the rest if another agent has asked: it
+	// passes on what comes while the kubelet does not know that one yet.
 	lingering, stop := context.WithCancel(ctx)
 	a.stopLingering = stop
 	a.lingering, lingering = errgroup.WithContext(lingering)
 	group, ctx := errgroup.WithContext(ctx)
 	// Subscriptions come before what they listen to is started, so that nothing is missed.
-	forTracker, forPlugins, forConflicts := a.inputs.Subscribe(ctx), a.outputs.Subscribe(lingering), a.outputs.Subscribe(ctx)
+	forTracker, forPlugins, forConflicts := a.inputs.Subscribe(ctx), a.outputs.Subscribe(
+		lingering,
+	), a.outputs.Subscribe(ctx)
 	forLifecycle, forCards := a.inputs.Subscribe(ctx), a.inputs.Subscribe(ctx)
 	functionsForVFs, poolsForVFs := a.inputs.Subscribe(ctx), a.outputs.Subscribe(ctx)
 
@@ -166,7 +175,8 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 		running.Go(func() error { return a.awaitSuccessor(ctx, &successor) })
 		running.Go(func() error { return a.followPredecessor(ctx) })
 		err := running.Wait()
-		if !errors.Is(err, errSucceeded) { // Allocates that run may finish while the parts that they need still work
+		// Allocates that run may finish while the parts that they need still work
+		if !errors.Is(err, errSucceeded) {
 			a.stopLingering()
 			err = errors.Join(err, a.lingering.Wait())
 		}
@@ -183,17 +193,20 @@ func (a *agent) run(ctx context.Context) (successor *handover.Successor, err err
 	return nil, err
 }
 
-// prepareReleases has the engine do now what the first release would wait for, and says why releases
-// are slow if they are.
+// prepareReleases has the engine do now what the first release would wait for, and says why
+// releases are slow if they are.
 func (a *agent) prepareReleases() error {
 	if err := a.engine.SeesUppers(); err != nil {
-		a.log.Info("The kernel does not say whether something is on top of a netdev. Each release finds out by many requests, "+
-			"and takes 0.1 s longer or more where the kernel has loaded VLANs", "reason", err.Error())
+		a.log.Info("The kernel does not say whether something is on top of a netdev. Each "+
+			"release finds out by many requests, "+
+			"and takes 0.1 s longer or more where the kernel has loaded VLANs", "reason",
+			err.Error())
 	}
 	return nil
 }
 
-// track keeps the pools current. When they have changed, it first looks for conflicts, and then wakes those who publish.
+// track keeps the pools current. When they have changed, it first looks for conflicts, and then
+// wakes those who publish.
 func (a *agent) track(ctx context.Context, changes <-chan struct{}) error {
 	if a.clustered != nil && !a.clustered.synced(ctx) {
 		return nil
@@ -204,8 +217,8 @@ func (a *agent) track(ctx context.Context, changes <-chan struct{}) error {
 	})
 }
 
-// recover makes the node match the journal before requests are served. What fails is retried later and does not hold up
-// other Functions.
+// recover makes the node match the journal before requests are served. What fails is retried later
+// and does not hold up other Functions.
 func (a *agent) recover(ctx context.Context) {
 	begin := time.Now()
 	if err := a.lifecycle.Recover(ctx); err != nil {
@@ -214,11 +227,12 @@ func (a *agent) recover(ctx context.Context) {
 	a.log.Info("Recovered", "attachments", len(a.journal.All()), "took", time.Since(begin).String())
 }
 
-// setUpAgain sets up the Functions again that pods had before the agent started. It runs beside the other parts, as a card
-// may take long.
+// setUpAgain sets up the Functions again that pods had before the agent started. It runs beside the
+// other parts, as a card may take long.
 func (a *agent) setUpAgain(ctx context.Context) error {
 	if err := a.lifecycle.SetUp(ctx); err != nil && ctx.Err() == nil {
-		a.log.Error(err, "Some Functions are not what pods were promised: delete those pods that do not start")
+		a.log.Error(err,
+			"Some Functions are not what pods were promised: delete those pods that do not start")
 	}
 	return nil
 }
@@ -232,7 +246,9 @@ func (a *agent) ready() error {
 		return err
 	}
 	pools, _ := a.tracker.Pools()
-	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool { return p.Spec.Publish != v1alpha1.PublishDevicePlugin })
+	byClaim := slices.ContainsFunc(pools, func(p pool.Pool) bool {
+		return p.Spec.Publish != v1alpha1.PublishDevicePlugin
+	})
 	if byClaim && !a.clustered.nri.Connected() { // extended resources do not need the runtime
 		return fmt.Errorf("not connected to the container runtime at %s", a.config.NRISocket)
 	}
@@ -258,8 +274,8 @@ func (a *agent) servePort(ctx context.Context, attachment journal.Attachment) er
 	return nil
 }
 
-// reportLoss is Report of [lifecycle.Options]: the status of the claim and an event of the pod say that the pod lost its
-// Function, and what the user can do, or that the pod has its Function again.
+// reportLoss is Report of [lifecycle.Options]: the status of the claim and an event of the pod say
+// that the pod lost its Function, and what the user can do, or that the pod has its Function again.
 func (a *agent) reportLoss(attachment journal.Attachment) {
 	a.report(attachment.Claim)
 	pod := attachment.Pod
@@ -275,19 +291,26 @@ func (a *agent) reportLoss(attachment journal.Attachment) {
 	case attachment.Interface.Userspace:
 		message = "its device went, and a program that had it cannot get it back: delete the pod"
 	default:
-		message = fmt.Sprintf("the device of interface %s went: it comes back to the pod with the device", name)
+		message = fmt.Sprintf("the device of interface %s went: it comes back to the pod with "+
+			"the device", name)
 	}
-	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	about := &corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+	}
 	a.recorder.Eventf(about, nil, kind, reason, "Attach", "Function %s on node %s: %s",
 		attachment.Function, a.config.NodeName, message)
 }
 
-// reportQuarantine is Quarantined of [lifecycle.Options]. The pod may be gone soon, so that the node has the event too.
+// reportQuarantine is Quarantined of [lifecycle.Options]. The pod may be gone soon, so that the
+// node has the event too.
 func (a *agent) reportQuarantine(attachment journal.Attachment) {
 	q := attachment.Quarantine
 	if pod := attachment.Pod; pod.Name != "" {
-		about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-		a.event(about, corev1.EventTypeWarning, "FunctionQuarantined", attachment.Function, "is kept from other pods: "+q.Message)
+		about := &corev1.ObjectReference{
+			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+		}
+		a.event(about, corev1.EventTypeWarning, "FunctionQuarantined", attachment.Function,
+			"is kept from other pods: "+q.Message)
 	}
 	a.event(a.nodeReference(), corev1.EventTypeWarning, "FunctionQuarantined", attachment.Function,
 		"did not come back from its pod as it was, and is kept from others: "+q.Message)
@@ -295,16 +318,22 @@ func (a *agent) reportQuarantine(attachment journal.Attachment) {
 
 // reportRelease is Unquarantined of [lifecycle.Options].
 func (a *agent) reportRelease(attachment journal.Attachment, outcome string) {
-	a.event(a.nodeReference(), corev1.EventTypeNormal, "FunctionReleased", attachment.Function, "was quarantined, and "+outcome)
+	a.event(a.nodeReference(), corev1.EventTypeNormal, "FunctionReleased", attachment.Function,
+		"was quarantined, and "+outcome)
 }
 
 func (a *agent) nodeReference() *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName)}
+	return &corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Node", Name: a.config.NodeName, UID: types.UID(a.config.NodeName),
+	}
 }
 
 // event records an event about a Function, if there is an API server.
-func (a *agent) event(about *corev1.ObjectReference, kind, reason string, id function.ID, message string) {
+func (a *agent) event(
+	about *corev1.ObjectReference, kind, reason string, id function.ID, message string,
+) {
 	if a.recorder != nil {
-		a.recorder.Eventf(about, nil, kind, reason, "Release", "Function %s on node %s: %s", id, a.config.NodeName, message)
+		a.recorder.Eventf(about, nil, kind, reason, "Release", "Function %s on node %s: %s",
+			id, a.config.NodeName, message)
 	}
 }

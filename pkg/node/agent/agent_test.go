@@ -43,8 +43,8 @@ import (
 
 const nodeName = "node1"
 
-// world is a node with simulated cards, an API server, and the kubelet's and the runtime's sides of what the agent
-// speaks to.
+// world is a node with simulated cards, an API server, and the kubelet's and the runtime's sides of
+// what the agent speaks to.
 type world struct {
 	t       *testing.T
 	admin   client.Client
@@ -57,15 +57,16 @@ type world struct {
 	metrics prometheus.Gatherer
 }
 
-// newWorld makes a world with a DevicePool of all VFs and the node's Functions as the configuration says, the directory
-// of which is set here.
+// newWorld makes a world with a DevicePool of all VFs and the node's Functions as the configuration
+// says, the directory of which is set here.
 func newWorld(t *testing.T, functions simulate.Config) *world {
 	t.Helper()
 	w := newNode(t, functions)
 	w.connect()
-	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
-	}})
+	w.create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
+		}})
 	return w
 }
 
@@ -91,12 +92,16 @@ func newNode(t *testing.T, functions simulate.Config) *world {
 		t.Fatal(err)
 	}
 	return &world{t: t, host: host, config: Config{
-		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", DevRoot: "/dev", StateDir: filepath.Join(dir, "state"),
-		CNISocket: filepath.Join(dir, "run", "cni.sock"), SpoolDir: filepath.Join(dir, "state", "spool"),
+		NodeName: nodeName, SysRoot: host.SysRoot(), ProcRoot: "/proc", DevRoot: "/dev",
+		StateDir:      filepath.Join(dir, "state"),
+		CNISocket:     filepath.Join(dir, "run", "cni.sock"),
+		SpoolDir:      filepath.Join(dir, "state", "spool"),
 		DeviceInfoDir: filepath.Join(dir, "devinfo"),
 		HooksDir:      filepath.Join(dir, "hooks.d"), HookTimeout: time.Minute, HookAttempts: 3,
-		KubeletDir: filepath.Join(dir, "kubelet"), CDIDir: filepath.Join(dir, "cdi"), NRISocket: filepath.Join(dir, "nri.sock"),
-		ListenAddress: "127.0.0.1:0", Provisioner: ProvisionerDirect, ProvisionTimeout: 200 * time.Millisecond,
+		KubeletDir: filepath.Join(dir, "kubelet"), CDIDir: filepath.Join(dir, "cdi"),
+		NRISocket:     filepath.Join(dir, "nri.sock"),
+		ListenAddress: "127.0.0.1:0", Provisioner: ProvisionerDirect,
+		ProvisionTimeout: 200 * time.Millisecond,
 	}}
 }
 
@@ -128,7 +133,8 @@ func (w *world) create(object client.Object) {
 	w.t.Cleanup(func() { w.delete(object) })
 }
 
-// delete deletes an object for good: when the test ends there is nobody any more who would take finalizers away.
+// delete deletes an object for good: when the test ends there is nobody any more who would take
+// finalizers away.
 func (w *world) delete(object client.Object) {
 	w.t.Helper()
 	ctx := context.WithoutCancel(w.t.Context())
@@ -176,9 +182,11 @@ func (w *world) eventually(what string, condition func() bool) {
 func (w *world) slices() map[string]resourceapi.ResourceSlice {
 	w.t.Helper()
 	var list resourceapi.ResourceSliceList
-	err := w.admin.List(context.WithoutCancel(w.t.Context()), &list, &client.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
-		resourceapi.ResourceSliceSelectorDriver: v1alpha1.GroupName, resourceapi.ResourceSliceSelectorNodeName: nodeName,
-	})})
+	err := w.admin.List(context.WithoutCancel(w.t.Context()),
+		&list, &client.ListOptions{FieldSelector: fields.SelectorFromSet(fields.Set{
+			resourceapi.ResourceSliceSelectorDriver:   v1alpha1.GroupName,
+			resourceapi.ResourceSliceSelectorNodeName: nodeName,
+		})})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -243,7 +251,9 @@ func (w *world) readyz() (int, string) {
 // startRuntime plays a container runtime that has sandboxes.
 func (w *world) startRuntime(sandboxes ...*adaptation.PodSandbox) {
 	w.t.Helper()
-	runtime, err := nritest.Start(w.config.NRISocket, func() []*adaptation.PodSandbox { return sandboxes })
+	runtime, err := nritest.Start(w.config.NRISocket, func() []*adaptation.PodSandbox {
+		return sandboxes
+	})
 	must.Succeed(w.t, err)
 	w.t.Cleanup(runtime.Stop)
 	w.runtime = runtime
@@ -252,7 +262,8 @@ func (w *world) startRuntime(sandboxes ...*adaptation.PodSandbox) {
 // register plays the kubelet that finds the driver's socket, and returns the driver.
 func (w *world) register() *kubelettest.DRADriver {
 	w.t.Helper()
-	driver, err := kubelettest.RegisterDRADriver(w.t.Context(), w.config.KubeletDir, v1alpha1.GroupName)
+	driver, err := kubelettest.RegisterDRADriver(w.t.Context(), w.config.KubeletDir,
+		v1alpha1.GroupName)
 	must.Succeed(w.t, err)
 	w.t.Cleanup(func() { driver.Close() })
 	return driver
@@ -264,8 +275,11 @@ func (w *world) allocate(name string, function function.ID) *resourceapi.Resourc
 	return w.allocateFor("pod1", "fast", name, function)
 }
 
-// allocateFor plays the scheduler: a claim of a Function of the DevicePool for the pod, or of a share of a PF.
-func (w *world) allocateFor(pod, devicePool, name string, function function.ID, share ...types.UID) *resourceapi.ResourceClaim {
+// allocateFor plays the scheduler: a claim of a Function of the DevicePool for the pod, or of a
+// share of a PF.
+func (w *world) allocateFor(
+	pod, devicePool, name string, function function.ID, share ...types.UID,
+) *resourceapi.ResourceClaim {
 	w.t.Helper()
 	c := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -279,27 +293,38 @@ func (w *world) allocateFor(pod, devicePool, name string, function function.ID, 
 			Devices: resourceapi.DeviceAllocationResult{
 				Results: []resourceapi.DeviceRequestAllocationResult{{
 					Request: "nic", Driver: v1alpha1.GroupName, Device: function.DeviceName(),
-					Pool: claim.PoolID{Node: nodeName, PF: "0000:3b:00.0", DevicePool: devicePool}.String(),
+					Pool: claim.PoolID{
+						Node: nodeName, PF: "0000:3b:00.0", DevicePool: devicePool,
+					}.String(),
 				}},
 				Config: []resourceapi.DeviceAllocationConfiguration{{
 					Source: resourceapi.AllocationConfigSourceClaim,
 					DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 						Driver: v1alpha1.GroupName, Parameters: runtime.RawExtension{
-							Raw: []byte(`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "InterfaceConfig", "interfaceName": "fast0"}`),
+							Raw: []byte(
+								`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "InterfaceConfig", "interfaceName": "fast0"}`,
+							),
 						},
 					}},
 				}},
 			},
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{nodeName}}},
+				MatchFields: []corev1.NodeSelectorRequirement{
+					{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn,
+						Values: []string{nodeName}},
+				},
 			}}},
 		},
-		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: pod, UID: types.UID(pod + "-uid")}},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: pod, UID: types.UID(pod + "-uid")},
+		},
 	}
 	for i := range share {
 		result := &c.Status.Allocation.Devices.Results[i]
 		result.ShareID = &share[i]
-		result.ConsumedCapacity = map[resourceapi.QualifiedName]apiresource.Quantity{claim.CapacityPorts: apiresource.MustParse("1")}
+		result.ConsumedCapacity = map[resourceapi.QualifiedName]apiresource.Quantity{
+			claim.CapacityPorts: apiresource.MustParse("1"),
+		}
 	}
 	if err := w.admin.Status().Update(w.t.Context(), c); err != nil {
 		w.t.Fatal(err)
@@ -311,15 +336,21 @@ func (w *world) allocateFor(pod, devicePool, name string, function function.ID, 
 func (w *world) provision(c *resourceapi.ResourceClaim, function function.ID) {
 	w.t.Helper()
 	port := &v1alpha1.XPUPort{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: claim.PortName(nodeName, function)},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: c.Namespace, Name: claim.PortName(nodeName, function),
+		},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: nodeName, Function: claim.FunctionRef(function), XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01",
-			Addresses: []string{"10.1.0.2/24"}, Claim: v1alpha1.ClaimRef{Name: c.Name, UID: c.UID, Request: "nic"},
+			NodeName: nodeName, Function: claim.FunctionRef(function), XPU: "card", Network: "lab",
+			MAC:       "02:00:00:00:00:01",
+			Addresses: []string{"10.1.0.2/24"}, Claim: v1alpha1.ClaimRef{
+				Name: c.Name, UID: c.UID, Request: "nic",
+			},
 		},
 	}
 	w.create(port)
 	port.Status.Conditions = []metav1.Condition{{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp, LastTransitionTime: metav1.Now(),
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp,
+		LastTransitionTime: metav1.Now(),
 	}}
 	if err := w.admin.Status().Update(w.t.Context(), port); err != nil {
 		w.t.Fatal(err)
@@ -328,7 +359,8 @@ func (w *world) provision(c *resourceapi.ResourceClaim, function function.ID) {
 
 // wantPrepared prepares the claim. A container may get the Function once that is in the pod.
 func (w *world) wantPrepared(
-	driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim, function function.ID, attached bool,
+	driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim, function function.ID,
+	attached bool,
 ) {
 	w.t.Helper()
 	got, err := driver.Prepare(w.t.Context(), c)
@@ -345,8 +377,10 @@ func (w *world) wantPrepared(
 			w.t.Errorf("a CDI file has device %s: %t, attached: %t", id, has, attached)
 		}
 	}
-	if d := files.GetDevice(device); d != nil && !slices.Contains(d.ContainerEdits.Env, "XPU_INTERFACE_NIC=fast0") {
-		w.t.Errorf("environment of the container is %q, want the interface's name", d.ContainerEdits.Env)
+	if d := files.GetDevice(device); d != nil &&
+		!slices.Contains(d.ContainerEdits.Env, "XPU_INTERFACE_NIC=fast0") {
+		w.t.Errorf("environment of the container is %q, want the interface's name",
+			d.ContainerEdits.Env)
 	}
 }
 
@@ -357,7 +391,8 @@ func (w *world) unprepare(driver *kubelettest.DRADriver, c *resourceapi.Resource
 
 // TestAgent is an agent's life on a node with many Functions, from its first start on.
 func TestAgent(t *testing.T) {
-	w := newWorld(t, simulate.Config{Cards: []simulate.Card{{PFs: 4, VFs: 256, Bus: "3b"}, {PFs: 1, Bus: "c0"}}})
+	w := newWorld(t,
+		simulate.Config{Cards: []simulate.Card{{PFs: 4, VFs: 256, Bus: "3b"}, {PFs: 1, Bus: "c0"}}})
 	w.start()
 	w.eventually("1024 devices are published", func() bool { return w.devices() == 1024 })
 	first := w.slices()
@@ -365,18 +400,22 @@ func TestAgent(t *testing.T) {
 		t.Errorf("%d slices, want 16", len(first))
 	}
 	for name, slice := range first {
-		if len(slice.Spec.Devices) > 64 || slice.Spec.Pool.ResourceSliceCount != 4 || slice.Spec.Pool.Generation != 1 {
-			t.Errorf("slice %s of pool %+v has %d devices, want up to 64 and the first generation of 4 slices", name, slice.Spec.Pool, len(slice.Spec.Devices))
+		if len(slice.Spec.Devices) > 64 || slice.Spec.Pool.ResourceSliceCount != 4 ||
+			slice.Spec.Pool.Generation != 1 {
+			t.Errorf("slice %s of pool %+v has %d devices, want up to 64 and the first "+
+				"generation of 4 slices", name, slice.Spec.Pool, len(slice.Spec.Devices))
 		}
 	}
 	w.eventually("the XPUNode says so", func() bool {
 		var node v1alpha1.XPUNode
-		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: nodeName}, &node); client.IgnoreNotFound(err) != nil {
+		if err := w.admin.Get(t.Context(), client.ObjectKey{Name: nodeName},
+			&node); client.IgnoreNotFound(err) != nil {
 			t.Fatal(err)
 		}
-		return len(node.Status.PFs) == 5 && len(node.Status.Pools) == 1 && cmp.Equal(node.Status.Pools[0], v1alpha1.XPUNodePool{
-			Name: "fast", ObservedGeneration: 1, Functions: 1024, Healthy: 1024,
-		})
+		return len(node.Status.PFs) == 5 && len(node.Status.Pools) == 1 &&
+			cmp.Equal(node.Status.Pools[0], v1alpha1.XPUNodePool{
+				Name: "fast", ObservedGeneration: 1, Functions: 1024, Healthy: 1024,
+			})
 	})
 
 	w.eventually("it is not ready without a runtime", func() bool {
@@ -389,7 +428,9 @@ func TestAgent(t *testing.T) {
 	vf := function.ID{Address: w.functions("0000:3b:00.0")[7]}
 	driver := w.register()
 	c := w.allocate("net", vf)
-	if got, err := driver.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), "xpu-controller has not made XPUPort default/"+claim.PortName(nodeName, vf)) {
+	if got, err := driver.Prepare(t.Context(), c); err == nil ||
+		!strings.Contains(err.Error(), "xpu-controller has not made XPUPort default/"+
+			claim.PortName(nodeName, vf)) {
 		t.Errorf("NodePrepareResources = %v, %v, want an error that says what is missing", got, err)
 	}
 	w.provision(c, vf)
@@ -411,7 +452,9 @@ func TestAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.shake()
-	w.eventually("the VFs that went are no longer published", func() bool { return w.devices() == 1024 })
+	w.eventually("the VFs that went are no longer published", func() bool {
+		return w.devices() == 1024
+	})
 	w.wantUntouched("VFs that went", before)
 
 	// A kubelet that starts deletes the slices of its node.
@@ -442,11 +485,13 @@ func (w *world) functions(pf pci.Address) []pci.Address {
 	return out
 }
 
-// TestPod is a Function's way into a pod and back, over a restart of the agent, with the kernel's netdevs.
+// TestPod is a Function's way into a pod and back, over a restart of the agent, with the kernel's
+// netdevs.
 func TestPod(t *testing.T) {
 	pod, xpu := netns.New(t), netns.New(t)
 	w := newWorld(t, simulate.Config{
-		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b"}}, HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
+		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b"}}, HostNS: "/proc/thread-self/ns/net",
+		XPUNS: xpu.Path(),
 	})
 	sandbox := nritest.Sandbox("sandbox1", "pod1", "pod1-uid", pod.Path())
 	w.startRuntime(sandbox)
@@ -455,13 +500,20 @@ func TestPod(t *testing.T) {
 	vf := function.ID{Address: w.functions("0000:3b:00.0")[1]}
 	c := w.allocate("pod-net", vf)
 	w.provision(c, vf)
-	w.eventually("the Port is known", func() bool { _, err := driver.Prepare(t.Context(), c); return err == nil })
+	w.eventually("the Port is known", func() bool {
+		_, err := driver.Prepare(t.Context(), c)
+		return err == nil
+	})
 	w.wantPrepared(driver, c, vf, false)
-	w.eventually("the runtime is connected", func() bool { code, _ := w.readyz(); return code == http.StatusOK })
+	w.eventually("the runtime is connected", func() bool {
+		code, _ := w.readyz()
+		return code == http.StatusOK
+	})
 
 	// The runtime may take the plugin in a moment after the plugin is connected.
 	w.eventually("the interface is in the pod", func() bool {
-		if err := w.runtime.RunPodSandbox(t.Context(), &adaptation.RunPodSandboxRequest{Pod: sandbox}); err != nil {
+		if err := w.runtime.RunPodSandbox(t.Context(),
+			&adaptation.RunPodSandboxRequest{Pod: sandbox}); err != nil {
 			t.Fatal(err)
 		}
 		_, err := pod.Handle().LinkByName("fast0")
@@ -472,8 +524,10 @@ func TestPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	addresses, err := pod.Handle().AddrList(l, netlink.FAMILY_V4)
-	if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.1.0.2/24" || l.Attrs().HardwareAddr.String() != "02:00:00:00:00:01" {
-		t.Errorf("fast0 has MAC %s and addresses %v, %v; want those of the Port", l.Attrs().HardwareAddr, addresses, err)
+	if err != nil || len(addresses) != 1 || addresses[0].IPNet.String() != "10.1.0.2/24" ||
+		l.Attrs().HardwareAddr.String() != "02:00:00:00:00:01" {
+		t.Errorf("fast0 has MAC %s and addresses %v, %v; want those of the Port",
+			l.Attrs().HardwareAddr, addresses, err)
 	}
 	w.eventually("the claim says so", func() bool {
 		if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(c), c); err != nil {
@@ -481,7 +535,9 @@ func TestPod(t *testing.T) {
 		}
 		return len(c.Status.Devices) == 1
 	})
-	want := &resourceapi.NetworkDeviceData{InterfaceName: "fast0", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"}}
+	want := &resourceapi.NetworkDeviceData{
+		InterfaceName: "fast0", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"},
+	}
 	if diff := cmp.Diff(want, c.Status.Devices[0].NetworkData); diff != "" {
 		t.Errorf("status of the claim: -want +got\n%s", diff)
 	}

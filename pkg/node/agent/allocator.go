@@ -29,10 +29,13 @@ type podAllocator struct {
 	log         logr.Logger
 }
 
-// Reserve records that the Function belongs to the next pod that asks for it, and sets it up as its pool says. It first
-// releases the Function from its last pod. The kubelet allocates the Function of an init container once more for a container
-// of the same pod, without saying so, and then nothing happens. The name of the interface is not known before the CNI plugin is called.
-func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error) {
+// Reserve records that the Function belongs to the next pod that asks for it, and sets it up as its
+// pool says. It first releases the Function from its last pod. The kubelet allocates the Function
+// of an init container once more for a container of the same pod, without saying so, and then
+// nothing happens. The name of the interface is not known before the CNI plugin is called.
+func (a *podAllocator) Reserve(
+	ctx context.Context, f function.Function, p pool.Pool,
+) (function.Function, error) {
 	mac := provisioning.MAC(a.node, f.ID)
 	reservation := journal.Attachment{
 		Function: f.ID, PF: f.PF, PFName: f.PFName, VFIndex: f.Index, Resource: p.ResourceName(),
@@ -56,7 +59,8 @@ func (a *podAllocator) Reserve(ctx context.Context, f function.Function, p pool.
 	return now, nil
 }
 
-// givesNodes says whether containers get device nodes of the pool's Function, by which they use it without its netdev.
+// givesNodes says whether containers get device nodes of the pool's Function, by which they use it
+// without its netdev.
 func givesNodes(f function.Function, p pool.Pool) bool {
 	options := p.Options(f)
 	return f.Userspace() || p.Spec.Driver != "" || options.RDMA || options.VDPA != ""
@@ -64,21 +68,26 @@ func givesNodes(f function.Function, p pool.Pool) bool {
 
 // Ready has the xPU serve the Function.
 func (a *podAllocator) Ready(ctx context.Context, f function.Function, p pool.Pool) error {
-	_, err := a.provisioner.Provision(ctx, journal.Attachment{Function: f.ID, PF: f.PF, Port: a.port(f, p)})
+	_, err := a.provisioner.Provision(ctx,
+		journal.Attachment{Function: f.ID, PF: f.PF, Port: a.port(f, p)})
 	return err
 }
 
 // port is the Port of a Function that is allocated before its pod is known.
 func (a *podAllocator) port(f function.Function, p pool.Pool) *journal.Port {
-	return &journal.Port{DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID)}
+	return &journal.Port{
+		DevicePool: p.Name, Network: p.Spec.Network, MAC: provisioning.MAC(a.node, f.ID),
+	}
 }
 
-// GiveUp releases a Function that no pod got. The kubelet waits for it, so it gives up after undoTimeout and leaves the rest
-// to a sweep.
+// GiveUp releases a Function that no pod got. The kubelet waits for it, so it gives up after
+// undoTimeout and leaves the rest to a sweep.
 func (a *podAllocator) GiveUp(ctx context.Context, f function.Function, p pool.Pool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	if err := a.lifecycle.GiveUp(ctx, f.ID, p.ResourceName()); err != nil {
-		a.log.Error(err, "A Function that was allocated in vain is not free yet; trying again later", "resource", p.ResourceName())
+		a.log.Error(err,
+			"A Function that was allocated in vain is not free yet; trying again later", "resource",
+			p.ResourceName())
 	}
 }

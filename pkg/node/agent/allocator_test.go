@@ -44,7 +44,8 @@ func (w *workshop) TearDown(_ context.Context, a journal.Attachment) error {
 
 func (w *workshop) Get(id function.ID) (function.Function, bool) {
 	_, made := w.makes[id]
-	return function.Function{ID: id, Kind: function.SF, Netdev: "eth7"}, made || id.Subfunction == ""
+	return function.Function{ID: id, Kind: function.SF, Netdev: "eth7"}, made ||
+		id.Subfunction == ""
 }
 
 // newAllocations is about a pool that has SFs made.
@@ -63,13 +64,14 @@ func newAllocations(t *testing.T) (*podAllocator, *journal.Journal, *workshop, p
 		}, records, w, pool.Pool{
 			Name: "fast", Functions: []function.Function{function.PotentialSF(pf, 1)},
 			Spec: v1alpha1.DevicePoolSpec{
-				Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 1},
+				Publish: v1alpha1.PublishDevicePlugin,
+				SFs:     &v1alpha1.SFSpec{FirstNumber: 1, Count: 1},
 			},
 		}
 }
 
-// TestAllocateMakesSF: an SF that the kubelet allocates is made with the MAC that the xPU will know, and deleted if the
-// container gets it not after all.
+// TestAllocateMakesSF: an SF that the kubelet allocates is made with the MAC that the xPU will
+// know, and deleted if the container gets it not after all.
 func TestAllocateMakesSF(t *testing.T) {
 	a, records, w, p := newAllocations(t)
 	f := p.Functions[0]
@@ -82,7 +84,8 @@ func TestAllocateMakesSF(t *testing.T) {
 		t.Errorf("made: -want +got\n%s", diff)
 	}
 	record, _ := records.Get(f.ID)
-	if record.State != journal.Reserved || record.Resource != "xpu.opiproject.org/fast" || record.Port != nil {
+	if record.State != journal.Reserved || record.Resource != "xpu.opiproject.org/fast" ||
+		record.Port != nil {
 		t.Errorf("record %+v, want a reservation without Port: the pool provisions at ADD", record)
 	}
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
@@ -107,11 +110,14 @@ func TestAllocateCannotMakeSF(t *testing.T) {
 	}
 }
 
-// TestAllocateAfterThePoolChanged: what an earlier Allocate left, for a pod that never came, does not reach the next pod.
+// TestAllocateAfterThePoolChanged: what an earlier Allocate left, for a pod that never came, does
+// not reach the next pod.
 func TestAllocateAfterThePoolChanged(t *testing.T) {
 	a, records, w, p := newAllocations(t)
 	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Netdev: "ens3f0v0"}
-	p.Spec = v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO}
+	p.Spec = v1alpha1.DevicePoolSpec{
+		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
+	}
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
 	}
@@ -127,8 +133,9 @@ func TestAllocateAfterThePoolChanged(t *testing.T) {
 	}
 }
 
-// TestAllocateReleasesTheLastTenant: a Function that was allocated to a pod which never came for it by CNI, and is gone
-// for the kubelet, is released with its hooks before the next pod gets it: the last tenant's port is not up any more.
+// TestAllocateReleasesTheLastTenant: a Function that was allocated to a pod which never came for it
+// by CNI, and is gone for the kubelet, is released with its hooks before the next pod gets it: the
+// last tenant's port is not up any more.
 func TestAllocateReleasesTheLastTenant(t *testing.T) {
 	a, records, _, p := newAllocations(t)
 	queue := &oneHook{journal: records}
@@ -139,7 +146,8 @@ func TestAllocateReleasesTheLastTenant(t *testing.T) {
 		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAllocate},
 	}
 	put(t, records, journal.Attachment{
-		Function: f.ID, Resource: p.ResourceName(), State: journal.Reserved, Port: &journal.Port{Network: "red"},
+		Function: f.ID, Resource: p.ResourceName(), State: journal.Reserved,
+		Port: &journal.Port{Network: "red"},
 	})
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
@@ -147,19 +155,23 @@ func TestAllocateReleasesTheLastTenant(t *testing.T) {
 	if want := []string{"red"}; !slices.Equal(queue.ran, want) {
 		t.Errorf("hooks ran for ports in %q, want %q", queue.ran, want)
 	}
-	if have, _ := records.Get(f.ID); have.State != journal.Reserved || have.Port == nil || have.Port.Network != "blue" {
+	if have, _ := records.Get(f.ID); have.State != journal.Reserved || have.Port == nil ||
+		have.Port.Network != "blue" {
 		t.Errorf("record %+v, want the next pod's reservation", have)
 	}
 }
 
-// TestAllocateForTheSamePod: the kubelet allocates the Function of an init container again for a container of the same pod. Then
-// nothing happens; but a Function that a pod may have used, or one that was allocated long ago, is released first.
+// TestAllocateForTheSamePod: the kubelet allocates the Function of an init container again for a
+// container of the same pod. Then nothing happens; but a Function that a pod may have used, or one
+// that was allocated long ago, is released first.
 func TestAllocateForTheSamePod(t *testing.T) {
 	provisioned := v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, Network: "blue",
 		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAllocate},
 	}
-	vf := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Netdev: "ens3f0v0"}
+	vf := function.Function{
+		ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Netdev: "ens3f0v0",
+	}
 	vfio := vf
 	vfio.Netdev, vfio.Driver = "", "vfio-pci"
 	for name, test := range map[string]struct {
@@ -167,19 +179,30 @@ func TestAllocateForTheSamePod(t *testing.T) {
 		change   func(*journal.Attachment) // of the record between the Allocates
 		hooks    int
 	}{
-		"netdev":           {vf, func(*journal.Attachment) {}, 0},
-		"device nodes":     {vfio, func(*journal.Attachment) {}, 1},
-		"long ago":         {vf, func(a *journal.Attachment) { a.ReservedAt = a.ReservedAt.Add(-time.Minute) }, 1},
-		"clock set back":   {vf, func(a *journal.Attachment) { a.ReservedAt = a.ReservedAt.Add(time.Hour) }, 1},
-		"a pod had it":     {vf, func(a *journal.Attachment) { a.Ended = &journal.Ended{Sandbox: "s1"} }, 1},
-		"another network":  {vf, func(a *journal.Attachment) { a.Port = &journal.Port{Network: "red"} }, 1},
-		"another resource": {vf, func(a *journal.Attachment) { a.Resource = "example.com/slow" }, 1},
+		"netdev":       {vf, func(*journal.Attachment) {}, 0},
+		"device nodes": {vfio, func(*journal.Attachment) {}, 1},
+		"long ago": {vf, func(a *journal.Attachment) {
+			a.ReservedAt = a.ReservedAt.Add(-time.Minute)
+		}, 1},
+		"clock set back": {vf, func(a *journal.Attachment) {
+			a.ReservedAt = a.ReservedAt.Add(time.Hour)
+		}, 1},
+		"a pod had it": {vf, func(a *journal.Attachment) {
+			a.Ended = &journal.Ended{Sandbox: "s1"}
+		}, 1},
+		"another network": {vf, func(a *journal.Attachment) {
+			a.Port = &journal.Port{Network: "red"}
+		}, 1},
+		"another resource": {vf, func(a *journal.Attachment) {
+			a.Resource = "example.com/slow"
+		}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, records, _, p := newAllocations(t)
 			p.Spec = provisioned
 			queue := &oneHook{journal: records}
-			a.lifecycle = lifecycle.New(records, nil, nil, lifecycle.Options{Hooks: queue}, testr.New(t))
+			a.lifecycle = lifecycle.New(records, nil, nil, lifecycle.Options{Hooks: queue},
+				testr.New(t))
 			if _, err := a.Reserve(t.Context(), test.function, p); err != nil {
 				t.Fatal(err)
 			}
@@ -194,14 +217,16 @@ func TestAllocateForTheSamePod(t *testing.T) {
 				t.Errorf("%d hooks ran, want %d", len(queue.ran), test.hooks)
 			}
 			now, _ := records.Get(test.function.ID)
-			if now.State != journal.Reserved || now.Port == nil || now.Port.Network != "blue" || now.ReservedAt.Before(record.ReservedAt) && name != "clock set back" {
+			if now.State != journal.Reserved || now.Port == nil || now.Port.Network != "blue" ||
+				now.ReservedAt.Before(record.ReservedAt) && name != "clock set back" {
 				t.Errorf("record %+v, before %+v", now, record)
 			}
 		})
 	}
 }
 
-// TestAllocateKeepsSF: the SF that was made for an init container is the one that a container of the pod gets.
+// TestAllocateKeepsSF: the SF that was made for an init container is the one that a container of
+// the pod gets.
 func TestAllocateKeepsSF(t *testing.T) {
 	a, records, w, p := newAllocations(t)
 	f := p.Functions[0]
@@ -212,7 +237,8 @@ func TestAllocateKeepsSF(t *testing.T) {
 	if _, err := a.Reserve(t.Context(), f, p); err != nil {
 		t.Fatal(err)
 	}
-	if record, _ := records.Get(f.ID); w.deleted > 0 || !cmp.Equal(made, w.makes[f.ID]) || record.State != journal.Reserved {
+	if record, _ := records.Get(f.ID); w.deleted > 0 || !cmp.Equal(made, w.makes[f.ID]) ||
+		record.State != journal.Reserved {
 		t.Errorf("deleted %d times, made %+v, record %+v", w.deleted, w.makes[f.ID], record)
 	}
 }
@@ -236,7 +262,8 @@ func TestGiveUpLeavesOthersAlone(t *testing.T) {
 	a, records, _, p := newAllocations(t)
 	id := p.Functions[0].ID
 	for i, record := range []journal.Attachment{
-		{State: journal.Reserved, Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}},
+		{State: journal.Reserved, Resource: "xpu.opiproject.org/fast",
+			CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}},
 		{State: journal.Reserved, Claim: journal.Claim{UID: "u"}},
 		{State: journal.Reserved, Resource: "xpu.opiproject.org/other"},
 	} {

@@ -91,7 +91,8 @@ type agent struct {
 	claims   lifecycle.Claims
 	// claimServed is Serve of [lifecycle.Options] for the Port of a claim.
 	claimServed func(context.Context, journal.Attachment) error
-	// expose gives the containers of claims their devices. For other containers the kubelet does that.
+	// expose gives the containers of claims their devices. For other containers the kubelet does
+	// that.
 	expose func(journal.Attachment) error
 
 	// The following are made in both modes.
@@ -119,7 +120,9 @@ func (a *agent) assemble(ctx context.Context) error {
 	if a.config.Provisioner == ProvisionerDirect {
 		provision = a.provisionDirect
 	}
-	for _, stage := range []func(context.Context) error{provision, a.discover, a.release, a.allocate} {
+	for _, stage := range []func(context.Context) error{
+		provision, a.discover, a.release, a.allocate,
+	} {
 		if err := stage(ctx); err != nil {
 			return err
 		}
@@ -127,8 +130,8 @@ func (a *agent) assemble(ctx context.Context) error {
 	return nil
 }
 
-// discover makes the parts that know the node's Functions, set them up, assign them to pools, and create the VFs that pools
-// ask for.
+// discover makes the parts that know the node's Functions, set them up, assign them to pools, and
+// create the VFs that pools ask for.
 func (a *agent) discover(context.Context) error {
 	bootID, err := uptime.BootID(a.config.ProcRoot)
 	if err != nil {
@@ -136,31 +139,41 @@ func (a *agent) discover(context.Context) error {
 	}
 	a.bootID = bootID
 	a.inventory = inventory.New(inventory.Options{
-		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry, Log: a.log.WithName("inventory"),
+		SysRoot: a.config.SysRoot, Changed: a.inputs.Notify, Registry: a.registry,
+		Log: a.log.WithName("inventory"),
 	})
 	a.kubelet.Auxiliary = a.inventory.Auxiliary
 	a.cards = card.New(card.Options{
-		Functions: a.inventory.Snapshot, SysRoot: a.config.SysRoot, Changed: a.outputs.Notify, Log: a.log.WithName("cards"),
+		Functions: a.inventory.Snapshot, SysRoot: a.config.SysRoot, Changed: a.outputs.Notify,
+		Log: a.log.WithName("cards"),
 	})
 	a.faults = health.NewReporters(health.ReportersOptions{
 		SysRoot: a.config.SysRoot, Devlink: a.devlink,
-		Follow:  func(ctx context.Context, changed func()) { devlink.Follow(ctx, "", changed, a.log.WithName("health")) },
+		Follow: func(ctx context.Context, changed func()) {
+			devlink.Follow(ctx, "", changed, a.log.WithName("health"))
+		},
 		Changed: a.outputs.Notify, Registry: a.registry, Log: a.log.WithName("health"),
 	})
 	a.sfs = &sriov.SFMaker{
-		Devlink: a.devlink, Functions: a.inventory, Fault: a.faults.Fault, Changes: a.inputs.Subscribe, Changed: a.inputs.Notify,
+		Devlink: a.devlink, Functions: a.inventory, Fault: a.faults.Fault,
+		Changes: a.inputs.Subscribe, Changed: a.inputs.Notify,
 		Log: a.log.WithName("sfs"),
 	}
 	a.setup = &setup.Runner{SFs: a.sfs, Drivers: &setup.PCIDrivers{
-		SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot, ProcRoot: a.config.ProcRoot, BootID: a.bootID,
-		Functions: a.inventory, Fault: a.faults.Fault, Changes: a.inputs.Subscribe, Engine: a.engine, Log: a.log.WithName("drivers"),
+		SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot, ProcRoot: a.config.ProcRoot,
+		BootID:    a.bootID,
+		Functions: a.inventory, Fault: a.faults.Fault, Changes: a.inputs.Subscribe,
+		Engine: a.engine, Log: a.log.WithName("drivers"),
 	}}
 	a.nodes = &devnode.Finder{SysRoot: a.config.SysRoot, DevRoot: a.config.DevRoot}
 	functions := setup.OwnDrivers{Functions: a.inventory, Journal: a.journal}
 	a.tracker = pool.NewTracker(functions, a.declarations, a.sfs.NoSFs, a.log.WithName("pool"))
 	a.vfs = &sriov.VFs{
-		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal, Assignments: a.kubelet,
-		HostNetdevs: func() (hostuse.Netdevs, error) { return hostuse.Read("") }, Fault: a.faults.Fault,
+		SysRoot: a.config.SysRoot, Functions: a.inventory, Pools: a.tracker, Journal: a.journal,
+		Assignments: a.kubelet,
+		HostNetdevs: func() (hostuse.Netdevs, error) {
+			return hostuse.Read("")
+		}, Fault: a.faults.Fault,
 		Changed: a.outputs.Notify, Metrics: sriov.NewMetrics(a.registry),
 		Log: a.log.WithName("vfs"),
 	}
@@ -169,18 +182,21 @@ func (a *agent) discover(context.Context) error {
 		return p.Name
 	}
 	counts := &traffic.Collector{
-		Functions: a.inventory.Snapshot, Attachments: a.journal.All, PoolOf: poolOf, Kernel: a.engine, Log: a.log.WithName("traffic"),
+		Functions: a.inventory.Snapshot, Attachments: a.journal.All, PoolOf: poolOf,
+		Kernel: a.engine, Log: a.log.WithName("traffic"),
 	}
 	return errors.Join(a.registry.Register(a.vfs), a.registry.Register(counts))
 }
 
-// openFile reads the configuration file, if there is one. adapt may be nil; see [source.FileOptions].
+// openFile reads the configuration file, if there is one. adapt may be nil; see
+// [source.FileOptions].
 func (a *agent) openFile(adapt func(*v1alpha1.DevicePool) error) (err error) {
 	if a.config.ConfigFile == "" {
 		return nil
 	}
 	a.file, err = source.OpenFile(source.FileOptions{
-		Path: a.config.ConfigFile, ResourcePrefix: a.config.ResourcePrefix, Adapt: adapt, Changed: a.inputs.Notify,
+		Path: a.config.ConfigFile, ResourcePrefix: a.config.ResourcePrefix, Adapt: adapt,
+		Changed:  a.inputs.Notify,
 		Registry: a.registry, Log: a.log.WithName("declare"),
 	})
 	return err
@@ -190,17 +206,22 @@ func (a *agent) openFile(adapt func(*v1alpha1.DevicePool) error) (err error) {
 func (a *agent) release(context.Context) (err error) {
 	a.hooks, err = hooks.New(hooks.Options{
 		Journal: a.journal, Deprovision: a.provisioner.Deprovision, Log: a.log.WithName("hooks"),
-		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout, Attempts: a.config.HookAttempts,
+		Node: a.config.NodeName, Dir: a.config.HooksDir, Timeout: a.config.HookTimeout,
+		Attempts: a.config.HookAttempts,
 		Recorder: a.recorder, Changed: a.outputs.Notify,
 	}, a.registry)
 	if err != nil {
 		return err
 	}
-	a.conflicts = &conflicts{tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times}
+	a.conflicts = &conflicts{
+		tracker: a.tracker, pods: a.kubelet, changed: a.outputs.Notify, times: a.config.times,
+	}
 	a.lifecycle = lifecycle.New(a.journal, a.engine, a.inventory, lifecycle.Options{
-		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims, Expose: a.expose,
-		Announce: a.engine.Announce, Seen: a.inventory.Get, Driver: a.inventory.Driver, Unusable: a.unusable,
-		Serve: a.servePort, Tracer: a.tracer,
+		BootID: a.bootID, Setup: a.setup, Hooks: a.hooks, Kubelet: a.kubelet, Claims: a.claims,
+		Expose:   a.expose,
+		Announce: a.engine.Announce, Seen: a.inventory.Get, Driver: a.inventory.Driver,
+		Unusable: a.unusable,
+		Serve:    a.servePort, Tracer: a.tracer,
 		Quarantined: a.reportQuarantine, Unquarantined: a.reportRelease, Report: a.reportLoss,
 		Changed: a.outputs.Notify, Taken: a.conflicts.taken,
 		SweepEvery: a.config.times.sweep, AbandonedAfter: a.config.times.abandoned,
@@ -209,7 +230,8 @@ func (a *agent) release(context.Context) (err error) {
 	return a.registry.Register(a.lifecycle)
 }
 
-// allocate makes the parts that allocate and attach Functions: the device plugin, the CNI server and the DRA driver.
+// allocate makes the parts that allocate and attach Functions: the device plugin, the CNI server
+// and the DRA driver.
 func (a *agent) allocate(context.Context) (err error) {
 	var cdi *deviceplugin.CDI
 	if a.config.UseCDI {
@@ -222,8 +244,9 @@ func (a *agent) allocate(context.Context) (err error) {
 		Pools:      a.tracker.Pools,
 		Problems:   a.health(a.lifecycle.Releasing).Problems,
 		Allocator: &podAllocator{
-			node: a.config.NodeName, find: a.inventory.Get, lifecycle: a.lifecycle, provisioner: a.provisioner,
-			log: a.log.WithName("deviceplugin"),
+			node: a.config.NodeName, find: a.inventory.Get, lifecycle: a.lifecycle,
+			provisioner: a.provisioner,
+			log:         a.log.WithName("deviceplugin"),
 		},
 		Taken:         a.held,
 		Nodes:         *a.nodes,
@@ -243,13 +266,15 @@ func (a *agent) allocate(context.Context) (err error) {
 		Function: a.tracker.Get, Auxiliary: a.inventory.Auxiliary,
 		Pools: a.tracker, Journal: a.journal, Lifecycle: a.lifecycle,
 		Provisioner: a.provisioner,
-		MAC:         func(id function.ID) function.MAC { return provisioning.MAC(a.config.NodeName, id) },
-		Ready:       func() error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
-		Report:      a.report,
-		AllowKeys:   a.config.CNIAllowKeys,
-		AddTimeout:  a.config.times.add,
-		Metrics:     cniserver.NewMetrics(a.registry),
-		Log:         a.log.WithName("cni"),
+		MAC: func(id function.ID) function.MAC {
+			return provisioning.MAC(a.config.NodeName, id)
+		},
+		Ready:      func() error { return errors.Join(a.poolsKnown(), a.journal.Writable()) },
+		Report:     a.report,
+		AllowKeys:  a.config.CNIAllowKeys,
+		AddTimeout: a.config.times.add,
+		Metrics:    cniserver.NewMetrics(a.registry),
+		Log:        a.log.WithName("cni"),
 	}
 	if a.clustered != nil {
 		if err := a.clustered.attach(); err != nil {
@@ -257,8 +282,10 @@ func (a *agent) allocate(context.Context) (err error) {
 		}
 	}
 	a.admin = &admin.Server{
-		Socket: filepath.Join(a.config.StateDir, filepath.Base(nodestate.DefaultSocket)), Node: a.config.NodeName,
-		Functions: a.inventory.Snapshot, Pools: a.tracker.Pools, Problems: a.problems, Card: a.cards.Of, Journal: a.journal,
+		Socket:    filepath.Join(a.config.StateDir, filepath.Base(nodestate.DefaultSocket)),
+		Node:      a.config.NodeName,
+		Functions: a.inventory.Snapshot, Pools: a.tracker.Pools, Problems: a.problems,
+		Card: a.cards.Of, Journal: a.journal,
 		GiveUp: a.hooks.GiveUp, Release: a.lifecycle.Release, Log: a.log.WithName("admin"),
 	}
 	return nil
@@ -272,8 +299,8 @@ func (a *agent) problems(p pool.Pool, f function.Function) []function.Problem {
 	return a.plugins.Problems(f)
 }
 
-// health makes what knows the problems of Functions for one way of publishing. releasePending knows the Functions whose
-// release takes too long for it.
+// health makes what knows the problems of Functions for one way of publishing. releasePending knows
+// the Functions whose release takes too long for it.
 func (a *agent) health(releasePending health.Source) *health.Checker {
 	return &health.Checker{
 		Pool: a.tracker.PoolOf, Held: a.held,
@@ -308,12 +335,14 @@ func (a *agent) unusable(id function.ID, driver string) (reason string) {
 func (a *agent) machine() (string, error) {
 	uuid, err := sysfs.Root(a.config.SysRoot).Dir("class/dmi/id").Attribute("product_uuid")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("what the firmware calls this machine: %w; set installation in the file of --direct-config", err)
+		return "", fmt.Errorf("what the firmware calls this machine: %w; set installation in the "+
+			"file of --direct-config", err)
 	}
 	return a.config.NodeName + "/" + uuid, nil
 }
 
-// provisionDirect makes the parts of direct mode: the agent calls the OPI agents itself, and DevicePools come from a file.
+// provisionDirect makes the parts of direct mode: the agent calls the OPI agents itself, and
+// DevicePools come from a file.
 func (a *agent) provisionDirect(context.Context) (err error) {
 	config := &provisioning.Config{}
 	if a.config.DirectConfig != "" {
@@ -328,7 +357,8 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 	}
 	direct, err := provisioning.NewDirect(config, a.journal, provisioning.DirectOptions{
 		Installation: opi.NewInstallation(config.Installation),
-		Changed:      a.outputs.Notify, Registry: a.registry, Tracer: a.tracer, Log: a.log.WithName("provision"),
+		Changed:      a.outputs.Notify, Registry: a.registry, Tracer: a.tracer,
+		Log: a.log.WithName("provision"),
 	})
 	if err != nil {
 		return err
@@ -336,7 +366,8 @@ func (a *agent) provisionDirect(context.Context) (err error) {
 	a.provisioner, a.connect, a.report = direct, direct.Run, func(journal.Claim) {}
 	err = a.openFile(func(p *v1alpha1.DevicePool) error {
 		if p.Spec.Publish != v1alpha1.PublishDevicePlugin { // nobody would publish it
-			return fmt.Errorf("spec.publish: is %s, which needs an API server; with --provisioner=direct it must be %s",
+			return fmt.Errorf("spec.publish: is %s, which needs an API server; with "+
+				"--provisioner=direct it must be %s",
 				p.Spec.Publish, v1alpha1.PublishDevicePlugin)
 		}
 		p.Spec.Network = cmp.Or(config.Pools[p.Name], p.Spec.Network)

@@ -31,7 +31,8 @@ func TestUsedByTheHost(t *testing.T) {
 	defer func() { _ = netlink.LinkDel(bridge) }()
 	must.Succeed(t, netlink.LinkSetMaster(link, bridge))
 	s.wantHealthy(other)
-	if problems := s.stateOf(vf).Problems; len(problems) != 1 || problems[0].Taint != v1alpha1.TaintInUse {
+	if problems := s.stateOf(vf).Problems; len(problems) != 1 ||
+		problems[0].Taint != v1alpha1.TaintInUse {
 		t.Errorf("problems %+v, want %s", problems, v1alpha1.TaintInUse)
 	}
 	_, err = s.give(p.name, vf)
@@ -58,11 +59,13 @@ func TestVFWithoutDriver(t *testing.T) {
 	s := newDirectSite(t)
 	s.declare(byDevicePlugin(v1alpha1.ProvisionAtAdd))
 	vf, other := s.vfs[0], s.vfs[1]
-	must.Succeed(t, os.Remove(filepath.Join(s.config.SysRoot, "bus/pci/devices", string(vf.Address), "driver")))
+	must.Succeed(t,
+		os.Remove(filepath.Join(s.config.SysRoot, "bus/pci/devices", string(vf.Address), "driver")))
 	p := newPod(t, "pod1")
 	s.start()
 	s.wantHealthy(other)
-	if problems := s.stateOf(vf).Problems; len(problems) != 1 || problems[0].Taint != v1alpha1.TaintFault {
+	if problems := s.stateOf(vf).Problems; len(problems) != 1 ||
+		problems[0].Taint != v1alpha1.TaintFault {
 		t.Errorf("problems %+v, want %s", problems, v1alpha1.TaintFault)
 	}
 	_, err := s.add(p, vf)

@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// offered are the devices of the node's ResourceSlices: those that may be handed out, and those with a taint that says
-// that a pod has them by another way.
+// offered are the devices of the node's ResourceSlices: those that may be handed out, and those
+// with a taint that says that a pod has them by another way.
 func (s *site) offered() (free, inUse []string) {
 	s.t.Helper()
 	for _, slice := range s.slices() {
@@ -37,7 +37,9 @@ func (s *site) offered() (free, inUse []string) {
 
 // has says whether the device has a taint.
 func has(device resourceapi.Device, taint string) bool {
-	return slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == taint })
+	return slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Key == taint
+	})
 }
 
 func (s *site) awaitOffer(what string, free, inUse []function.ID) {
@@ -58,7 +60,10 @@ func (s *site) awaitOffer(what string, free, inUse []function.ID) {
 // prepareUntil plays the kubelet, which tries again until a claim is prepared.
 func (s *site) prepareUntil(driver *kubelettest.DRADriver, c *resourceapi.ResourceClaim) {
 	s.t.Helper()
-	s.eventually("the claim is prepared", func() bool { _, err := driver.Prepare(s.t.Context(), c); return err == nil })
+	s.eventually("the claim is prepared", func() bool {
+		_, err := driver.Prepare(s.t.Context(), c)
+		return err == nil
+	})
 }
 
 // nri is a pod as the runtime tells it to NRI plugins.
@@ -68,19 +73,24 @@ func (p pod) nri() *adaptation.PodSandbox {
 
 func (s *site) awaitRuntime() {
 	s.t.Helper()
-	s.eventually("the runtime is connected", func() bool { code, _ := s.readyz(); return code == 200 })
+	s.eventually("the runtime is connected", func() bool {
+		code, _ := s.readyz()
+		return code == 200
+	})
 }
 
 func (s *site) runSandbox(p pod) {
 	s.t.Helper()
-	if err := s.runtime.RunPodSandbox(s.t.Context(), &adaptation.RunPodSandboxRequest{Pod: p.nri()}); err != nil {
+	if err := s.runtime.RunPodSandbox(s.t.Context(),
+		&adaptation.RunPodSandboxRequest{Pod: p.nri()}); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
 func (s *site) stopSandbox(p pod) {
 	s.t.Helper()
-	if err := s.runtime.StopPodSandbox(s.t.Context(), &adaptation.StopPodSandboxRequest{Pod: p.nri()}); err != nil {
+	if err := s.runtime.StopPodSandbox(s.t.Context(),
+		&adaptation.StopPodSandboxRequest{Pod: p.nri()}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -89,7 +99,8 @@ func (s *site) stopSandbox(p pod) {
 func (s *site) portOf(c *resourceapi.ResourceClaim) v1alpha1.XPUPort {
 	s.t.Helper()
 	var ports v1alpha1.XPUPortList
-	if err := s.admin.List(s.t.Context(), &ports, client.InNamespace(c.Namespace)); err != nil || len(ports.Items) != 1 {
+	if err := s.admin.List(s.t.Context(), &ports, client.InNamespace(c.Namespace)); err != nil ||
+		len(ports.Items) != 1 {
 		s.t.Fatalf("XPUPorts %+v, %v; want that of the claim", ports.Items, err)
 	}
 	return ports.Items[0]
@@ -110,7 +121,8 @@ func TestMoveToDRA(t *testing.T) {
 	s.mustAdd(p, vf)
 
 	s.declare(byDRA())
-	s.awaitOffer("the Function of the pod is tainted, the other is offered", []function.ID{other}, []function.ID{vf})
+	s.awaitOffer("the Function of the pod is tainted, the other is offered", []function.ID{other},
+		[]function.ID{vf})
 	s.wantHealthy()
 	s.wantInPod(p, vf)
 	s.del(p, vf) // the pod's sandbox died, and it gets another
@@ -118,21 +130,26 @@ func TestMoveToDRA(t *testing.T) {
 	s.mustAdd(p, vf)
 	driver := s.register()
 	c := s.allocate("net", vf)
-	if got, err := driver.Prepare(t.Context(), c); err == nil || !strings.Contains(err.Error(), "pod default/pod0") {
-		t.Errorf("NodePrepareResources = %v, %v, want an error that names the pod that has the Function", got, err)
+	if got, err := driver.Prepare(t.Context(), c); err == nil ||
+		!strings.Contains(err.Error(), "pod default/pod0") {
+		t.Errorf("NodePrepareResources = %v, %v, want an error that names the pod that has the "+
+			"Function", got, err)
 	}
 	s.wantInPod(p, vf)
 
 	// Both must agree that it is gone: the runtime and the kubelet.
 	s.del(p, vf)
 	s.awaitHooks()
-	s.awaitOffer("the kubelet says that the pod has it still", []function.ID{other}, []function.ID{vf})
+	s.awaitOffer("the kubelet says that the pod has it still", []function.ID{other},
+		[]function.ID{vf})
 	s.pods.Set()
 	s.awaitOffer("all are offered", []function.ID{vf, other}, nil)
 	s.prepareUntil(driver, c)
 	s.unprepare(driver, c)
 	s.delete(c)
-	s.eventually("the xPU does not serve the claim any more", func() bool { return len(s.opi.Ports()) == 0 })
+	s.eventually("the xPU does not serve the claim any more", func() bool {
+		return len(s.opi.Ports()) == 0
+	})
 	s.endClean()
 }
 
@@ -164,8 +181,10 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	if _, err := s.give("pod2", other); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := driver.Prepare(t.Context(), second); err == nil || !strings.Contains(err.Error(), "pod default/pod2") {
-		t.Errorf("NodePrepareResources = %v, %v, want an error that names the pod that has the Function", got, err)
+	if got, err := driver.Prepare(t.Context(), second); err == nil ||
+		!strings.Contains(err.Error(), "pod default/pod2") {
+		t.Errorf("NodePrepareResources = %v, %v, want an error that names the pod that has the "+
+			"Function", got, err)
 	}
 	s.pods.Set()
 
@@ -184,7 +203,9 @@ func TestMoveToDevicePlugin(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatalf("ADD: %v", err)
 	}
-	s.eventually("the xPU does not serve the claims any more", func() bool { return len(s.opi.Ports()) == 1 })
+	s.eventually("the xPU does not serve the claims any more", func() bool {
+		return len(s.opi.Ports()) == 1
+	})
 	s.wantInPod(p, vf)
 	s.del(p, vf)
 	s.endClean()
@@ -258,10 +279,12 @@ func TestClaimByCNI(t *testing.T) {
 	c := s.allocate("net", vf)
 	s.prepareUntil(driver, c)
 
-	if _, err := s.add(stranger, vf); err == nil || !strings.Contains(err.Error(), "belongs to claim default/net") {
+	if _, err := s.add(stranger, vf); err == nil ||
+		!strings.Contains(err.Error(), "belongs to claim default/net") {
 		t.Errorf("ADD of another pod: %v, want an error that names the claim", err)
 	}
-	if _, err := s.add(stranger, other); err == nil || !strings.Contains(err.Error(), "the pod must have a claim to it") {
+	if _, err := s.add(stranger, other); err == nil ||
+		!strings.Contains(err.Error(), "the pod must have a claim to it") {
 		t.Errorf("ADD without a claim: %v, want an error that says what is missing", err)
 	}
 	if _, err := s.add(p, vf); err != nil {

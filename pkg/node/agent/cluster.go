@@ -23,8 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/provisioning"
 )
 
-// clustered are the additional parts of an agent with an API server: it reads DevicePools and writes XPUPorts there, and
-// also publishes Functions by DRA.
+// clustered are the additional parts of an agent with an API server: it reads DevicePools and
+// writes XPUPorts there, and also publishes Functions by DRA.
 type clustered struct {
 	*agent
 	api       *kubeapi.API
@@ -39,7 +39,8 @@ type clustered struct {
 	nri     *nri.Plugin
 }
 
-// provisionByCluster makes the parts that read and write DevicePools and XPUPorts at the API server.
+// provisionByCluster makes the parts that read and write DevicePools and XPUPorts at the API
+// server.
 func (a *agent) provisionByCluster(ctx context.Context) error {
 	api, err := kubeapi.New(a.config.Kubernetes, a.config.NodeName, kubeapi.Events{
 		DeclarationsChanged: a.inputs.Notify, PortsChanged: a.outputs.Notify,
@@ -59,28 +60,33 @@ func (a *agent) provisionByCluster(ctx context.Context) error {
 		agent: a, api: api, clientset: clientset, metrics: metrics, driver: &dra.Driver{},
 		ports: &provisioning.CRD{
 			API: api, Journal: a.journal, Node: a.config.NodeName, Namespace: a.config.Namespace,
-			InUse: func(id function.ID) bool { return a.conflicts.maybe(id) }, // conflicts is made later
+			// conflicts is made later
+			InUse: func(id function.ID) bool { return a.conflicts.maybe(id) },
 			Log:   a.log.WithName("provision"),
 		},
-		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics, a.log.WithName("status")),
+		status: dra.NewStatusReporter(clientset.ResourceV1(), a.journal, metrics,
+			a.log.WithName("status")),
 	}
 	a.clustered = c
 	a.provisioner, a.connect, a.provisionFailed = c.ports, api.Run, api.ProvisionFailed
 	a.declarations = &source.Merged{Declarations: api, File: a.file, Log: a.log.WithName("declare")}
 	a.claims, a.expose, a.report = dra.API{Client: clientset}, c.driver.Expose, c.status.Report
 	a.claimServed = func(ctx context.Context, attachment journal.Attachment) error {
-		return api.Serves(ctx, attachment.Claim.Namespace, attachment.Claim.UID, attachment.Function)
+		return api.Serves(ctx, attachment.Claim.Namespace, attachment.Claim.UID,
+			attachment.Function)
 	}
 	return nil
 }
 
-// apiPatience is how long the API server may take to answer before it is logged. The client library retries silently.
+// apiPatience is how long the API server may take to answer before it is logged. The client library
+// retries silently.
 const apiPatience = 5 * time.Second
 
 // synced waits until declarations can be read. It returns false if ctx ended before.
 func (c *clustered) synced(ctx context.Context) bool {
 	tell := time.AfterFunc(apiPatience, func() {
-		c.log.Info("Waiting for the API server; nothing is offered before DevicePools are read", "server", c.config.Kubernetes.Host)
+		c.log.Info("Waiting for the API server; nothing is offered before DevicePools are read",
+			"server", c.config.Kubernetes.Host)
 	})
 	defer tell.Stop()
 	return c.api.Synced(ctx)
@@ -94,8 +100,9 @@ func (c *clustered) attach() error {
 		return err
 	}
 	c.nri = &nri.Plugin{
-		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle, Claimed: c.kubelet.Claimed,
-		Report: c.status.Report, Log: c.log.WithName("nri"),
+		Socket: c.config.NRISocket, Journal: c.journal, Lifecycle: c.lifecycle,
+		Claimed: c.kubelet.Claimed,
+		Report:  c.status.Report, Log: c.log.WithName("nri"),
 	}
 	*c.driver = dra.Driver{
 		Function:         c.tracker.Get,
@@ -120,10 +127,12 @@ func (c *clustered) attach() error {
 	return nil
 }
 
-// serve publishes Functions by DRA, prepares claims, and reports their status until ctx ends. It is called after the
-// recovery, when the Functions are known.
+// serve publishes Functions by DRA, prepares claims, and reports their status until ctx ends. It is
+// called after the recovery, when the Functions are known.
 func (c *clustered) serve(ctx context.Context) error {
-	forPublisher, forReporter, forAhead := c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx), c.outputs.Subscribe(ctx)
+	forPublisher, forReporter, forAhead := c.outputs.Subscribe(ctx), c.outputs.Subscribe(
+		ctx,
+	), c.outputs.Subscribe(ctx)
 	declaredForReporter := c.inputs.Subscribe(ctx)
 	// A claim may get its network and device nodes from its pool, so the pools must be known.
 	if loop.Until(ctx, c.outputs.Subscribe, func() bool { return c.poolsKnown() == nil }) != nil {
@@ -135,20 +144,27 @@ func (c *clustered) serve(ctx context.Context) error {
 	}
 	c.front.gate.Open(c.driver)
 	defer c.front.close()
-	features := &dra.Features{Client: c.clientset, Node: c.config.NodeName, Changed: c.outputs.Notify, Log: c.log.WithName("features")}
-	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName, HandleError: func(ctx context.Context, err error, msg string) {
-		if _, dropped := errors.AsType[*resourceslice.DroppedFieldsError](err); dropped || apierrors.IsInvalid(err) {
-			features.Doubt()
-		}
-		c.driver.HandleError(ctx, err, msg)
-	}}
+	features := &dra.Features{
+		Client: c.clientset, Node: c.config.NodeName, Changed: c.outputs.Notify,
+		Log: c.log.WithName("features"),
+	}
+	slices := &dra.SliceWriter{Client: c.clientset, Node: c.config.NodeName,
+		HandleError: func(ctx context.Context, err error, msg string) {
+			if _, dropped := errors.AsType[*resourceslice.DroppedFieldsError](err); dropped ||
+				apierrors.IsInvalid(err) {
+				features.Doubt()
+			}
+			c.driver.HandleError(ctx, err, msg)
+		}}
 	defer slices.Stop()
 	publisher := &dra.Publisher{
-		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker, Ahead: c.api.ProvisionedAhead, Features: features.Current,
+		Node: c.config.NodeName, Pools: c.tracker.Pools, Health: c.checker,
+		Ahead: c.api.ProvisionedAhead, Features: features.Current,
 		Publish: slices.PublishResources, Metrics: c.metrics, Log: c.log.WithName("publish"),
 	}
 	ahead := &provisioning.Ahead{
-		API: c.api, Pools: c.tracker.Pools, Node: c.config.NodeName, Namespace: c.config.Namespace, Log: c.log.WithName("ahead"),
+		API: c.api, Pools: c.tracker.Pools, Node: c.config.NodeName, Namespace: c.config.Namespace,
+		Log: c.log.WithName("ahead"),
 		Free: func(f function.Function) bool {
 			_, used := c.journal.Get(f.ID)
 			return !used && len(c.checker.Problems(f)) == 0
@@ -171,7 +187,9 @@ func (c *clustered) serve(ctx context.Context) error {
 	group.Go(func() error { return publisher.Run(ctx, forPublisher) })
 	group.Go(func() error { return reporter.Run(ctx, forReporter, declaredForReporter) })
 	group.Go(func() error { return c.status.Run(ctx) })
-	group.Go(func() error { return c.driver.RemoveLeftovers(ctx, driverDir(c.config), c.config.CDIDir) })
+	group.Go(func() error {
+		return c.driver.RemoveLeftovers(ctx, driverDir(c.config), c.config.CDIDir)
+	})
 	group.Go(func() error { return c.nri.Run(ctx) })
 	return group.Wait()
 }

@@ -29,10 +29,11 @@ type Config struct {
 	SysRoot, ProcRoot, DevRoot                             string
 	StateDir, KubeletDir, CDIDir, NRISocket, ListenAddress string
 	MetricsSecure                                          bool
-	MetricsCertDir                                         string // "" for a self-signed certificate
-	ProfilesAddress                                        string // "" for none
-	TracingEndpoint                                        string // "" for none
-	ReadySocket                                            string // "" for none
+	// "" for a self-signed certificate
+	MetricsCertDir  string
+	ProfilesAddress string // "" for none
+	TracingEndpoint string // "" for none
+	ReadySocket     string // "" for none
 
 	CNISocket, SpoolDir string
 	CNIAllowKeys        []string
@@ -54,44 +55,56 @@ type Config struct {
 	times times
 }
 
-// times shortens what tests would wait for. Zero is the usual time: a constant of this package or of the package that is
-// told.
+// times shortens what tests would wait for. Zero is the usual time: a constant of this package or
+// of the package that is told.
 type times struct {
 	sweep, abandoned, conflict, allocate, add, register time.Duration
 }
 
-// AddFlags adds a flag for each exported field but Kubernetes: about the node, about attaching and releasing Functions, and about pools and
-// provisioning.
+// AddFlags adds a flag for each exported field but Kubernetes: about the node, about attaching and
+// releasing Functions, and about pools and provisioning.
 func (c *Config) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.NodeName, "node-name", os.Getenv("NODE_NAME"),
-		"name of this node's Node object (environment: NODE_NAME); with --provisioner=direct the host's name if empty")
+		"name of this node's Node object (environment: NODE_NAME); with --provisioner=direct the "+
+			"host's name if empty")
 	flags.StringVar(&c.Namespace, "namespace", cmp.Or(os.Getenv("POD_NAMESPACE"), "xpu-system"),
 		"namespace of this pod, where it makes XPUPorts (environment: POD_NAMESPACE)")
 	flags.StringVar(&c.PodName, "pod-name", os.Getenv("POD_NAME"),
-		"name of this pod (environment: POD_NAME); a list of the kubelet's pods that lacks it is not believed. "+
+		"name of this pod (environment: POD_NAME); a list of the kubelet's pods that lacks it is "+
+			"not believed. "+
 			"Empty where the agent does not run in a pod")
 	flags.StringVar(&c.PodUID, "pod-uid", os.Getenv("POD_UID"),
-		"UID of this pod (environment: POD_UID), so that the kubelet can tell two agents that replace each other. "+
+		"UID of this pod (environment: POD_UID), so that the kubelet can tell two agents that "+
+			"replace each other. "+
 			"Empty where only one is started at a time")
 	flags.StringVar(&c.SysRoot, "sys-root", "/sys", "where the host's sysfs is")
 	flags.StringVar(&c.ProcRoot, "proc-root", "/proc", "where procfs is")
-	flags.StringVar(&c.DevRoot, "dev-root", "/dev", "where the host's device nodes can be looked for")
-	flags.StringVar(&c.StateDir, "state-dir", "/var/lib/xpu-agent", "directory of the journal; must survive the agent")
+	flags.StringVar(&c.DevRoot, "dev-root", "/dev",
+		"where the host's device nodes can be looked for")
+	flags.StringVar(&c.StateDir, "state-dir", "/var/lib/xpu-agent",
+		"directory of the journal; must survive the agent")
 	flags.StringVar(&c.KubeletDir, "kubelet-dir", "/var/lib/kubelet",
 		"the kubelet's directory, under the same path as on the host")
-	flags.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi", "directory in which the container runtime looks for CDI files")
-	flags.StringVar(&c.NRISocket, "nri-socket", "/var/run/nri/nri.sock", "the container runtime's NRI socket")
-	flags.StringVar(&c.ListenAddress, "listen", ":9810", "address that serves /healthz, /readyz and /metrics")
+	flags.StringVar(&c.CDIDir, "cdi-dir", "/var/run/cdi",
+		"directory in which the container runtime looks for CDI files")
+	flags.StringVar(&c.NRISocket, "nri-socket", "/var/run/nri/nri.sock",
+		"the container runtime's NRI socket")
+	flags.StringVar(&c.ListenAddress, "listen", ":9810",
+		"address that serves /healthz, /readyz and /metrics")
 	flags.BoolVar(&c.MetricsSecure, "metrics-secure", false,
-		"serve --listen by TLS, and /metrics only to those who may get it, as the API server says: with a bearer token of, for example, "+
+		"serve --listen by TLS, and /metrics only to those who may get it, as the API server "+
+			"says: with a bearer token of, for example, "+
 			"a ServiceAccount that has a ClusterRole for the nonResourceURL /metrics")
 	flags.StringVar(&c.MetricsCertDir, "metrics-cert-dir", "",
-		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; empty makes a self-signed certificate")
+		"directory with tls.crt and tls.key for --metrics-secure, followed when they change; "+
+			"empty makes a self-signed certificate")
 	flags.StringVar(&c.ProfilesAddress, "pprof-listen", "",
-		"loopback address that serves Go profiles at /debug/pprof, such as 127.0.0.1:6060; empty: none")
+		"loopback address that serves Go profiles at /debug/pprof, such as 127.0.0.1:6060; "+
+			"empty: none")
 	flags.StringVar(&c.TracingEndpoint, "tracing-endpoint", "", tracing.EndpointUsage)
 	flags.StringVar(&c.ReadySocket, "ready-socket", "",
-		"unix socket, in a directory that no other agent has, at which \"xpu-agent ready\" asks whether this agent is ready; "+
+		"unix socket, in a directory that no other agent has, at which \"xpu-agent ready\" asks "+
+			"whether this agent is ready; "+
 			"empty serves none")
 
 	flags.StringVar(&c.CNISocket, "cni-socket", wire.DefaultSocket,
@@ -99,26 +112,35 @@ func (c *Config) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&c.SpoolDir, "spool-dir", wire.DefaultSpoolDir,
 		"directory in which xpu-cni leaves what the agent was not there for")
 	flags.StringSliceVar(&c.CNIAllowKeys, "cni-allow-keys", nil,
-		"keys that network configurations may have although they mean nothing to xpu-cni; every other unknown key is an error")
+		"keys that network configurations may have although they mean nothing to xpu-cni; every "+
+			"other unknown key is an error")
 	flags.StringVar(&c.DeviceInfoDir, "devinfo-dir", "/var/run/k8s.cni.cncf.io/devinfo",
 		"directory in which Multus looks for device-info files")
-	flags.BoolVar(&c.UseCDI, "use-cdi", false, "give containers of extended resources their device nodes by CDI")
+	flags.BoolVar(&c.UseCDI, "use-cdi", false,
+		"give containers of extended resources their device nodes by CDI")
 	flags.StringVar(&c.HooksDir, "hooks-dir", "/etc/xpu-agent/hooks.d",
 		"directory of the administrator's post-delete hooks; need not exist")
-	flags.DurationVar(&c.HookTimeout, "hook-timeout", 30*time.Second, "how long one run of a post-delete hook may take")
-	flags.IntVar(&c.HookAttempts, "hook-attempts", 10, "how often a post-delete hook is tried that asks to be tried again")
+	flags.DurationVar(&c.HookTimeout, "hook-timeout", 30*time.Second,
+		"how long one run of a post-delete hook may take")
+	flags.IntVar(&c.HookAttempts, "hook-attempts", 10,
+		"how often a post-delete hook is tried that asks to be tried again")
 
-	flags.StringVar(&c.ConfigFile, "config-file", "/etc/pcidp/config.json", // sriov-network-device-plugin's
-		"DevicePools, or a configuration of sriov-network-device-plugin; followed when it changes; need not exist where "+
+	// sriov-network-device-plugin's
+	flags.StringVar(&c.ConfigFile, "config-file", "/etc/pcidp/config.json",
+		"DevicePools, or a configuration of sriov-network-device-plugin; followed when it "+
+			"changes; need not exist where "+
 			"it is not given")
 	flags.StringVar(&c.ResourcePrefix, "resource-prefix", sriovdp.DefaultPrefix,
 		"prefix of resources in a configuration of sriov-network-device-plugin that name none")
 	flags.StringVar((*string)(&c.Provisioner), "provisioner", string(ProvisionerCRD),
-		"who has the xPU serve Functions: crd (xpu-controller, by XPUPorts) or direct (the agent itself; no API server, "+
+		"who has the xPU serve Functions: crd (xpu-controller, by XPUPorts) or direct (the agent "+
+			"itself; no API server, "+
 			"no DRA)")
 	flags.DurationVar(&c.ProvisionTimeout, "provision-timeout", 40*time.Second,
-		"how long one Prepare waits for the xPU; a kubelet gives up after 45s and asks again only with its next sync of "+
+		"how long one Prepare waits for the xPU; a kubelet gives up after 45s and asks again "+
+			"only with its next sync of "+
 			"the pod, a minute later or more")
 	flags.StringVar(&c.DirectConfig, "direct-config", "",
-		"file with the OPI agents, networks and pools of --provisioner=direct; without, no network can be named")
+		"file with the OPI agents, networks and pools of --provisioner=direct; without, no "+
+			"network can be named")
 }

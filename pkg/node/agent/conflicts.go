@@ -15,18 +15,19 @@ import (
 )
 
 const (
-	// usesInterval is how often the kubelet is asked what pods have, as another device plugin may have allocated a Function
-	// of ours.
+	// usesInterval is how often the kubelet is asked what pods have, as another device plugin may
+	// have allocated a Function of ours.
 	usesInterval = time.Minute
-	// conflictInterval is how often it is asked while it does not answer or there is a conflict. The kubelet sends no event
-	// when a pod is gone.
+	// conflictInterval is how often it is asked while it does not answer or there is a conflict.
+	// The kubelet sends no event when a pod is gone.
 	conflictInterval = 2 * time.Second
 	// lookTimeout bounds how long pools are not published because the kubelet has not answered.
 	lookTimeout = 2 * time.Second
 )
 
-// conflicts knows the Functions that a pod got by another way of publishing (DRA or device plugin) than that of their pool:
-// the pool was changed, or another device plugin allocated them. They are not offered until that pod is gone.
+// conflicts knows the Functions that a pod got by another way of publishing (DRA or device plugin)
+// than that of their pool: the pool was changed, or another device plugin allocated them. They are
+// not offered until that pod is gone.
 type conflicts struct {
 	lifecycle *lifecycle.Manager
 	tracker   *pool.Tracker
@@ -55,11 +56,14 @@ func (c *conflicts) taken(id function.ID) {
 	}
 }
 
-// maybe says whether a pod may have the Function by an extended resource: the last answer of the kubelet says so, or it did
-// not answer. The journal does not count.
-func (c *conflicts) maybe(id function.ID) bool { return c.away.Load() || c.pods.InUse(id, "") != "" }
+// maybe says whether a pod may have the Function by an extended resource: the last answer of the
+// kubelet says so, or it did not answer. The journal does not count.
+func (c *conflicts) maybe(id function.ID) bool {
+	return c.away.Load() || c.pods.InUse(id, "") != ""
+}
 
-// look asks the kubelet which Functions pods have. While the kubelet is away, its last answer counts.
+// look asks the kubelet which Functions pods have. While the kubelet is away, its last answer
+// counts.
 func (c *conflicts) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -70,8 +74,8 @@ func (c *conflicts) look(ctx context.Context) {
 	}
 }
 
-// run asks the kubelet at intervals until ctx ends. A value from changes says that there may be a new conflict, which makes
-// the interval shorter.
+// run asks the kubelet at intervals until ctx ends. A value from changes says that there may be a
+// new conflict, which makes the interval shorter.
 func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 	for asked := time.Now(); ctx.Err() == nil; {
 		interval := usesInterval
@@ -92,7 +96,9 @@ func (c *conflicts) run(ctx context.Context, changes <-chan struct{}) error {
 func (c *conflicts) exist() bool {
 	pools, _ := c.tracker.Pools()
 	for _, p := range pools {
-		if slices.ContainsFunc(p.Functions, func(f function.Function) bool { return c.elsewhere(f.ID) != "" }) {
+		if slices.ContainsFunc(p.Functions, func(f function.Function) bool {
+			return c.elsewhere(f.ID) != ""
+		}) {
 			return true
 		}
 	}

@@ -44,7 +44,8 @@ func (d declared) DevicePools(context.Context) ([]v1alpha1.DevicePool, error) {
 
 func (d declared) NodeLabels(context.Context) (map[string]string, error) { return nil, nil }
 
-// newUses makes uses of a node with a kubelet and one Function, in a pool that is published this way.
+// newUses makes uses of a node with a kubelet and one Function, in a pool that is published this
+// way.
 func newUses(
 	t *testing.T, records *journal.Journal, publish v1alpha1.PublishMode,
 ) (u *conflicts, manager *lifecycle.Manager, kubelet *kubelettest.Pods, dir string) {
@@ -64,7 +65,8 @@ func newUses(
 	}
 	t.Cleanup(func() { _ = pods.Close() })
 	u = &conflicts{tracker: tracker, pods: pods, changed: func() {}}
-	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken}, testr.New(t))
+	manager = lifecycle.New(records, nil, nil, lifecycle.Options{Kubelet: pods, Taken: u.taken},
+		testr.New(t))
 	u.lifecycle = manager
 	return u, manager, kubelet, dir
 }
@@ -86,21 +88,30 @@ func TestElsewhere(t *testing.T) {
 		{"by its claim", v1alpha1.PublishDRA,
 			journal.Attachment{State: journal.Attached, Claim: journal.Claim{UID: "c"}}, nil, ""},
 		{"by a claim", v1alpha1.PublishDevicePlugin,
-			journal.Attachment{State: journal.Reserved, Claim: journal.Claim{Namespace: "default", Name: "net", UID: "c"}},
+			journal.Attachment{
+				State: journal.Reserved, Claim: journal.Claim{
+					Namespace: "default", Name: "net", UID: "c",
+				},
+			},
 			nil, "claim default/net"},
 		{"by another resource", v1alpha1.PublishDevicePlugin,
 			journal.Attachment{State: journal.Attached, Resource: "intel.com/old", Pod: pod}, nil,
 			"pod default/web has it by resource intel.com/old"},
 		{"allocated by a resource, for a pod that has not come", v1alpha1.PublishDRA,
-			journal.Attachment{State: journal.Reserved, Resource: fast}, nil, "a pod has it by resource " + fast},
-		{"being released", v1alpha1.PublishDRA, journal.Attachment{State: journal.Releasing, Resource: fast}, nil, ""},
-		{"by the kubelet alone", v1alpha1.PublishDRA, journal.Attachment{}, byResource, "pod default/web"},
+			journal.Attachment{State: journal.Reserved, Resource: fast},
+			nil, "a pod has it by resource " + fast},
+		{"being released", v1alpha1.PublishDRA,
+			journal.Attachment{State: journal.Releasing, Resource: fast}, nil, ""},
+		{"by the kubelet alone", v1alpha1.PublishDRA, journal.Attachment{}, byResource,
+			"pod default/web"},
 		{"the kubelet did not answer when CNI came, and does now", v1alpha1.PublishDevicePlugin,
 			journal.Attachment{State: journal.Attached, Pod: pod}, byResource, ""},
 		{"by CNI, and not from the kubelet", v1alpha1.PublishDevicePlugin,
-			journal.Attachment{State: journal.Attached, Pod: pod}, nil, "pod default/web has it by CNI"},
+			journal.Attachment{State: journal.Attached, Pod: pod}, nil,
+			"pod default/web has it by CNI"},
 		{"by CNI, of a pool of claims", v1alpha1.PublishDRA,
-			journal.Attachment{State: journal.Attached, Pod: pod}, nil, "pod default/web has it by CNI"},
+			journal.Attachment{State: journal.Attached, Pod: pod}, nil,
+			"pod default/web has it by CNI"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			records := openJournal(t)
@@ -124,21 +135,26 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// TestPrepareAsksAgain: the kubelet gave the Function to a pod just when its pool moved to DRA, after it was asked.
+// TestPrepareAsksAgain: the kubelet gave the Function to a pod just when its pool moved to DRA,
+// after it was asked.
 func TestPrepareAsksAgain(t *testing.T) {
 	u, manager, kubelet, _ := newUses(t, openJournal(t), v1alpha1.PublishDRA)
 	u.look(t.Context())
-	want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: function.Interface{Name: "net1"}}
+	want := journal.Attachment{
+		Function: vf, Claim: journal.Claim{UID: "c"}, Interface: function.Interface{Name: "net1"},
+	}
 	if err := manager.Reserve(t.Context(), want); err != nil {
 		t.Errorf("Reserve = %v", err)
 	}
 	kubelet.Set(kubelettest.Pod("web", "xpu.opiproject.org/fast", vf.String()))
-	if err := manager.Reserve(t.Context(), want); err == nil || !strings.Contains(err.Error(), "default/web") {
+	if err := manager.Reserve(t.Context(), want); err == nil ||
+		!strings.Contains(err.Error(), "default/web") {
 		t.Errorf("Reserve = %v; want an error that names the pod", err)
 	}
 }
 
-// TestTakenByAnotherWay: the device plugin hears at once of a Function of its pool that a claim, or CNI alone, has.
+// TestTakenByAnotherWay: the device plugin hears at once of a Function of its pool that a claim, or
+// CNI alone, has.
 func TestTakenByAnotherWay(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -146,11 +162,17 @@ func TestTakenByAnotherWay(t *testing.T) {
 		want    journal.Attachment
 		told    bool
 	}{
-		{"a claim, of a pool of claims", v1alpha1.PublishDRA, journal.Attachment{Claim: journal.Claim{UID: "c"}}, false},
-		{"a claim, of a pool of the device plugin", v1alpha1.PublishDevicePlugin, journal.Attachment{Claim: journal.Claim{UID: "c"}}, true},
-		{"CNI alone", v1alpha1.PublishDevicePlugin, journal.Attachment{CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}, true},
+		{"a claim, of a pool of claims", v1alpha1.PublishDRA,
+			journal.Attachment{Claim: journal.Claim{UID: "c"}}, false},
+		{"a claim, of a pool of the device plugin", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{Claim: journal.Claim{UID: "c"}}, true},
+		{"CNI alone", v1alpha1.PublishDevicePlugin,
+			journal.Attachment{CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}, true},
 		{"CNI, by its resource", v1alpha1.PublishDevicePlugin,
-			journal.Attachment{Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}, false},
+			journal.Attachment{
+				Resource: "xpu.opiproject.org/fast",
+				CNI:      &journal.CNI{ContainerID: "c1", IfName: "net1"},
+			}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			u, manager, _, _ := newUses(t, openJournal(t), test.publish)
@@ -174,7 +196,10 @@ func TestUsesOfAKubeletThatIsAway(t *testing.T) {
 	}
 	begin := time.Now()
 	for range 10 {
-		want := journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}, Interface: function.Interface{Name: "net1"}}
+		want := journal.Attachment{
+			Function: vf, Claim: journal.Claim{UID: "c"},
+			Interface: function.Interface{Name: "net1"},
+		}
 		if err := manager.Reserve(t.Context(), want); err != nil {
 			t.Fatal(err)
 		}

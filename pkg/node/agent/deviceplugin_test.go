@@ -20,7 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestExtendedResource is a Function's way into a pod and back by the device plugin and the CNI plugin.
+// TestExtendedResource is a Function's way into a pod and back by the device plugin and the CNI
+// plugin.
 func TestExtendedResource(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
@@ -33,7 +34,8 @@ func TestExtendedResource(t *testing.T) {
 			!strings.Contains(env["PCIDEVICE_XPU_OPIPROJECT_ORG_FAST_INFO"], vf.String()) {
 			t.Fatalf("Allocate = %q, %v; want the Function %s in the environment", env, err, vf)
 		}
-		info, err := os.ReadFile(s.path("devinfo/dp/xpu.opiproject.org-fast-" + vf.String() + "-device.json"))
+		info, err := os.ReadFile(s.path("devinfo/dp/xpu.opiproject.org-fast-" + vf.String() +
+			"-device.json"))
 		if err != nil || !strings.Contains(string(info), `"pci-address":"`+vf.String()+`"`) {
 			t.Errorf("device-info file is %s, %v; want one of the Function", info, err)
 		}
@@ -44,7 +46,8 @@ func TestExtendedResource(t *testing.T) {
 		}
 		out := s.mustAdd(first, vf)
 		r := decodeResult(t, out)
-		if len(r.Interfaces) != 1 || r.Interfaces[0].Name != "net1" || len(r.IPs) != 1 || r.IPs[0].Address.String() != podAddress {
+		if len(r.Interfaces) != 1 || r.Interfaces[0].Name != "net1" || len(r.IPs) != 1 ||
+			r.IPs[0].Address.String() != podAddress {
 			t.Errorf("ADD printed %s, want net1 with its address", out)
 		}
 		if again := s.mustAdd(first, vf); again != out {
@@ -59,8 +62,8 @@ func TestExtendedResource(t *testing.T) {
 		}
 		s.wantHealthy(vf, other)
 
-		// The netdev is back when DEL returns, but the Function is not free before the xPU serves it no more, nor for an
-		// ADD that comes too early.
+		// The netdev is back when DEL returns, but the Function is not free before the xPU serves
+		// it no more, nor for an ADD that comes too early.
 		s.opi.Set(func(b *opitest.Behaviour) { b.StuckDelete = true })
 		s.del(first, vf)
 		s.wantOnHost()
@@ -85,7 +88,8 @@ func TestExtendedResource(t *testing.T) {
 		for i, p := range []pod{first, second} {
 			want[i].Function.ID, want[i].Port.Network = vf.String(), "lab"
 			want[i].Resource, want[i].ContainerID = resource, p.sandbox
-			want[i].Pod.Namespace, want[i].Pod.Name, want[i].Pod.UID = "default", p.name, p.name+"-uid"
+			want[i].Pod.Namespace, want[i].Pod.Name, want[i].Pod.UID = "default", p.name, p.name+
+				"-uid"
 		}
 		if diff := cmp.Diff(want[:], s.noted()); diff != "" {
 			t.Errorf("what the hook was told: -want +got\n%s", diff)
@@ -109,7 +113,9 @@ func TestProvisionAtAllocate(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
 		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
-		s.config.times = times{sweep: 50 * time.Millisecond, abandoned: 100 * time.Millisecond, allocate: time.Second}
+		s.config.times = times{
+			sweep: 50 * time.Millisecond, abandoned: 100 * time.Millisecond, allocate: time.Second,
+		}
 		s.start()
 		s.wantHealthy(vf, other)
 
@@ -146,7 +152,8 @@ func TestProvisionAtAllocate(t *testing.T) {
 	})
 }
 
-// TestXPUAway: what the xPU cannot be asked about is not given to pods, and those that have it keep it.
+// TestXPUAway: what the xPU cannot be asked about is not given to pods, and those that have it keep
+// it.
 func TestXPUAway(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
@@ -162,7 +169,9 @@ func TestXPUAway(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.wantHealthy(vf, other)
-		s.eventually("the xPU serves the pod's Port again", func() bool { return len(s.opi.Ports()) == 1 })
+		s.eventually("the xPU serves the pod's Port again", func() bool {
+			return len(s.opi.Ports()) == 1
+		})
 		s.wantInPod(p, vf)
 		s.del(p, vf)
 		s.wantHealthy(vf, other)
@@ -186,7 +195,8 @@ func TestLinkDown(t *testing.T) {
 	s.endClean()
 }
 
-// TestRefusedAdd: the pod is told what the OPI agent says, and DEL gives the Function back for one that is served.
+// TestRefusedAdd: the pod is told what the OPI agent says, and DEL gives the Function back for one
+// that is served.
 func TestRefusedAdd(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		s.config.times.add = time.Second
@@ -205,8 +215,12 @@ func TestRefusedAdd(t *testing.T) {
 		s.wantOnHost()
 		s.opi.Set(func(b *opitest.Behaviour) { b.Realise = nil })
 		s.del(p, vf) // as runtimes do
-		// And they try again: a busy machine takes longer than the second until the xPU has let go of the port.
-		must.Eventually(t, "the Function is served", func() bool { _, err = s.add(p, vf); return err == nil })
+		// And they try again: a busy machine takes longer than the second until the xPU has let go
+		// of the port.
+		must.Eventually(t, "the Function is served", func() bool {
+			_, err = s.add(p, vf)
+			return err == nil
+		})
 		s.mustAdd(p, vf)
 		s.wantHealthy(s.vfs...)
 		s.del(p, vf)
@@ -218,16 +232,20 @@ func TestRefusedAdd(t *testing.T) {
 func TestBadConfiguration(t *testing.T) {
 	for name, test := range map[string]struct{ file, text, want string }{
 		"pools": {"pools", `{"resourceList": [{"resourceName": "not/good"}]}`, "resourceList[0]"},
-		"DRA without an API server": {"pools", `{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "DevicePool",
+		"DRA without an API server": {"pools",
+			`{"apiVersion": "xpu.opiproject.org/v1alpha1", "kind": "DevicePool",
 			"metadata": {"name": "fast"}, "spec": {"selectors": [{"vendors": ["15b3"]}]}}`, "spec.publish"},
-		"xPUs": {"direct.yaml", "xpus: [{name: card, endpoint: nowhere, insecure: true}]", "xpus[0].endpoint"},
+		"xPUs": {"direct.yaml", "xpus: [{name: card, endpoint: nowhere, insecure: true}]",
+			"xpus[0].endpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newDirectSite(t)
 			s.write(test.file, test.text)
 			err := Run(t.Context(), s.config, prometheus.NewRegistry(), testr.New(t))
-			if err == nil || !strings.Contains(err.Error(), s.path(test.file)) || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("Run: %v, want an error that names %s and %s", err, s.path(test.file), test.want)
+			if err == nil || !strings.Contains(err.Error(), s.path(test.file)) ||
+				!strings.Contains(err.Error(), test.want) {
+				t.Errorf("Run: %v, want an error that names %s and %s",
+					err, s.path(test.file), test.want)
 			}
 		})
 	}

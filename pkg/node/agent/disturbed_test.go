@@ -16,9 +16,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// TestDisturbed has pods come and go while the agent, the OPI agent and the kubelet are ended and started again, one
-// after each step of a pod. A step may have to be tried again, but a pod that has its interface keeps it until it goes,
-// and in the end everything is back.
+// TestDisturbed has pods come and go while the agent, the OPI agent and the kubelet are ended and
+// started again, one after each step of a pod. A step may have to be tried again, but a pod that
+// has its interface keeps it until it goes, and in the end everything is back.
 func TestDisturbed(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		const podsPerFunction = 4
@@ -26,7 +26,8 @@ func TestDisturbed(t *testing.T) {
 		s.start()
 		s.wantHealthy(s.vfs...)
 		d := &disturbed{
-			site: s, steps: make(chan struct{}), again: make(chan struct{}), has: map[string]*podresourcesapi.PodResources{},
+			site: s, steps: make(chan struct{}), again: make(chan struct{}),
+			has: map[string]*podresourcesapi.PodResources{},
 		}
 		var running sync.WaitGroup
 		for i, vf := range s.vfs {

@@ -28,7 +28,9 @@ func featuresOf(t *testing.T, c *kubeapitest.Cluster) devicemodel.Features {
 	must.Succeed(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	changed := make(chan struct{}, 1)
-	f := &dra.Features{Client: clientset, Node: nodeName, Changed: func() { changed <- struct{}{} }, Log: testr.New(t)}
+	f := &dra.Features{Client: clientset, Node: nodeName, Changed: func() {
+		changed <- struct{}{}
+	}, Log: testr.New(t)}
 	done := make(chan error, 1)
 	go func() { done <- f.Run(ctx) }()
 	<-changed
@@ -45,8 +47,8 @@ func featuresOf(t *testing.T, c *kubeapitest.Cluster) devicemodel.Features {
 	return features
 }
 
-// TestOlderCluster: an API server that works as Kubernetes 1.34 lacks the features, and the policies keep agents and the controller to
-// their own, which it does not do itself.
+// TestOlderCluster: an API server that works as Kubernetes 1.34 lacks the features, and the
+// policies keep agents and the controller to their own, which it does not do itself.
 func TestOlderCluster(t *testing.T) {
 	cluster.Need(t)
 	older, err := kubeapitest.Start("../../../deploy", [2]string{"emulated-version", "1.34"})
@@ -71,8 +73,12 @@ func TestOlderCluster(t *testing.T) {
 	must.Succeed(t, err)
 	own := func(c *resourceapi.ResourceClaim) {
 		c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{
-			Driver: v1alpha1.GroupName, Pool: c.Status.Allocation.Devices.Results[0].Pool, Device: c.Status.Allocation.Devices.Results[0].Device,
-			Conditions: []metav1.Condition{{Type: "Ready", Status: "True", Reason: "Attached", LastTransitionTime: metav1.Now()}},
+			Driver: v1alpha1.GroupName, Pool: c.Status.Allocation.Devices.Results[0].Pool,
+			Device: c.Status.Allocation.Devices.Results[0].Device,
+			Conditions: []metav1.Condition{
+				{Type: "Ready", Status: "True", Reason: "Attached",
+					LastTransitionTime: metav1.Now()},
+			},
 		})
 	}
 	free := func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} }
@@ -89,14 +95,18 @@ func TestOlderCluster(t *testing.T) {
 		{"the node's agent that gives it to another pod", writer(older, nodeName), steal, false},
 		{"the controller that frees the claim", controller, free, false},
 		{"the node's agent", writer(older, nodeName), own, true},
-		{"another node's agent that removes it", writer(older, "node2"), func(c *resourceapi.ResourceClaim) { c.Status.Devices = nil }, false},
-		{"the controller", controller, func(c *resourceapi.ResourceClaim) { c.Status.Devices[0].Conditions[0].Reason = "Other" }, true},
+		{"another node's agent that removes it", writer(older, "node2"),
+			func(c *resourceapi.ResourceClaim) { c.Status.Devices = nil }, false},
+		{"the controller", controller, func(c *resourceapi.ResourceClaim) {
+			c.Status.Devices[0].Conditions[0].Reason = "Other"
+		}, true},
 	} {
 		must.Succeed(t, admin.Get(t.Context(), client.ObjectKeyFromObject(c), c))
 		wanted := c.DeepCopy()
 		test.change(wanted)
 		err := test.by.Status().Update(t.Context(), wanted)
-		if test.allow && err != nil || !test.allow && !kubeapitest.DeniedByPolicy(err) && !apierrors.IsForbidden(err) {
+		if test.allow && err != nil || !test.allow && !kubeapitest.DeniedByPolicy(err) &&
+			!apierrors.IsForbidden(err) {
 			t.Errorf("%s: %v, allowed %t", test.who, err, test.allow)
 		}
 	}
@@ -117,7 +127,9 @@ func allocatedClaim(t *testing.T, admin client.Client) *resourceapi.ResourceClai
 			Request: "nic", Driver: v1alpha1.GroupName, Device: "0000-3b-01-0",
 			Pool: claim.PoolID{Node: nodeName, PF: "0000:3b:00.0", DevicePool: "fast"}.String(),
 		}}}},
-		ReservedFor: []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod1", UID: types.UID("pod1-uid")}},
+		ReservedFor: []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: "pod1", UID: types.UID("pod1-uid")},
+		},
 	}
 	must.Succeed(t, admin.Status().Update(t.Context(), c))
 	return c

@@ -26,7 +26,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/dra"
 )
 
-// front is what the kubelet sees of the DRA driver, from the start of the process on: its calls wait until the agent has the node.
+// front is what the kubelet sees of the DRA driver, from the start of the process on: its calls
+// wait until the agent has the node.
 type front struct {
 	clientset  kubernetes.Interface
 	gate       *dra.Gate
@@ -39,8 +40,8 @@ type front struct {
 // openFront makes the driver known to the kubelet.
 func (a *agent) openFront(ctx context.Context) error {
 	config, log := a.config, a.log.WithName("dra")
-	// Protobuf keeps the opaque parameters in a claim's allocation byte by byte. JSON drops white space, and the API server
-	// refuses a status in which they differ.
+	// Protobuf keeps the opaque parameters in a claim's allocation byte by byte. JSON drops white
+	// space, and the API server refuses a status in which they differ.
 	verbatim := rest.CopyConfig(config.Kubernetes)
 	verbatim.ContentType = runtime.ContentTypeProtobuf
 	verbatim.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -54,7 +55,8 @@ func (a *agent) openFront(ctx context.Context) error {
 	}
 	registrars := filepath.Join(config.KubeletDir, "plugins_registry")
 	// Those of pods that were killed: the kubelet would try them again and again.
-	err = errors.Join(peer.RemoveDead(filepath.Join(registrars, v1alpha1.GroupName+"*.sock")), peer.RemoveDead(filepath.Join(data, "*.sock")))
+	err = errors.Join(peer.RemoveDead(filepath.Join(registrars, v1alpha1.GroupName+"*.sock")),
+		peer.RemoveDead(filepath.Join(data, "*.sock")))
 	if err != nil {
 		log.Error(err, "A socket that nobody serves remains")
 	}
@@ -89,10 +91,13 @@ func driverDir(config Config) string {
 }
 
 // intercept hears when the kubelet has registered the driver.
-func (f *front) intercept(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (f *front) intercept(
+	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (any, error) {
 	response, err := handle(ctx, request)
 	if status, ok := request.(*registerapi.RegistrationStatus); ok && status.PluginRegistered {
-		f.registers.Do(func() { close(f.registered) }) // two kubelets may tell it at once, as one replaces the other
+		// two kubelets may tell it at once, as one replaces the other
+		f.registers.Do(func() { close(f.registered) })
 	}
 	return response, err
 }
@@ -106,8 +111,9 @@ func (f *front) awaitRegistered(ctx context.Context, patience time.Duration) {
 	}
 }
 
-// answerTime is how long the library may take to write metadata files and to answer after a method of the driver has returned. There
-// is no event to wait for: it takes no stats handler, and its Stop cuts calls off (grpc.Server.Stop).
+// answerTime is how long the library may take to write metadata files and to answer after a method
+// of the driver has returned. There is no event to wait for: it takes no stats handler, and its
+// Stop cuts calls off (grpc.Server.Stop).
 const answerTime = 100 * time.Millisecond
 
 // close lets the calls that run finish, and has the kubelet forget the driver.

@@ -9,7 +9,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// TestTwoRegistrationsAtOnce: a kubelet that is replaced and the one that replaces it may both say that they know the driver.
+// TestTwoRegistrationsAtOnce: a kubelet that is replaced and the one that replaces it may both say
+// that they know the driver.
 func TestTwoRegistrationsAtOnce(t *testing.T) {
 	f := &front{registered: make(chan struct{})}
 	handle := func(context.Context, any) (any, error) { return nil, nil }
@@ -18,7 +19,8 @@ func TestTwoRegistrationsAtOnce(t *testing.T) {
 	for range 50 {
 		calls.Go(func() {
 			<-begin
-			if _, err := f.intercept(t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}, nil, handle); err != nil {
+			if _, err := f.intercept(t.Context(),
+				&registerapi.RegistrationStatus{PluginRegistered: true}, nil, handle); err != nil {
 				t.Error(err)
 			}
 		})

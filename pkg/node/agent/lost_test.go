@@ -21,12 +21,15 @@ type asked struct {
 	err      error
 }
 
-func (a *asked) Provision(_ context.Context, r journal.Attachment) (provisioning.Provisioned, error) {
+func (a *asked) Provision(
+	_ context.Context, r journal.Attachment,
+) (provisioning.Provisioned, error) {
 	a.requests = append(a.requests, r)
 	return provisioning.Provisioned{}, a.err
 }
 
-// TestServedAgain: a Function that came back is served as its journal's record says, be it by this agent or the controller.
+// TestServedAgain: a Function that came back is served as its journal's record says, be it by this
+// agent or the controller.
 func TestServedAgain(t *testing.T) {
 	const pf = pci.Address("0000:3b:00.0")
 	vf, sf := function.ID{Address: "0000:3b:02.1"}, function.SubfunctionID(pf, 88)
@@ -41,9 +44,11 @@ func TestServedAgain(t *testing.T) {
 		asks   bool
 	}{
 		{"no Port", journal.Attachment{Function: vf}, nil, nil, false},
-		{"of a claim", journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}}, nil, ofClaim, false},
+		{"of a claim", journal.Attachment{Function: vf, Claim: journal.Claim{UID: "c"}}, nil,
+			ofClaim, false},
 		{"its own", journal.Attachment{Function: vf, PF: pf, Port: own, Pod: pod}, nil, nil, true},
-		{"of an SF that is gone, refused", journal.Attachment{Function: sf, PF: pf, Port: own}, refusal, refusal, true},
+		{"of an SF that is gone, refused", journal.Attachment{Function: sf, PF: pf, Port: own},
+			refusal, refusal, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			xpu := &asked{err: test.err}
@@ -76,7 +81,8 @@ func TestUsers(t *testing.T) {
 	node := &agent{report: claims.Report, recorder: recorder, config: Config{NodeName: "node1"}}
 	a := journal.Attachment{
 		Function: function.ID{Address: "0000:3b:02.1"}, Interface: function.Interface{Name: "net1"},
-		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"}, Claim: journal.Claim{Name: "c", UID: "c-uid"},
+		Pod:   journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"},
+		Claim: journal.Claim{Name: "c", UID: "c-uid"},
 	}
 	a.State = journal.Lost
 	node.reportLoss(a)
@@ -85,15 +91,18 @@ func TestUsers(t *testing.T) {
 	a.State, a.Interface.Userspace, a.Claim = journal.Lost, true, journal.Claim{}
 	node.reportLoss(a)
 	for _, want := range []string{
-		"Warning FunctionLost Function 0000:3b:02.1 on node node1: the device of interface net1 went: it comes back to the pod with the device",
+		"Warning FunctionLost Function 0000:3b:02.1 on node node1: the device of interface net1 " +
+			"went: it comes back to the pod with the device",
 		"Normal FunctionBack Function 0000:3b:02.1 on node node1: interface net1 is in the pod again",
-		"Warning FunctionLost Function 0000:3b:02.1 on node node1: its device went, and a program that had it cannot get it back: delete the pod",
+		"Warning FunctionLost Function 0000:3b:02.1 on node node1: its device went, and a " +
+			"program that had it cannot get it back: delete the pod",
 	} {
 		if got := <-recorder.Events; got != want {
 			t.Errorf("event %q, want %q", got, want)
 		}
 	}
-	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}, {}}, *claims); diff != "" {
+	if diff := cmp.Diff(reports{{Name: "c", UID: "c-uid"}, {Name: "c", UID: "c-uid"}, {}},
+		*claims); diff != "" {
 		t.Errorf("claims told (-want +got):\n%s", diff)
 	}
 	(&agent{report: claims.Report}).reportLoss(a) // without an API server
@@ -104,7 +113,8 @@ func TestQuarantineIsTold(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	node := &agent{recorder: recorder, config: Config{NodeName: "node1"}}
 	a := journal.Attachment{
-		Function: function.ID{Address: "0000:3b:02.1"}, Pod: journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"},
+		Function:   function.ID{Address: "0000:3b:02.1"},
+		Pod:        journal.Pod{Namespace: "default", Name: "p", UID: "p-uid"},
 		Quarantine: &journal.Quarantine{Message: "driver is vfio-pci, was igbvf"},
 	}
 	node.reportQuarantine(a)
@@ -112,9 +122,12 @@ func TestQuarantineIsTold(t *testing.T) {
 	node.reportQuarantine(a)
 	node.reportRelease(a, "is as it was")
 	for _, want := range []string{
-		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: is kept from other pods: driver is vfio-pci, was igbvf",
-		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: did not come back from its pod as it was, and is kept from others: driver is vfio-pci, was igbvf",
-		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: did not come back from its pod as it was, and is kept from others: driver is vfio-pci, was igbvf",
+		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: is kept from other " +
+			"pods: driver is vfio-pci, was igbvf",
+		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: did not come back from " +
+			"its pod as it was, and is kept from others: driver is vfio-pci, was igbvf",
+		"Warning FunctionQuarantined Function 0000:3b:02.1 on node node1: did not come back from " +
+			"its pod as it was, and is kept from others: driver is vfio-pci, was igbvf",
 		"Normal FunctionReleased Function 0000:3b:02.1 on node node1: was quarantined, and is as it was",
 	} {
 		if got := <-recorder.Events; got != want {

@@ -17,21 +17,24 @@ import (
 // startTime is how long a start takes, including the ResourceSlices of many Functions.
 const startTime = 3 * time.Second
 
-// trim returns memory to the kernel that only the start needed: half of the heap, which the Go runtime would keep for
-// minutes, and pages of the program, most of which only initialise the libraries.
+// trim returns memory to the kernel that only the start needed: half of the heap, which the Go
+// runtime would keep for minutes, and pages of the program, most of which only initialise the
+// libraries.
 func trim(ctx context.Context, log logr.Logger) error {
 	if !loop.Sleep(ctx, startTime) {
 		return nil
 	}
 	debug.FreeOSMemory()
 	if err := unmapProgram(); err != nil {
-		log.V(1).Info("The pages of the program that only its start needed stay in memory", "error", err.Error())
+		log.V(1).Info("The pages of the program that only its start needed stay in memory",
+			"error", err.Error())
 	}
 	return nil
 }
 
-// unmapProgram unmaps the pages of the program's code and constants. The kernel maps pages again from its page cache or the
-// file when they are needed; see madvise(2), MADV_DONTNEED. Writable pages stay, as their content would be lost.
+// unmapProgram unmaps the pages of the program's code and constants. The kernel maps pages again
+// from its page cache or the file when they are needed; see madvise(2), MADV_DONTNEED. Writable
+// pages stay, as their content would be lost.
 func unmapProgram() error {
 	self, err := procfs.Self()
 	if err != nil {
@@ -50,7 +53,8 @@ func unmapProgram() error {
 		if m.Pathname != program || m.Perms.Write {
 			continue
 		}
-		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.StartAddr, m.EndAddr-m.StartAddr, unix.MADV_DONTNEED); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.StartAddr, m.EndAddr-m.StartAddr,
+			unix.MADV_DONTNEED); errno != 0 {
 			errs = append(errs, fmt.Errorf("madvise %x-%x: %w", m.StartAddr, m.EndAddr, errno))
 		}
 	}

@@ -15,21 +15,28 @@ import (
 )
 
 // serveMonitoring answers /healthz, /readyz and /metrics until ctx ends.
-func serveMonitoring(ctx context.Context, config Config, registry *prometheus.Registry, ready func() error, log logr.Logger) error {
+func serveMonitoring(
+	ctx context.Context, config Config, registry *prometheus.Registry, ready func() error,
+	log logr.Logger,
+) error {
 	listener, err := net.Listen("tcp", config.ListenAddress)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
-	log.Info("Serving health and metrics", "address", listener.Addr().String(), "secure", config.MetricsSecure)
+	log.Info("Serving health and metrics", "address", listener.Addr().String(), "secure",
+		config.MetricsSecure)
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte("ok\n"))
+	})
 	mux.HandleFunc("GET /readyz", answerReady(ready))
 	if !config.MetricsSecure {
 		mux.Handle("GET /metrics", monitoring.Handler(registry))
 		return monitoring.Serve(ctx, listener, mux, log)
 	}
 	defer listener.Close()
-	metrics, err := secure.Handler(config.Kubernetes, monitoring.Handler(registry), log.WithName("metrics"))
+	metrics, err := secure.Handler(config.Kubernetes, monitoring.Handler(registry),
+		log.WithName("metrics"))
 	if err != nil {
 		return fmt.Errorf("--metrics-secure: %w", err)
 	}
@@ -40,7 +47,9 @@ func serveMonitoring(ctx context.Context, config Config, registry *prometheus.Re
 	}
 	serving, ctx := errgroup.WithContext(ctx)
 	serving.Go(func() error { return certificate.Follow(ctx) })
-	serving.Go(func() error { return monitoring.Serve(ctx, certificate.Listener(listener), mux, log) })
+	serving.Go(func() error {
+		return monitoring.Serve(ctx, certificate.Listener(listener), mux, log)
+	})
 	return serving.Wait()
 }
 

@@ -31,7 +31,9 @@ func TestServeMonitoring(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- serveMonitoring(ctx, Config{ListenAddress: "127.0.0.1:0"}, registry, func() error { return *problem.Load() }, log)
+		done <- serveMonitoring(ctx, Config{ListenAddress: "127.0.0.1:0"}, registry, func() error {
+			return *problem.Load()
+		}, log)
 	}()
 	base := "http://" + <-addresses
 	want := func(path string, code int, text string) {
@@ -63,7 +65,8 @@ func TestServeMonitoring(t *testing.T) {
 }
 
 func TestServeImpossibleAddress(t *testing.T) {
-	err := serveMonitoring(t.Context(), Config{ListenAddress: "256.0.0.1:1"}, prometheus.NewRegistry(), nil, logr.Discard())
+	err := serveMonitoring(t.Context(), Config{ListenAddress: "256.0.0.1:1"},
+		prometheus.NewRegistry(), nil, logr.Discard())
 	if err == nil || !strings.Contains(err.Error(), "--listen") {
 		t.Errorf("serveMonitoring = %v for an address that cannot be, want an error", err)
 	}

@@ -30,8 +30,9 @@ func (s *site) rebind(f function.ID, driver string) (before string) {
 	return filepath.Base(old)
 }
 
-// TestDriverLeftByARuntime: a VM runtime bound another driver to the Function of its pod, and left it. The pod goes, and its
-// Port with it; no other pod gets the Function before its driver is the old one again.
+// TestDriverLeftByARuntime: a VM runtime bound another driver to the Function of its pod, and left
+// it. The pod goes, and its Port with it; no other pod gets the Function before its driver is the
+// old one again.
 func TestDriverLeftByARuntime(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf := s.vfs[0]
@@ -51,13 +52,16 @@ func TestDriverLeftByARuntime(t *testing.T) {
 		}
 		s.wantHealthy(s.vfs[1])
 		s.eventually("the Port is gone", func() bool { return len(s.opi.Ports()) == 0 })
-		if _, err := s.give(next.name, vf); err == nil || !strings.Contains(err.Error(), vf.String()) {
+		if _, err := s.give(next.name, vf); err == nil ||
+			!strings.Contains(err.Error(), vf.String()) {
 			t.Errorf("Allocate: %v, want a refusal", err)
 		}
 		_, err = s.add(next, vf)
-		wantError(t, "ADD", err, cniserver.CodeTaken, "is quarantined, as it did not come back as it was from pod default/pod1: "+reason+own)
+		wantError(t, "ADD", err, cniserver.CodeTaken,
+			"is quarantined, as it did not come back as it was from pod default/pod1: "+reason+own)
 		wish := nodestate.Release{Function: vf}
-		if _, err := s.administrators().Release(t.Context(), wish); err == nil || !strings.Contains(err.Error(), "is still quarantined: "+reason) {
+		if _, err := s.administrators().Release(t.Context(), wish); err == nil ||
+			!strings.Contains(err.Error(), "is still quarantined: "+reason) {
 			t.Errorf("released: %v", err)
 		}
 

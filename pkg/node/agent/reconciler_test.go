@@ -12,7 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// TestPortsByHand: who deletes the XPUPort of a running pod gets another, and one that is for nobody is deleted.
+// TestPortsByHand: who deletes the XPUPort of a running pod gets another, and one that is for
+// nobody is deleted.
 func TestPortsByHand(t *testing.T) {
 	s := newCRDSite(t)
 	vf, other := s.vfs[0], s.vfs[1]
@@ -26,7 +27,8 @@ func TestPortsByHand(t *testing.T) {
 	ports := func() map[string]v1alpha1.XPUPort {
 		t.Helper()
 		var list v1alpha1.XPUPortList
-		if err := s.admin.List(t.Context(), &list, client.InNamespace(s.config.Namespace)); err != nil {
+		if err := s.admin.List(t.Context(),
+			&list, client.InNamespace(s.config.Namespace)); err != nil {
 			t.Fatal(err)
 		}
 		byName := map[string]v1alpha1.XPUPort{}
@@ -45,23 +47,30 @@ func TestPortsByHand(t *testing.T) {
 		return exists && port.UID != first.UID && len(s.opi.Ports()) == 1
 	})
 	again := ports()[name]
-	if again.Labels[v1alpha1.LabelPool] != first.Labels[v1alpha1.LabelPool] || again.Spec.MAC != first.Spec.MAC {
-		t.Errorf("it is %+v %+v, want what it was: %+v %+v", again.Labels, again.Spec, first.Labels, first.Spec)
+	if again.Labels[v1alpha1.LabelPool] != first.Labels[v1alpha1.LabelPool] ||
+		again.Spec.MAC != first.Spec.MAC {
+		t.Errorf("it is %+v %+v, want what it was: %+v %+v", again.Labels, again.Spec, first.Labels,
+			first.Spec)
 	}
 
 	stray := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: s.config.Namespace, Name: otherName, Finalizers: []string{v1alpha1.FinalizerPort},
+			Namespace: s.config.Namespace, Name: otherName,
+			Finalizers: []string{v1alpha1.FinalizerPort},
 		},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: nodeName, Function: claim.FunctionRef(other), XPU: first.Spec.XPU, Network: first.Spec.Network,
-			MAC: string(provisioning.MAC(nodeName, other)),
+			NodeName: nodeName, Function: claim.FunctionRef(other), XPU: first.Spec.XPU,
+			Network: first.Spec.Network,
+			MAC:     string(provisioning.MAC(nodeName, other)),
 		},
 	}
 	if err := s.admin.Create(t.Context(), stray); err != nil {
 		t.Fatal(err)
 	}
-	s.eventually("the Port of nobody is gone", func() bool { _, exists := ports()[otherName]; return !exists })
+	s.eventually("the Port of nobody is gone", func() bool {
+		_, exists := ports()[otherName]
+		return !exists
+	})
 	s.wantInPod(p, vf)
 	s.del(p, vf)
 	s.pods.Set()

@@ -18,14 +18,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// TestRestart ends the agent at every stage of a Function's way, and has the next one go on from there.
+// TestRestart ends the agent at every stage of a Function's way, and has the next one go on from
+// there.
 func TestRestart(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		vf, other := s.vfs[0], s.vfs[1]
 		p := newPod(t, "pod1")
 		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
 		gate := s.path("gate")
-		s.script("hooks.d/20-wait", "touch "+gate+".reached; until test -e "+gate+"; do sleep 0.01; done")
+		s.script("hooks.d/20-wait", "touch "+gate+".reached; until test -e "+gate+
+			"; do sleep 0.01; done")
 		restart := func() { s.end(); s.start() }
 		s.start()
 		s.wantHealthy(vf, other)
@@ -63,13 +65,18 @@ func TestRestart(t *testing.T) {
 		s.wantHealthy(other)
 		s.awaitOnHost()
 
-		// While the xPU does not let go of the Port, and during a hook: the Function is not free for the next agent either.
+		// While the xPU does not let go of the Port, and during a hook: the Function is not free
+		// for the next agent either.
 		restart()
 		s.wantHealthy(other)
 		s.restartOPI()
-		s.eventually("the second hook runs", func() bool { _, err := os.Stat(gate + ".reached"); return err == nil })
+		s.eventually("the second hook runs", func() bool {
+			_, err := os.Stat(gate + ".reached")
+			return err == nil
+		})
 		s.end()
-		if left := s.records(); len(left) != 1 || !left[0].Restored() || left[0].Hooks.Next != "20-wait" {
+		if left := s.records(); len(left) != 1 || !left[0].Restored() ||
+			left[0].Hooks.Next != "20-wait" {
 			t.Errorf("the journal has %+v, want the release at its second hook", left)
 		}
 		s.start()
@@ -125,7 +132,8 @@ func TestLostPod(t *testing.T) {
 	})
 }
 
-// TestReboot: the node was booted anew, and the kubelet starts the pod again with the Function that it had.
+// TestReboot: the node was booted anew, and the kubelet starts the pod again with the Function that
+// it had.
 func TestReboot(t *testing.T) {
 	s := newDirectSite(t)
 	s.config.ProcRoot = s.path("proc")
@@ -133,7 +141,8 @@ func TestReboot(t *testing.T) {
 		t.Helper()
 		dir := s.path("proc/sys/kernel/random")
 		err := os.MkdirAll(dir, 0o755)
-		if err := errors.Join(err, os.WriteFile(filepath.Join(dir, "boot_id"), []byte(id+"\n"), 0o600)); err != nil {
+		if err := errors.Join(err,
+			os.WriteFile(filepath.Join(dir, "boot_id"), []byte(id+"\n"), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -190,8 +199,8 @@ func TestEndDuringAdd(t *testing.T) {
 	})
 }
 
-// TestAllocateBeforeDel: the CNI plugin says that DEL is done when the spool has it, and the kubelet gives the Function
-// to the next pod.
+// TestAllocateBeforeDel: the CNI plugin says that DEL is done when the spool has it, and the
+// kubelet gives the Function to the next pod.
 func TestAllocateBeforeDel(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
@@ -215,7 +224,8 @@ func TestAllocateBeforeDel(t *testing.T) {
 	})
 }
 
-// TestTwoAgents: one that is started while another has not ended yet, as in an update, waits for it.
+// TestTwoAgents: one that is started while another has not ended yet, as in an update, waits for
+// it.
 func TestTwoAgents(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
 	first, err := takeJournal(t.Context(), path, func() {}, testr.New(t))
@@ -244,7 +254,8 @@ func TestTwoAgents(t *testing.T) {
 	defer second.records.Close()
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if _, err := takeJournal(ended, path, func() {}, testr.New(t)); !errors.Is(err, boltfile.ErrLocked) {
+	if _, err := takeJournal(ended, path, func() {}, testr.New(t)); !errors.Is(err,
+		boltfile.ErrLocked) {
 		t.Errorf("error %v of one that is told to end while it waits", err)
 	}
 }

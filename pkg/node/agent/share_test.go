@@ -34,7 +34,8 @@ func (s *site) chosenFor(c *resourceapi.ResourceClaim) function.ID {
 	return devices[0].Function
 }
 
-// TestSharedPF: claims that share a PF get a VF each, which the agent chooses, the xPU serves, and the agent remembers.
+// TestSharedPF: claims that share a PF get a VF each, which the agent chooses, the xPU serves, and
+// the agent remembers.
 func TestSharedPF(t *testing.T) {
 	s := newCRDSite(t)
 	pf := function.ID{Address: "0000:3b:00.0"}
@@ -49,13 +50,15 @@ func TestSharedPF(t *testing.T) {
 		ports, bandwidth := slice.Spec.Devices[0].Capacity[claim.CapacityPorts].Value, slice.Spec.Devices[0].Capacity[claim.CapacityBandwidth].Value
 		shared := slice.Spec.Devices[0].AllowMultipleAllocations
 		if shared == nil || !*shared || ports.Value() != 2 || bandwidth.String() != "25G" {
-			t.Errorf("device %+v, want one of 2 ports and 25 Gbit/s that claims share", slice.Spec.Devices[0])
+			t.Errorf("device %+v, want one of 2 ports and 25 Gbit/s that claims share",
+				slice.Spec.Devices[0])
 		}
 	}
 	s.awaitRuntime()
 
 	driver := s.register()
-	one, two := s.allocateFor(first.name, "fast", "one", pf, firstShare), s.allocateFor(second.name, "fast", "two", pf, secondShare)
+	one, two := s.allocateFor(first.name, "fast", "one", pf, firstShare), s.allocateFor(second.name,
+		"fast", "two", pf, secondShare)
 	s.prepareUntil(driver, one)
 	s.end()
 	s.start() // the choice outlives the agent
@@ -68,7 +71,8 @@ func TestSharedPF(t *testing.T) {
 		t.Errorf("claims were told Functions %s and %s, want %s", a, b, s.vfs)
 	}
 	three := s.allocateFor("pod3", "fast", "three", pf, thirdShare)
-	if _, err := driver.Prepare(t.Context(), three); err == nil || !strings.Contains(err.Error(), "none of the 2 VFs of DevicePool fast is free") {
+	if _, err := driver.Prepare(t.Context(), three); err == nil ||
+		!strings.Contains(err.Error(), "none of the 2 VFs of DevicePool fast is free") {
 		t.Errorf("a third claim of two VFs: %v", err)
 	}
 

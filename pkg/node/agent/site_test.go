@@ -55,8 +55,9 @@ const (
 	podAddress = "10.1.0.5/24"
 )
 
-// site is a world with all that an extended resource meets on its way: a card of two VFs with netdevs, the xPU's OPI
-// agent, the kubelet, an IPAM plugin, and an administrator's post-delete hook.
+// site is a world with all that an extended resource meets on its way: a card of two VFs with
+// netdevs, the xPU's OPI agent, the kubelet, an IPAM plugin, and an administrator's post-delete
+// hook.
 type site struct {
 	*world
 	opi     *opitest.Agent
@@ -79,10 +80,12 @@ func newSite(t *testing.T) *site {
 	t.Helper()
 	xpu := netns.New(t)
 	w := newNode(t, simulate.Config{
-		Cards: []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b", LinkSpeed: 25000}}, HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
+		Cards:  []simulate.Card{{PFs: 1, VFs: 2, Bus: "3b", LinkSpeed: 25000}},
+		HostNS: "/proc/thread-self/ns/net", XPUNS: xpu.Path(),
 	})
 	w.config.ProvisionTimeout = 30 * time.Second
-	s := &site{world: w, opi: opitest.Start(t), dir: filepath.Dir(w.config.KubeletDir), before: netdevs(t)}
+	s := &site{world: w, opi: opitest.Start(t), dir: filepath.Dir(w.config.KubeletDir),
+		before: netdevs(t)}
 	for _, address := range w.functions("0000:3b:00.0") {
 		s.vfs = append(s.vfs, function.ID{Address: address})
 	}
@@ -98,12 +101,14 @@ func newSite(t *testing.T) *site {
 	t.Cleanup(pods.Stop)
 	s.pods = pods
 	s.script("bin/fixed",
-		`test "$CNI_COMMAND" != ADD || echo '{"cniVersion": "1.1.0", "ips": [{"address": "`+podAddress+`"}]}'`)
+		`test "$CNI_COMMAND" != ADD || echo '{"cniVersion": "1.1.0", "ips": [{"address": "`+
+			podAddress+`"}]}'`)
 	s.script("hooks.d/10-note", "cat >>"+s.path("noted"))
 	return s
 }
 
-// newDirectSite has no API server: an sriovdp configuration declares the pool, another file the xPU and its network.
+// newDirectSite has no API server: an sriovdp configuration declares the pool, another file the xPU
+// and its network.
 func newDirectSite(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
@@ -119,7 +124,9 @@ pools: {fast: lab}
 	]}`)
 	s.declare = func(spec v1alpha1.DevicePoolSpec) {
 		text, err := yaml.Marshal(v1alpha1.DevicePool{
-			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"},
+			TypeMeta: metav1.TypeMeta{
+				APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool",
+			},
 			ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: spec,
 		})
 		if err != nil {
@@ -136,11 +143,16 @@ func newCRDSite(t *testing.T) *site {
 	s := newSite(t)
 	s.connect()
 	s.create(&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "card"}, Spec: v1alpha1.XPUSpec{
-		NodeName: nodeName, PFs: []string{"0000:3b:00.0"}, Endpoint: s.opi.Config().Endpoint, Insecure: true,
+		NodeName: nodeName, PFs: []string{"0000:3b:00.0"}, Endpoint: s.opi.Config().Endpoint,
+		Insecure: true,
 	}})
-	s.create(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "lab"}, Spec: v1alpha1.XPUNetworkSpec{
-		VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, MTU: new(int32(labMTU)),
-	}})
+	s.create(&v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "lab"},
+		Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromAll,
+			},
+			MTU: new(int32(labMTU)),
+		}})
 	pool := &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: byDevicePlugin(v1alpha1.ProvisionAtAdd),
 	}
@@ -161,8 +173,10 @@ func newCRDSite(t *testing.T) *site {
 // byDevicePlugin is a pool that is offered as an extended resource.
 func byDevicePlugin(at v1alpha1.ProvisionPoint) v1alpha1.DevicePoolSpec {
 	return v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab", Allow: v1alpha1.PrivilegedFields(),
-		Publish: v1alpha1.PublishDevicePlugin, DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: at},
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Network: "lab",
+		Allow:        v1alpha1.PrivilegedFields(),
+		Publish:      v1alpha1.PublishDevicePlugin,
+		DevicePlugin: &v1alpha1.DevicePluginSpec{ProvisionAt: at},
 	}
 }
 
@@ -173,8 +187,8 @@ func byDRA() v1alpha1.DevicePoolSpec {
 	return spec
 }
 
-// start runs an agent until end is called or the test ends, and returns when CNI plugins can talk to it. It may publish
-// Functions before.
+// start runs an agent until end is called or the test ends, and returns when CNI plugins can talk
+// to it. It may publish Functions before.
 func (s *site) start() {
 	s.t.Helper()
 	s.world.start()
@@ -191,7 +205,8 @@ func (s *site) startController() {
 		s.t.Fatal(err)
 	}
 	manager, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
-		Scheme: scheme, Logger: logr.Discard(), Cache: controller.CacheOptions(kubeapitest.AgentNamespace),
+		Scheme: scheme, Logger: logr.Discard(),
+		Cache:      controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
 	})
@@ -224,7 +239,8 @@ func (s *site) write(name, text string) {
 func (s *site) script(name, commands string) {
 	s.t.Helper()
 	err := os.MkdirAll(filepath.Dir(s.path(name)), 0o755)
-	if err := errors.Join(err, os.WriteFile(s.path(name), []byte("#!/bin/sh -e\n"+commands+"\n"), 0o755)); err != nil {
+	if err := errors.Join(err,
+		os.WriteFile(s.path(name), []byte("#!/bin/sh -e\n"+commands+"\n"), 0o755)); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -238,8 +254,11 @@ func (s *site) wantHealthy(functions ...function.ID) {
 	}
 	ctx, cancel := context.WithTimeout(s.t.Context(), 60*time.Second)
 	defer cancel()
-	if err := s.kubelet.Wait(ctx, func() bool { return slices.Equal(s.kubelet.Healthy(resource), want) }); err != nil {
-		s.t.Fatalf("the kubelet sees %v, want %q to be healthy: %v", s.kubelet.Devices(resource), want, err)
+	if err := s.kubelet.Wait(ctx, func() bool {
+		return slices.Equal(s.kubelet.Healthy(resource), want)
+	}); err != nil {
+		s.t.Fatalf("the kubelet sees %v, want %q to be healthy: %v",
+			s.kubelet.Devices(resource), want, err)
 	}
 }
 
@@ -262,8 +281,8 @@ func newPod(t *testing.T, name string) pod {
 	return pod{netns.New(t), name, name + "-sandbox"}
 }
 
-// request is what the runtime executes the CNI plugin with for the pod's net1, by a network configuration with more
-// fields.
+// request is what the runtime executes the CNI plugin with for the pod's net1, by a network
+// configuration with more fields.
 func (s *site) request(p pod, f function.ID, more map[string]any) *skel.CmdArgs {
 	s.t.Helper()
 	config := map[string]any{
@@ -277,8 +296,10 @@ func (s *site) request(p pod, f function.ID, more map[string]any) *skel.CmdArgs 
 		s.t.Fatal(err)
 	}
 	return &skel.CmdArgs{
-		ContainerID: p.sandbox, Netns: p.Path(), IfName: "net1", Path: s.path("bin"), StdinData: text,
-		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + p.name + ";K8S_POD_UID=" + p.name + "-uid",
+		ContainerID: p.sandbox, Netns: p.Path(), IfName: "net1", Path: s.path("bin"),
+		StdinData: text,
+		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=" + p.name + ";K8S_POD_UID=" +
+			p.name + "-uid",
 	}
 }
 
@@ -287,7 +308,8 @@ func (s *site) shim(out io.Writer) skel.CNIFuncs {
 		return cni.Paths{Socket: s.config.CNISocket, SpoolDir: s.config.SpoolDir}, nil
 	}
 	return cni.Plugin{
-		DeviceInfoDir: s.path("devinfo/cni"), Paths: paths, Stdout: out, Stderr: io.Discard, Now: time.Now,
+		DeviceInfoDir: s.path("devinfo/cni"), Paths: paths, Stdout: out, Stderr: io.Discard,
+		Now: time.Now,
 	}.Funcs()
 }
 
@@ -299,7 +321,8 @@ func (s *site) add(p pod, f function.ID) (string, error) {
 	return out.String(), err
 }
 
-// mustAdd is ADD, after which the pod has the interface with the network's and the IPAM plugin's properties.
+// mustAdd is ADD, after which the pod has the interface with the network's and the IPAM plugin's
+// properties.
 func (s *site) mustAdd(p pod, f function.ID) string {
 	s.t.Helper()
 	out, err := s.add(p, f)
@@ -394,7 +417,8 @@ func (s *site) awaitHooks() {
 	})
 }
 
-// endClean ends the agent once Functions are free, and says that it left nothing behind that a pod had.
+// endClean ends the agent once Functions are free, and says that it left nothing behind that a pod
+// had.
 func (s *site) endClean() {
 	s.t.Helper()
 	s.eventually("the spool is empty", func() bool {
@@ -485,14 +509,17 @@ func netdevs(t *testing.T) map[string]hostNetdev {
 	}
 	out := map[string]hostNetdev{}
 	for _, l := range links {
-		addresses, err := netns.Listed(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_V4) })
+		addresses, err := netns.Listed(func() ([]netlink.Addr, error) {
+			return netlink.AddrList(l, netlink.FAMILY_V4)
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		a := l.Attrs()
 		n := hostNetdev{
-			Type: l.Type(), MAC: a.HardwareAddr.String(), Alias: a.Alias, MTU: a.MTU, TxQLen: a.TxQLen,
-			Up: a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
+			Type: l.Type(), MAC: a.HardwareAddr.String(), Alias: a.Alias, MTU: a.MTU,
+			TxQLen: a.TxQLen,
+			Up:     a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
 		}
 		for _, address := range addresses {
 			n.Addresses = append(n.Addresses, address.String())

@@ -51,8 +51,9 @@ func TestNumVFs(t *testing.T) {
 	})
 }
 
-// wantSupply waits until the pool is told to lack VFs for this reason, or for [v1alpha1.ReasonAllMade] none: in a
-// metric, and where there is an API server in the condition that xpu-controller makes of the agent's report.
+// wantSupply waits until the pool is told to lack VFs for this reason, or for
+// [v1alpha1.ReasonAllMade] none: in a metric, and where there is an API server in the condition
+// that xpu-controller makes of the agent's report.
 func (s *site) wantSupply(reason, text string) {
 	s.t.Helper()
 	want := `
@@ -64,7 +65,8 @@ xpu_supply_shortages{pool="fast",reason="` + reason + `"} 1
 		want = ""
 	}
 	s.eventually("metrics of the supply", func() bool {
-		return testutil.GatherAndCompare(s.metrics, strings.NewReader(want), "xpu_supply_shortages") == nil
+		return testutil.GatherAndCompare(s.metrics, strings.NewReader(want),
+			"xpu_supply_shortages") == nil
 	})
 	if s.admin == nil {
 		return

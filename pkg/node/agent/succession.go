@@ -18,10 +18,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/version"
 )
 
-// registerPatience is how long an agent that replaces another one waits for the kubelet to know it, before it asks for the node.
+// registerPatience is how long an agent that replaces another one waits for the kubelet to know it,
+// before it asks for the node.
 const registerPatience = 5 * time.Second
 
-// queuePatience is how long requests of the CNI plugin wait for the pools after the node was handed over.
+// queuePatience is how long requests of the CNI plugin wait for the pools after the node was handed
+// over.
 const queuePatience = 5 * time.Second
 
 // errSucceeded ends the work of an agent when another one has asked for the node.
@@ -30,11 +32,12 @@ var errSucceeded = errors.New("another agent has the node")
 // handoverSocket is where the agent that has the node is asked for it.
 func (a *agent) handoverSocket() string { return filepath.Join(a.config.StateDir, "handover.sock") }
 
-// takeOver asks the agent that has the node for it, and returns once that one has ended its work; nil if there is none, or if it
-// does not hand over, so that its end must be waited for.
+// takeOver asks the agent that has the node for it, and returns once that one has ended its work;
+// nil if there is none, or if it does not hand over, so that its end must be waited for.
 func (a *agent) takeOver(ctx context.Context) (*handover.Predecessor, error) {
 	a.setReadiness(func() error {
-		return errors.New("does not have the node yet: another agent has it, and was asked to hand over")
+		return errors.New("does not have the node yet: another agent has it, and was asked to " +
+			"hand over")
 	})
 	p, err := handover.Dial(ctx, a.handoverSocket())
 	if err == nil && p != nil {
@@ -53,25 +56,29 @@ func (a *agent) takeOver(ctx context.Context) (*handover.Predecessor, error) {
 	return nil, ctx.Err()
 }
 
-// waitForTheOther makes this agent ready: it can do no more before the other one ends, which a rolling update ends only when this one
-// is ready.
+// waitForTheOther makes this agent ready: it can do no more before the other one ends, which a
+// rolling update ends only when this one is ready.
 func (a *agent) waitForTheOther() { a.setReadiness(func() error { return nil }) }
 
-// awaitSuccessor waits for another agent that asks for the node. Then it ends this one's work by errSucceeded.
+// awaitSuccessor waits for another agent that asks for the node. Then it ends this one's work by
+// errSucceeded.
 func (a *agent) awaitSuccessor(ctx context.Context, successor **handover.Successor) error {
-	found, err := handover.Holder{Socket: a.handoverSocket(), Log: a.log.WithName("handover")}.Await(ctx)
+	found, err := handover.Holder{
+		Socket: a.handoverSocket(), Log: a.log.WithName("handover"),
+	}.Await(ctx)
 	if err != nil || found == nil {
 		return err
 	}
-	a.setReadiness(func() error { return nil }) // else a rolling update would end it before the successor is ready
+	// else a rolling update would end it before the successor is ready
+	a.setReadiness(func() error { return nil })
 	a.succeeded.Store(true)
 	a.plugins.StandAside()
 	*successor = found
 	return errSucceeded
 }
 
-// followPredecessor waits until the process of the predecessor has ended. Kubelets before 1.37 then take the endpoints of its
-// resources for gone that this agent registered meanwhile.
+// followPredecessor waits until the process of the predecessor has ended. Kubelets before 1.37 then
+// take the endpoints of its resources for gone that this agent registered meanwhile.
 func (a *agent) followPredecessor(ctx context.Context) error {
 	if a.predecessor != nil {
 		a.predecessor.AwaitEnd(ctx)
@@ -80,8 +87,8 @@ func (a *agent) followPredecessor(ctx context.Context) error {
 	return nil
 }
 
-// standAside gives the node to the successor, and passes on what the kubelet still asks this agent for, until ctx ends. It returns an
-// error when the successor is gone before.
+// standAside gives the node to the successor, and passes on what the kubelet still asks this agent
+// for, until ctx ends. It returns an error when the successor is gone before.
 func (a *agent) standAside(ctx context.Context, successor *handover.Successor) error {
 	defer successor.Close()
 	var files []*os.File
@@ -102,7 +109,8 @@ func (a *agent) standAside(ctx context.Context, successor *handover.Successor) e
 	return errors.Join(err, a.lingering.Wait())
 }
 
-// inheritedSocket is the listening socket of the CNI plugin that the predecessor gave; nil without one.
+// inheritedSocket is the listening socket of the CNI plugin that the predecessor gave; nil without
+// one.
 func (a *agent) inheritedSocket() (*net.UnixListener, error) {
 	if a.predecessor == nil || len(a.predecessor.Files) == 0 {
 		return nil, nil
@@ -115,13 +123,15 @@ func (a *agent) inheritedSocket() (*net.UnixListener, error) {
 	}
 	socket, ok := listener.(*net.UnixListener)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("CNI socket that was handed over: is a %T", listener), listener.Close())
+		return nil, errors.Join(fmt.Errorf("CNI socket that was handed over: is a %T", listener),
+			listener.Close())
 	}
 	return socket, nil
 }
 
-// serveCNI serves the CNI plugin. Requests in the queue of a socket that was handed over wait there until the pools are known, without
-// which an ADD fails; for a while only, as DELs need no API server.
+// serveCNI serves the CNI plugin. Requests in the queue of a socket that was handed over wait there
+// until the pools are known, without which an ADD fails; for a while only, as DELs need no API
+// server.
 func (a *agent) serveCNI(ctx context.Context) error {
 	if a.cni.Inherited != nil {
 		patience, cancel := context.WithTimeout(ctx, queuePatience)
@@ -144,8 +154,8 @@ func failure(ctx, other context.Context) error {
 // setReadiness replaces what says whether the agent is ready.
 func (a *agent) setReadiness(ready func() error) { a.readiness.Store(&ready) }
 
-// serveReadiness answers whether this agent is ready, at a socket of its own, until closed is called: two agents that replace each
-// other share a port.
+// serveReadiness answers whether this agent is ready, at a socket of its own, until closed is
+// called: two agents that replace each other share a port.
 func (a *agent) serveReadiness(ctx context.Context) (closed func(), err error) {
 	a.setReadiness(func() error { return errors.New("is starting") })
 	if a.config.ReadySocket == "" {
@@ -159,7 +169,9 @@ func (a *agent) serveReadiness(ctx context.Context) (closed func(), err error) {
 		return nil, fmt.Errorf("--ready-socket: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+nodestate.ReadyPath, answerReady(func() error { return (*a.readiness.Load())() }))
+	mux.HandleFunc("GET "+nodestate.ReadyPath, answerReady(func() error {
+		return (*a.readiness.Load())()
+	}))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = server.Serve(listener) }() // until it is closed
 	return func() { server.Close() }, nil

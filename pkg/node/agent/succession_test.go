@@ -18,7 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/kubelettest"
 )
 
-// beside starts another agent while one runs, as a rolling update does, and returns what ends the first.
+// beside starts another agent while one runs, as a rolling update does, and returns what ends the
+// first.
 func (s *site) beside(uid string) (endFirst func()) {
 	s.t.Helper()
 	endFirst = s.end
@@ -35,7 +36,8 @@ func (s *site) awaitReady() {
 	})
 }
 
-// TestSuccession replaces the agent again and again under pods that come and go all the time: none of them notices.
+// TestSuccession replaces the agent again and again under pods that come and go all the time: none
+// of them notices.
 func TestSuccession(t *testing.T) {
 	eachProvisioner(t, func(t *testing.T, s *site) {
 		s.declare(byDevicePlugin(v1alpha1.ProvisionAtAllocate))
@@ -73,7 +75,10 @@ func TestSuccession(t *testing.T) {
 			s.awaitReady()
 			endFirst()
 			before := lives.Load()
-			s.eventually("another pod came and went", func() bool { return lives.Load() > before || len(done) > 0 })
+			s.eventually("another pod came and went", func() bool {
+				return lives.Load() > before ||
+					len(done) > 0
+			})
 		}
 		close(stop)
 		if err := <-done; err != nil {
@@ -90,7 +95,8 @@ func TestSuccession(t *testing.T) {
 // live is a pod's life beside another pod.
 func (s *site) live(staying, p pod) error {
 	vf := s.vfs[1]
-	s.pods.Set(kubelettest.Pod(staying.name, resource, s.vfs[0].String()), kubelettest.Pod(p.name, resource, vf.String()))
+	s.pods.Set(kubelettest.Pod(staying.name, resource, s.vfs[0].String()),
+		kubelettest.Pod(p.name, resource, vf.String()))
 	if _, err := s.kubelet.Allocate(s.t.Context(), resource, vf.String()); err != nil {
 		return fmt.Errorf("Allocate: %w", err)
 	}
@@ -103,7 +109,8 @@ func (s *site) live(staying, p pod) error {
 	return nil
 }
 
-// TestSuccessorDies: the agent that gave the node away ends, to be started again, when the other one is gone before it has ended.
+// TestSuccessorDies: the agent that gave the node away ends, to be started again, when the other
+// one is gone before it has ended.
 func TestSuccessorDies(t *testing.T) {
 	s := newDirectSite(t)
 	s.config.ReadySocket = s.path("ready.sock")
@@ -127,7 +134,8 @@ func TestSuccessorDies(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; err == nil || !strings.Contains(err.Error(), "the agent that took the node over is gone") {
+	if err := <-done; err == nil ||
+		!strings.Contains(err.Error(), "the agent that took the node over is gone") {
 		t.Errorf("Run = %v", err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package card knows what tells the PFs of a node from those of all other cards. It asks cards and kernel in the background, as a card
-// may take long to answer, or hang.
+// Package card knows what tells the PFs of a node from those of all other cards. It asks cards and
+// kernel in the background, as a card may take long to answer, or hang.
 package card
 
 import (
@@ -31,12 +31,14 @@ type Options struct {
 	Changed func()
 	// Card says which card a PF belongs to, without the MAC address; nil asks it.
 	Card func(pf pci.Address) (function.Card, error)
-	// PermanentMAC returns the MAC address that a netdev was made with, "" if it has none; nil asks the kernel.
+	// PermanentMAC returns the MAC address that a netdev was made with, "" if it has none; nil asks
+	// the kernel.
 	PermanentMAC func(netdev string) (function.MAC, error)
 	Log          logr.Logger
 }
 
-// Cards knows the cards of a node's PFs. Its methods may be called by several goroutines at once, but Run only once.
+// Cards knows the cards of a node's PFs. Its methods may be called by several goroutines at once,
+// but Run only once.
 type Cards struct {
 	options Options
 	mutex   sync.Mutex
@@ -50,7 +52,8 @@ type pf struct {
 	cancel context.CancelFunc // ends the attempts to get an answer
 }
 
-// question is of what a PF was asked. Another driver may tell more, and another netdev may have another address.
+// question is of what a PF was asked. Another driver may tell more, and another netdev may have
+// another address.
 type question struct {
 	address        pci.Address
 	driver, netdev string
@@ -59,7 +62,9 @@ type question struct {
 // New makes Cards; [Cards.Run] makes them work.
 func New(options Options) *Cards {
 	if options.Card == nil {
-		options.Card = func(pf pci.Address) (function.Card, error) { return cardid.Read(options.SysRoot, pf) }
+		options.Card = func(pf pci.Address) (function.Card, error) {
+			return cardid.Read(options.SysRoot, pf)
+		}
 	}
 	if options.PermanentMAC == nil {
 		options.PermanentMAC = permanentMAC
@@ -77,8 +82,8 @@ func (c *Cards) Of(address pci.Address) function.Card {
 	return function.Card{}
 }
 
-// Run asks the PFs that are there, and after each value from changes those that are new or have another driver or netdev, until ctx
-// ends. It does not wait for answers, then nor before.
+// Run asks the PFs that are there, and after each value from changes those that are new or have
+// another driver or netdev, until ctx ends. It does not wait for answers, then nor before.
 func (c *Cards) Run(ctx context.Context, changes <-chan struct{}) error {
 	for {
 		c.look(ctx)
@@ -137,7 +142,8 @@ func (c *Cards) untilAnswered(ctx context.Context, q question) {
 		c.learn(ctx, q.address, card)
 		return errors.Join(cardErr, macErr)
 	}, func(err error, pause time.Duration) {
-		c.options.Log.Info("A card did not say which one it is; asking again", "pf", q.address, "error", err.Error(), "retry", pause.String())
+		c.options.Log.Info("A card did not say which one it is; asking again", "pf", q.address,
+			"error", err.Error(), "retry", pause.String())
 	})
 }
 
@@ -151,7 +157,8 @@ func (c *Cards) learn(ctx context.Context, address pci.Address, answer function.
 	}
 	before := known.card
 	known.card = function.Card{
-		Serial: cmp.Or(answer.Serial, before.Serial), Board: cmp.Or(answer.Board, before.Board), MAC: cmp.Or(answer.MAC, before.MAC),
+		Serial: cmp.Or(answer.Serial, before.Serial), Board: cmp.Or(answer.Board, before.Board),
+		MAC: cmp.Or(answer.MAC, before.MAC),
 	}
 	changed := known.card != before
 	c.mutex.Unlock()

@@ -34,7 +34,8 @@ type node struct {
 
 // begin must be called in a bubble of synctest.
 func begin(t *testing.T) *node {
-	n := &node{t: t, wake: make(chan struct{}), serials: map[pci.Address]func() (string, error){}, macs: map[string]function.MAC{}}
+	n := &node{t: t, wake: make(chan struct{}), serials: map[pci.Address]func() (string, error){},
+		macs: map[string]function.MAC{}}
 	n.set(pf0, "mlx5_core", "ens3f0")
 	n.cards = New(Options{
 		Functions: func() []function.Function {
@@ -78,7 +79,8 @@ func (n *node) set(pf pci.Address, driver, netdev string) {
 	defer n.mutex.Unlock()
 	n.functions = []function.Function{
 		{ID: function.ID{Address: pf}, Kind: function.PF, PF: pf, Driver: driver, Netdev: netdev},
-		{ID: function.ID{Address: "0000:3b:00.2"}, Kind: function.VF, PF: pf, Driver: driver, Netdev: netdev + "v0"},
+		{ID: function.ID{Address: "0000:3b:00.2"}, Kind: function.VF, PF: pf, Driver: driver,
+			Netdev: netdev + "v0"},
 	}
 }
 
@@ -115,7 +117,8 @@ func (n *node) check(what string, want function.Card, asked string) {
 	}
 }
 
-// TestCards covers that card and kernel are asked once, and again only when they may say something else.
+// TestCards covers that card and kernel are asked once, and again only when they may say something
+// else.
 func TestCards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := begin(t)
@@ -141,12 +144,13 @@ func TestCards(t *testing.T) {
 		n.look("gone", function.Card{}, "0000:5e:00.0 ens4f0")
 		n.set(pf0, "mlx5_core", "ens3f0")
 		n.answer(pf0, "MT2440AB1234", nil)
-		n.look("another card in the slot", function.Card{Serial: "MT2440AB1234", MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
+		n.look("another card in the slot",
+			function.Card{Serial: "MT2440AB1234", MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
 	})
 }
 
-// TestSlowCards covers that a card that hangs holds up no other, that one that is busy is asked again, and that the answer of a card
-// that went meanwhile does not count.
+// TestSlowCards covers that a card that hangs holds up no other, that one that is busy is asked
+// again, and that the answer of a card that went meanwhile does not count.
 func TestSlowCards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := begin(t)
@@ -163,7 +167,8 @@ func TestSlowCards(t *testing.T) {
 		n.look("one is busy", function.Card{MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
 		n.answer(pf0, "MT2334XZ0LTK", nil)
 		time.Sleep(2 * firstRetry)
-		n.check("it is not any more", function.Card{Serial: "MT2334XZ0LTK", MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
+		n.check("it is not any more",
+			function.Card{Serial: "MT2334XZ0LTK", MAC: "02:00:00:00:00:01"}, "0000:3b:00.0 ens3f0")
 		close(hung)
 		synctest.Wait()
 		if got := n.cards.Of(pf1); got != (function.Card{}) {

@@ -10,7 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/links"
 )
 
-// permanentMAC asks the kernel for the address that a netdev was made with, "" if it has none or is gone.
+// permanentMAC asks the kernel for the address that a netdev was made with, "" if it has none or is
+// gone.
 func permanentMAC(netdev string) (function.MAC, error) {
 	handle, err := links.Open(netns.None())
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package cdi writes files of the Container Device Interface, which tell a runtime what a container gets of a device.
+// Package cdi writes files of the Container Device Interface, which tell a runtime what a container
+// gets of a device.
 package cdi
 
 import (
@@ -14,13 +15,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Dir is a directory that the runtime reads, "/var/run/cdi". Only one goroutine at a time may write a file.
+// Dir is a directory that the runtime reads, "/var/run/cdi". Only one goroutine at a time may write
+// a file.
 type Dir struct {
 	path  string
 	cache *cdi.Cache
 }
 
-// Open opens the directory, which need not exist. It removes the unfinished files of an agent that was killed.
+// Open opens the directory, which need not exist. It removes the unfinished files of an agent that
+// was killed.
 func Open(path string) (*Dir, error) {
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(path), cdi.WithAutoRefresh(false))
 	if err := errors.Join(err, removeUnfinished(path)); err != nil {
@@ -43,12 +46,14 @@ func removeUnfinished(path string) error {
 	return nil
 }
 
-// staging is the directory in which a file is written before it gets its place. Runtimes do not look
-// into directories (scanSpecDirs in the library's spec-dirs.go). The library's own temporary files
-// have a name that all programs use, so that an empty one of a killed agent could be anybody's.
+// staging is the directory in which a file is written before it gets its place. Runtimes do not
+// look into directories (scanSpecDirs in the library's spec-dirs.go). The library's own temporary
+// files have a name that all programs use, so that an empty one of a killed agent could be
+// anybody's.
 func staging(path, file string) string { return filepath.Join(path, "."+file+".tmp") }
 
-// Files returns the devices of a kind, "vendor/class", by file name, as of the opening of the directory.
+// Files returns the devices of a kind, "vendor/class", by file name, as of the opening of the
+// directory.
 func (d *Dir) Files(kind string) map[string][]specs.Device {
 	vendor, class := parser.ParseQualifier(kind)
 	files := map[string][]specs.Device{}
@@ -66,16 +71,17 @@ func (d *Dir) Has(file string) bool {
 	return err == nil
 }
 
-// Write replaces a file by one with these devices. Without devices it removes the file. The name must begin with the
-// project's group and a dash, by which its unfinished files are known, and have an ending such as ".json": the library
-// takes what follows the last dot for one.
+// Write replaces a file by one with these devices. Without devices it removes the file. The name
+// must begin with the project's group and a dash, by which its unfinished files are known, and have
+// an ending such as ".json": the library takes what follows the last dot for one.
 func (d *Dir) Write(file, kind string, devices []specs.Device) error {
 	if len(devices) == 0 {
 		return d.Remove(file)
 	}
 	spec := &specs.Spec{Kind: kind, Devices: devices}
 	var err error
-	if spec.Version, err = specs.MinimumRequiredVersion(spec); err == nil { // the oldest, for old runtimes
+	// the oldest, for old runtimes
+	if spec.Version, err = specs.MinimumRequiredVersion(spec); err == nil {
 		err = d.place(spec, file)
 	}
 	if err != nil {

@@ -31,7 +31,9 @@ func TestFiles(t *testing.T) {
 	d, err := cdi.Open(path)
 	must.Succeed(t, err)
 	devices := []specs.Device{{Name: "a", ContainerEdits: specs.ContainerEdits{
-		DeviceNodes: []*specs.DeviceNode{{HostPath: "/dev/vfio/noiommu-1", Path: "/dev/vfio/1", Permissions: "rw"}},
+		DeviceNodes: []*specs.DeviceNode{
+			{HostPath: "/dev/vfio/noiommu-1", Path: "/dev/vfio/1", Permissions: "rw"},
+		},
 	}}}
 	must.Succeed(t, d.Write("xpu.opiproject.org-1.yaml", kind, devices))
 	must.Succeed(t, d.Write("xpu.opiproject.org-2.yaml", "xpu.opiproject.org/other", devices))
@@ -41,7 +43,8 @@ func TestFiles(t *testing.T) {
 	again, err := cdi.Open(path)
 	must.Succeed(t, err)
 	files := again.Files(kind)
-	if got := files["xpu.opiproject.org-1.yaml"]; len(files) != 1 || len(got) != 1 || got[0].Name != "a" ||
+	if got := files["xpu.opiproject.org-1.yaml"]; len(files) != 1 || len(got) != 1 ||
+		got[0].Name != "a" ||
 		*got[0].ContainerEdits.DeviceNodes[0] != *devices[0].ContainerEdits.DeviceNodes[0] {
 		t.Errorf("files of the kind are %+v", files)
 	}
@@ -57,7 +60,8 @@ func TestFiles(t *testing.T) {
 func TestUnfinished(t *testing.T) {
 	path := t.TempDir()
 	for _, name := range []string{
-		".xpu.opiproject.org-1.yaml.tmp/spec.1.tmp", ".xpu.opiproject.org-2.json.tmp/xpu.opiproject.org-2.json",
+		".xpu.opiproject.org-1.yaml.tmp/spec.1.tmp",
+		".xpu.opiproject.org-2.json.tmp/xpu.opiproject.org-2.json",
 		"spec.3.tmp", "gpu.yaml", ".xpu.opiproject.org_metadata_1_2.json.3.tmp",
 	} {
 		must.Succeed(t, os.MkdirAll(filepath.Dir(filepath.Join(path, name)), 0o700))
@@ -65,7 +69,8 @@ func TestUnfinished(t *testing.T) {
 	}
 	_, err := cdi.Open(path)
 	must.Succeed(t, err)
-	if left := names(t, path); !slices.Equal(left, []string{".xpu.opiproject.org_metadata_1_2.json.3.tmp", "gpu.yaml", "spec.3.tmp"}) {
+	if left := names(t, path); !slices.Equal(left,
+		[]string{".xpu.opiproject.org_metadata_1_2.json.3.tmp", "gpu.yaml", "spec.3.tmp"}) {
 		t.Errorf("left %q", left)
 	}
 }
@@ -75,7 +80,8 @@ func TestNotWritten(t *testing.T) {
 	must.Succeed(t, os.WriteFile(path, nil, 0o600))
 	d, err := cdi.Open(path)
 	must.Succeed(t, err)
-	if err := d.Write("a.yaml", kind, []specs.Device{{Name: "a"}}); err == nil || !strings.Contains(err.Error(), "CDI file a.yaml") {
+	if err := d.Write("a.yaml", kind, []specs.Device{{Name: "a"}}); err == nil ||
+		!strings.Contains(err.Error(), "CDI file a.yaml") {
 		t.Errorf("error %v, want one that names the file", err)
 	}
 }

@@ -22,9 +22,11 @@ func (s *Server) find(id function.ID) (function.Function, error) {
 		return f, nil
 	}
 	if _, known := s.Pools.Pools(); !known { // it may be an SF that is to be made
-		return function.Function{}, fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet", id)
+		return function.Function{}, fail(types.ErrTryAgainLater,
+			"Function %s: pools have not been read yet", id)
 	}
-	return function.Function{}, fail(CodeNoFunction, "deviceID: Function %s is not on this node, or has gone", id)
+	return function.Function{}, fail(CodeNoFunction,
+		"deviceID: Function %s is not on this node, or has gone", id)
 }
 
 // needsVF refuses what a PF enforces for VFs only. The rate of an SF can be limited by the eswitch.
@@ -50,11 +52,12 @@ var (
 	errAddedAgain = errors.New("another ADD of the same interface came meanwhile")
 )
 
-// add attaches a Function: reserve, provision, attach. Each step is in the journal before it is done, so that a DEL
-// finds what there is to clean wherever this ends.
+// add attaches a Function: reserve, provision, attach. Each step is in the journal before it is
+// done, so that a DEL finds what there is to clean wherever this ends.
 func (s *Server) add(ctx context.Context, a cniRequest) (record journal.Attachment, err error) {
 	if other, taken := s.adding.LoadOrStore(a.device, a.ContainerID); taken {
-		return record, fail(types.ErrTryAgainLater, "Function %s: an ADD for container %s runs already", a.device, other)
+		return record, fail(types.ErrTryAgainLater,
+			"Function %s: an ADD for container %s runs already", a.device, other)
 	}
 	ctx, end, err := s.takeOver(ctx, a.Request, errAddedAgain)
 	if err != nil {
@@ -62,7 +65,8 @@ func (s *Server) add(ctx context.Context, a cniRequest) (record journal.Attachme
 		return record, err
 	}
 	defer func() {
-		s.adding.Delete(a.device) // first, as the DEL that waits for the end may be followed by an ADD
+		// first, as the DEL that waits for the end may be followed by an ADD
+		s.adding.Delete(a.device)
 		end()
 	}()
 	if record, err = s.makeReady(ctx, a); err == nil && record.State != journal.Attached {
@@ -71,44 +75,52 @@ func (s *Server) add(ctx context.Context, a cniRequest) (record journal.Attachme
 	return record, err
 }
 
-// takeOver ends the ADD of the same interface, if one runs, and waits for its end. The context that it returns ends when a
-// later request for the interface takes over.
-func (s *Server) takeOver(ctx context.Context, r wire.Request, reason error) (_ context.Context, end func(), err error) {
-	ctx, end, err = s.adds.TakeOver(ctx, types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}, reason)
+// takeOver ends the ADD of the same interface, if one runs, and waits for its end. The context that
+// it returns ends when a later request for the interface takes over.
+func (s *Server) takeOver(
+	ctx context.Context, r wire.Request, reason error,
+) (_ context.Context, end func(), err error) {
+	ctx, end, err = s.adds.TakeOver(ctx,
+		types.GCAttachment{ContainerID: r.ContainerID, IfName: r.IfName}, reason)
 	if err != nil {
-		err = fail(types.ErrTryAgainLater, "an ADD of the same interface has not ended yet: %w", err)
+		err = fail(types.ErrTryAgainLater, "an ADD of the same interface has not ended yet: %w",
+			err)
 	}
 	return ctx, end, err
 }
 
-// makeReady waits until the Function is back from its last pod, and undoes what this request or an older one of the pod
-// left. The record that it returns belongs to this request: it is Attached if an earlier ADD got so far, or else Reserved,
-// and the xPU serves the Function.
+// makeReady waits until the Function is back from its last pod, and undoes what this request or an
+// older one of the pod left. The record that it returns belongs to this request: it is Attached if
+// an earlier ADD got so far, or else Reserved, and the xPU serves the Function.
 func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachment, error) {
 	owner := journal.Attachment{
-		Function: a.device, Pod: a.pod, CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
+		Function: a.device, Pod: a.pod,
+		CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName},
 	}
 	var reservation journal.Attachment
 	var refused error // what is wrong with the request
 	admitted := false
-	have, err := s.Lifecycle.ReserveAs(ctx, owner, func(have journal.Attachment) (journal.Attachment, error) {
-		admitted = true
-		if a.function, refused = s.find(a.device); refused == nil { // it may have had the driver of its last owner until now
-			reservation, refused = s.reservation(a, have)
-		}
-		if refused == nil {
-			refused = s.mayAsk(a, reservation)
-		}
-		if refused == nil {
-			refused = a.checkResult(reservation)
-		}
-		return reservation, refused
-	})
+	have, err := s.Lifecycle.ReserveAs(ctx,
+		owner, func(have journal.Attachment) (journal.Attachment, error) {
+			admitted = true
+			// it may have had the driver of its last owner until now
+			if a.function, refused = s.find(a.device); refused == nil {
+				reservation, refused = s.reservation(a, have)
+			}
+			if refused == nil {
+				refused = s.mayAsk(a, reservation)
+			}
+			if refused == nil {
+				refused = a.checkResult(reservation)
+			}
+			return reservation, refused
+		})
 	switch {
 	case refused != nil:
 		return journal.Attachment{}, refused
 	case err != nil && !admitted && !errors.As(err, new(lifecycle.TakenError)):
-		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w", loop.WithCause(ctx, err))
+		return journal.Attachment{}, fail(types.ErrTryAgainLater, "not free yet: %w",
+			loop.WithCause(ctx, err))
 	case err != nil:
 		return journal.Attachment{}, notReserved(ctx, reservation, err)
 	case have.State == journal.Attached:
@@ -119,8 +131,8 @@ func (s *Server) makeReady(ctx context.Context, a cniRequest) (journal.Attachmen
 	return reservation, nil
 }
 
-// notReserved is for a Function that was not reserved or set up. With a setup, every error gets the setup's code, as the
-// setup fails more often than the journal.
+// notReserved is for a Function that was not reserved or set up. With a setup, every error gets the
+// setup's code, as the setup fails more often than the journal.
 func notReserved(ctx context.Context, reservation journal.Attachment, err error) error {
 	switch {
 	case errors.As(err, new(lifecycle.TakenError)):
@@ -133,9 +145,12 @@ func notReserved(ctx context.Context, reservation journal.Attachment, err error)
 	return fail(CodeJournal, "%w", err)
 }
 
-// provision has the xPU serve the Function, and reserves it with the MTU of the network where that is smaller, and with the
-// addresses that the network's address book gave, where the request asks for that.
-func (s *Server) provision(ctx context.Context, a cniRequest, reservation journal.Attachment) error {
+// provision has the xPU serve the Function, and reserves it with the MTU of the network where that
+// is smaller, and with the addresses that the network's address book gave, where the request asks
+// for that.
+func (s *Server) provision(
+	ctx context.Context, a cniRequest, reservation journal.Attachment,
+) error {
 	done, err := s.Provisioner.Provision(ctx, reservation)
 	if err != nil {
 		return fail(CodeProvision, "%w", loop.WithCause(ctx, err))
@@ -161,8 +176,11 @@ func (s *Server) provision(ctx context.Context, a cniRequest, reservation journa
 	return nil
 }
 
-// attach takes the Function into the container's network namespace. After an error it is on the host, or DEL brings it back.
-func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.Attachment) (journal.Attachment, error) {
+// attach takes the Function into the container's network namespace. After an error it is on the
+// host, or DEL brings it back.
+func (s *Server) attach(
+	ctx context.Context, a cniRequest, reservation journal.Attachment,
+) (journal.Attachment, error) {
 	sandbox := lifecycle.Sandbox{ID: a.ContainerID, NetNS: a.NetNS, Pod: reservation.Pod}
 	if _, err := s.Lifecycle.Attach(ctx, a.device, sandbox); err != nil {
 		message := loop.WithCause(ctx, err).Error()
@@ -172,7 +190,8 @@ func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.A
 		return journal.Attachment{}, fail(CodeAttach, "%s", message)
 	}
 	record, err := s.attachedFor(a)
-	if err != nil { // the claim was prepared again in between, and its interface took the place of the request's
+	// the claim was prepared again in between, and its interface took the place of the request's
+	if err != nil {
 		err = s.Lifecycle.Detach(context.WithoutCancel(ctx), a.device, a.ContainerID)
 		err = errors.Join(errors.New("its claim was prepared once more meanwhile"), err)
 		err = fail(types.ErrTryAgainLater, "Function %s: %w", a.device, err)
@@ -180,23 +199,29 @@ func (s *Server) attach(ctx context.Context, a cniRequest, reservation journal.A
 	return record, err
 }
 
-// attachedFor returns the record of a Function that is attached as the interface that a request is about.
+// attachedFor returns the record of a Function that is attached as the interface that a request is
+// about.
 func (s *Server) attachedFor(a cniRequest) (journal.Attachment, error) {
 	record, ok := s.Journal.Get(a.device)
-	if !ok || record.State != journal.Attached || !journal.ContainerIs(a.ContainerID, a.IfName)(record) {
-		return record, fail(types.ErrUnknownContainer, "Function %s is not attached as %s of container %s",
+	if !ok || record.State != journal.Attached ||
+		!journal.ContainerIs(a.ContainerID, a.IfName)(record) {
+		return record, fail(types.ErrUnknownContainer,
+			"Function %s is not attached as %s of container %s",
 			a.device, a.IfName, a.ContainerID)
 	}
 	return record, nil
 }
 
 // added makes the reply for a Function that is attached for the request.
-func (s *Server) added(ctx context.Context, a cniRequest, record journal.Attachment) (reply wire.Reply, err error) {
+func (s *Server) added(
+	ctx context.Context, a cniRequest, record journal.Attachment,
+) (reply wire.Reply, err error) {
 	if reply.Result, err = a.encode(record); err != nil {
 		return reply, err
 	}
 	if a.conf.Runtime.DeviceInfoFile != "" {
-		if now, exists := s.Function(a.device); exists { // the request may have come while its last owner still had it
+		// the request may have come while its last owner still had it
+		if now, exists := s.Function(a.device); exists {
 			a.function = now
 		}
 		p, _ := s.Pools.PoolOf(a.device)
@@ -208,6 +233,7 @@ func (s *Server) added(ctx context.Context, a cniRequest, record journal.Attachm
 		}
 	}
 	s.Report(record.Claim)
-	logr.FromContextOrDiscard(ctx).V(1).Info("Interface added", "mac", record.Observed.MAC, "resource", record.Resource)
+	logr.FromContextOrDiscard(ctx).V(1).Info("Interface added", "mac", record.Observed.MAC,
+		"resource", record.Resource)
 	return reply, nil
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// privileged are the privileged fields that the request sets, with their names in the network configuration. Addresses are
-// privileged only where they are those of an XPUNetwork.
+// privileged are the privileged fields that the request sets, with their names in the network
+// configuration. Addresses are privileged only where they are those of an XPUNetwork.
 func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 	fields := map[v1alpha1.PrivilegedField]string{}
 	add := func(set bool, f v1alpha1.PrivilegedField, name string) {
@@ -21,7 +21,8 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 	}
 	add(a.mac != "", v1alpha1.FieldMAC, "mac")
 	add(joins && a.ipam.result != nil, v1alpha1.FieldAddresses, "ipam")
-	add(joins && a.ipam.result == nil && len(a.ipam.addresses) > 0, v1alpha1.FieldAddresses, "runtimeConfig.ips")
+	add(joins && a.ipam.result == nil && len(a.ipam.addresses) > 0, v1alpha1.FieldAddresses,
+		"runtimeConfig.ips")
 	if vf := a.vf; vf != nil {
 		add(vf.VLAN != nil, v1alpha1.FieldVLAN, "vlan")
 		add(vf.QoS != nil, v1alpha1.FieldQoS, "vlanQoS")
@@ -34,8 +35,9 @@ func (a cniRequest) privileged(joins bool) map[v1alpha1.PrivilegedField]string {
 	return fields
 }
 
-// mayAsk refuses a configuration with privileged fields that the DevicePool of the Function does not allow. record is that of the
-// Function. A claim's does not say whether the interface joins a network, and so it is taken to.
+// mayAsk refuses a configuration with privileged fields that the DevicePool of the Function does
+// not allow. record is that of the Function. A claim's does not say whether the interface joins a
+// network, and so it is taken to.
 func (s *Server) mayAsk(a cniRequest, record journal.Attachment) error {
 	p, known := s.Pools.PoolOf(a.device)
 	var names, fields []string
@@ -48,7 +50,8 @@ func (s *Server) mayAsk(a cniRequest, record journal.Attachment) error {
 		return nil
 	}
 	if !known && !s.Pools.Considered(a.device) {
-		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet since it came", a.device)
+		return fail(types.ErrTryAgainLater,
+			"Function %s: pools have not been read yet since it came", a.device)
 	}
 	slices.Sort(names)
 	slices.Sort(fields)
@@ -56,6 +59,7 @@ func (s *Server) mayAsk(a cniRequest, record journal.Attachment) error {
 	if known {
 		pool = "DevicePool " + p.Name
 	}
-	return a.conf.invalid("%s: Forbidden: needs %s in spec.allow of %s, which is the administrator's",
+	return a.conf.invalid("%s: Forbidden: needs %s in spec.allow of %s, which is the "+
+		"administrator's",
 		strings.Join(names, ", "), strings.Join(fields, ", "), pool)
 }

@@ -49,7 +49,9 @@ func (before) Considered(function.ID) bool { return false }
 // TestAssigned: what the kubelet says decides who may have a Function, and by which resource.
 func TestAssigned(t *testing.T) {
 	has := func(namespace, name, resource string) map[string]podresources.Assignment {
-		return map[string]podresources.Assignment{vf.String(): {Namespace: namespace, Pod: name, Container: "app", Resource: resource}}
+		return map[string]podresources.Assignment{
+			vf.String(): {Namespace: namespace, Pod: name, Container: "app", Resource: resource},
+		}
 	}
 	for name, test := range map[string]struct {
 		kubelet  kubelet
@@ -57,16 +59,36 @@ func TestAssigned(t *testing.T) {
 		code     uint
 		resource string
 	}{
-		"nobody has it":            {kubelet: kubelet{}},
-		"the pod has it":           {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, resource: "xpu.opiproject.org/fast"},
-		"another has it":           {kubelet: kubelet{assigned: has("default", "other", "xpu.opiproject.org/fast")}, code: CodeTaken},
-		"one of another namespace": {kubelet: kubelet{assigned: has("kube-system", "pod-c1", "xpu.opiproject.org/fast")}, code: CodeTaken},
-		"the kubelet is away":      {kubelet: kubelet{err: errors.New("no such socket")}},
-		"its pool was moved":       {kubelet: kubelet{assigned: has("default", "pod-c1", "example.com/old")}, pools: nowhere{}, resource: "example.com/old"},
+		"nobody has it": {kubelet: kubelet{}},
+		"the pod has it": {
+			kubelet:  kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")},
+			resource: "xpu.opiproject.org/fast",
+		},
+		"another has it": {
+			kubelet: kubelet{assigned: has("default", "other", "xpu.opiproject.org/fast")},
+			code:    CodeTaken,
+		},
+		"one of another namespace": {
+			kubelet: kubelet{assigned: has("kube-system", "pod-c1", "xpu.opiproject.org/fast")},
+			code:    CodeTaken,
+		},
+		"the kubelet is away": {kubelet: kubelet{err: errors.New("no such socket")}},
+		"its pool was moved": {
+			kubelet: kubelet{assigned: has("default", "pod-c1", "example.com/old")},
+			pools:   nowhere{}, resource: "example.com/old",
+		},
 		// Its pool may name a network, in which the xPU would not serve it.
-		"no pools are known yet":        {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, pools: unread{}, code: types.ErrTryAgainLater},
-		"the Function came since":       {kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")}, pools: before{}, code: types.ErrTryAgainLater},
-		"in no pool, and no pod has it": {kubelet: kubelet{}, pools: nowhere{}, code: CodeNotOffered},
+		"no pools are known yet": {
+			kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")},
+			pools:   unread{}, code: types.ErrTryAgainLater,
+		},
+		"the Function came since": {
+			kubelet: kubelet{assigned: has("default", "pod-c1", "xpu.opiproject.org/fast")},
+			pools:   before{}, code: types.ErrTryAgainLater,
+		},
+		"in no pool, and no pod has it": {
+			kubelet: kubelet{}, pools: nowhere{}, code: CodeNotOffered,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, s := newCard(t)
@@ -83,12 +105,15 @@ func TestAssigned(t *testing.T) {
 	}
 }
 
-// TestAssignedToAnother: a request for a Function that the kubelet gave to another pod leaves alone what is reserved for
-// that pod.
+// TestAssignedToAnother: a request for a Function that the kubelet gave to another pod leaves alone
+// what is reserved for that pod.
 func TestAssignedToAnother(t *testing.T) {
 	c, s := newCard(t)
 	c.options.Kubelet = kubelet{assigned: map[string]podresources.Assignment{
-		vf.String(): {Namespace: "default", Pod: "pod-c1", Container: "app", Resource: "xpu.opiproject.org/fast"},
+		vf.String(): {
+			Namespace: "default", Pod: "pod-c1", Container: "app",
+			Resource: "xpu.opiproject.org/fast",
+		},
 	}}
 	s.Lifecycle = c.lifecycle()
 	c.attachErr = errors.New("not yet")

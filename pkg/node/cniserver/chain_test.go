@@ -99,8 +99,9 @@ func routesOut(t *testing.T, pod *netns.Namespace) []netlink.Route {
 func TestChain(t *testing.T) {
 	bin := buildChained(t, "tuning", "sbr", "vrf")
 	tuning := chained{
-		"type": "tuning", "mac": "02:00:00:00:00:77", "mtu": 1300, "promisc": true, "allmulti": true,
-		"txQLen": 77, "sysctl": map[string]string{
+		"type": "tuning", "mac": "02:00:00:00:00:77", "mtu": 1300, "promisc": true,
+		"allmulti": true,
+		"txQLen":   77, "sysctl": map[string]string{
 			"net.ipv4.conf.IFNAME.arp_notify": "0", "net.ipv4.conf.IFNAME.rp_filter": "2",
 			"net.ipv6.conf.IFNAME.accept_ra": "0",
 		},
@@ -116,7 +117,9 @@ func TestChain(t *testing.T) {
 		"sbr, tuning":      {[]chained{{"type": "sbr"}, tuning}, wantTuned},
 		"vrf, tuning":      {[]chained{{"type": "vrf", "vrfname": "blue"}, tuning}, wantTuned},
 	} {
-		for how, undone := range map[string]bool{"with DEL of all": true, "with our DEL alone": false} {
+		for how, undone := range map[string]bool{
+			"with DEL of all": true, "with our DEL alone": false,
+		} {
 			t.Run(name+" "+how, func(t *testing.T) {
 				if fmt.Sprint(test.chain[0]["type"]) == "vrf" && !hasVRFs(t) {
 					t.Skip("the kernel has no VRFs (CONFIG_NET_VRF)")

@@ -22,7 +22,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// netConf is the network configuration: the fields of sriov-cni, network and mtu. The shim reads the other fields.
+// netConf is the network configuration: the fields of sriov-cni, network and mtu. The shim reads
+// the other fields.
 type netConf struct {
 	CNIVersion string `json:"cniVersion"`
 	Name       string `json:"name"`
@@ -39,8 +40,9 @@ type netConf struct {
 	Trust      string `json:"trust"`
 	LinkState  string `json:"link_state"`
 	IPAM       struct {
-		Type   string          `json:"type"`
-		Routes json.RawMessage `json:"routes"` // for type xpu: those of CNI; others have forms of their own
+		Type string `json:"type"`
+		// for type xpu: those of CNI; others have forms of their own
+		Routes json.RawMessage `json:"routes"`
 	} `json:"ipam"`
 
 	// Runtime is what the runtime adds for the plugin's capabilities.
@@ -57,13 +59,15 @@ type netConf struct {
 	} `json:"runtimeConfig"`
 	DNS        types.DNS        `json:"dns"` // that of the runtime, if it gives one
 	PrevResult *json.RawMessage `json:"prevResult"`
-	// ValidAttachments is nil where the runtime says nothing, and empty where no attachment is valid.
+	// ValidAttachments is nil where the runtime says nothing, and empty where no attachment is
+	// valid.
 	ValidAttachments []types.GCAttachment `json:"cni.dev/valid-attachments"`
 }
 
 // invalid is the error for a configuration in which something is wrong.
 func (n netConf) invalid(format string, args ...any) error {
-	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", short(n.Name), fmt.Errorf(format, args...))
+	return fail(types.ErrInvalidNetworkConfig, "network configuration %s: %w", short(n.Name),
+		fmt.Errorf(format, args...))
 }
 
 // cniRequest is a request about an interface, read and checked.
@@ -80,22 +84,28 @@ type cniRequest struct {
 	function function.Function // what the inventory has of the device; not for CHECK
 }
 
-// ownKeys are the keys of a network configuration that this project defines, for the agent and for the shim.
+// ownKeys are the keys of a network configuration that this project defines, for the agent and for
+// the shim.
 var ownKeys = []string{
-	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust",
+	"deviceID", "network", "mtu", "mac", "vlan", "vlanQoS", "vlanProto", "min_tx_rate",
+	"max_tx_rate", "spoofchk", "trust",
 	"link_state", "timeout",
 }
 
-// otherKeys are allowed too: those that CNI defines for every plugin (SPEC.md, section 1), those that Multus adds, those of
-// sriov-cni that have no effect here, and the node's paths, which the shim compares with its own.
+// otherKeys are allowed too: those that CNI defines for every plugin (SPEC.md, section 1), those
+// that Multus adds, those of sriov-cni that have no effect here, and the node's paths, which the
+// shim compares with its own.
 var otherKeys = []string{
 	"socket", "spoolDir",
-	"cniVersion", "cniVersions", "name", "type", "ipam", "dns", "ipMasq", "args", "prevResult", "capabilities", "runtimeConfig",
-	"disableCheck", "disableGC", "loadOnlyInlinedPlugins", "pciBusID", "resourceName", "logLevel", "logFile", "master",
+	"cniVersion", "cniVersions", "name", "type", "ipam", "dns", "ipMasq", "args", "prevResult",
+	"capabilities", "runtimeConfig",
+	"disableCheck", "disableGC", "loadOnlyInlinedPlugins", "pciBusID", "resourceName", "logLevel",
+	"logFile", "master",
 }
 
-// unknownKeys returns the keys of a configuration that are neither defined nor allowed by the administrator. A typo would
-// leave the pod without what it asked for. Keys are compared without regard to case, as they are decoded.
+// unknownKeys returns the keys of a configuration that are neither defined nor allowed by the
+// administrator. A typo would leave the pod without what it asked for. Keys are compared without
+// regard to case, as they are decoded.
 func unknownKeys(config json.RawMessage, allowed []string) []string {
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(config, &all) // decode returns the error
@@ -111,7 +121,8 @@ func decode(config json.RawMessage) (netConf, error) {
 	err := json.Unmarshal(config, &n)
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		kind := wrong.Type.Kind().String()
-		return n, fail(types.ErrInvalidNetworkConfig, "network configuration: %s: is a %s, must be %s",
+		return n, fail(types.ErrInvalidNetworkConfig,
+			"network configuration: %s: is a %s, must be %s",
 			cmp.Or(wrong.Field, "it"), wrong.Value, cmp.Or(jsonKinds[kind], "a "+kind))
 	}
 	if err != nil {
@@ -125,16 +136,20 @@ func decode(config json.RawMessage) (netConf, error) {
 }
 
 // jsonKinds are the JSON names of Go kinds that JSON names differently.
-var jsonKinds = map[string]string{"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list"}
+var jsonKinds = map[string]string{
+	"int": "a whole number", "struct": "an object", "map": "an object", "slice": "a list",
+}
 
 // parser is what the node adds to a request.
 type parser struct {
 	allowed []string // unknown keys that network configurations may have
-	// auxiliary finds the SF with an auxiliary device of this name, such as "mlx5_core.sf.4". It may be nil.
+	// auxiliary finds the SF with an auxiliary device of this name, such as "mlx5_core.sf.4". It
+	// may be nil.
 	auxiliary func(name string) (id function.ID, exists bool)
 }
 
-// parse reads a request about an interface. The error names everything that is wrong with the configuration.
+// parse reads a request about an interface. The error names everything that is wrong with the
+// configuration.
 func (p parser) parse(r wire.Request) (cniRequest, error) {
 	n, err := decode(r.Config)
 	if err != nil {
@@ -185,7 +200,8 @@ func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) 
 
 	w.device = errs.device(cmp.Or(n.DeviceID, n.Runtime.DeviceID), p.auxiliary)
 	w.mac = cmp.Or( // all three are checked
-		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC), errs.mac("mac", n.MAC),
+		errs.mac("runtimeConfig.mac", n.Runtime.MAC), errs.mac("CNI_ARGS: MAC", argsMAC),
+		errs.mac("mac", n.MAC),
 	)
 	w.vf = errs.vf(n)
 	if n.MTU != 0 && (n.MTU < 68 || n.MTU > math.MaxInt32) {
@@ -203,16 +219,20 @@ func (p parser) configuration(w *cniRequest, argsMAC string) (errs fieldErrors) 
 // fieldErrors collects errors that name the field.
 type fieldErrors []error
 
-func (m *fieldErrors) add(format string, args ...any) { *m = append(*m, fmt.Errorf(format, args...)) }
+func (m *fieldErrors) add(format string, args ...any) {
+	*m = append(*m, fmt.Errorf(format, args...))
+}
 
-// auxiliaryName is the name that the kernel gives the auxiliary device of an SF: the module that made it, "sf" and a number
-// (Documentation/driver-api/auxiliary_bus.rst).
+// auxiliaryName is the name that the kernel gives the auxiliary device of an SF: the module that
+// made it, "sf" and a number (Documentation/driver-api/auxiliary_bus.rst).
 var auxiliaryName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}\.sf\.[0-9]{1,10}$`)
 
-// device reads the name that the device plugin or the DRA driver has for the Function, or the kernel for an SF.
+// device reads the name that the device plugin or the DRA driver has for the Function, or the
+// kernel for an SF.
 func (m *fieldErrors) device(text string, auxiliary func(string) (function.ID, bool)) function.ID {
 	if text == "" {
-		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's resource in its annotation " +
+		m.add("deviceID: is missing; the NetworkAttachmentDefinition must name the pool's " +
+			"resource in its annotation " +
 			"k8s.v1.cni.cncf.io/resourceName, and the pod must ask for that resource")
 		return function.ID{}
 	}
@@ -225,7 +245,8 @@ func (m *fieldErrors) device(text string, auxiliary func(string) (function.ID, b
 	if auxiliaryName.MatchString(text) && auxiliary != nil {
 		id, exists := auxiliary(text)
 		if !exists {
-			m.add("deviceID: no SF of this node has the auxiliary device %s: compare it with ls /sys/bus/auxiliary/devices", text)
+			m.add("deviceID: no SF of this node has the auxiliary device %s: compare it with ls "+
+				"/sys/bus/auxiliary/devices", text)
 		}
 		return id
 	}
@@ -242,7 +263,8 @@ func (m *fieldErrors) mac(field, text string) function.MAC {
 	}
 	mac, err := function.ParseMAC(text)
 	if err != nil || (function.Interface{Name: "any", MAC: mac}).Validate() != nil {
-		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field, short(text))
+		m.add("%s %q: must be a unicast Ethernet address such as 02:00:00:00:00:01", field,
+			short(text))
 	}
 	return mac
 }
@@ -252,7 +274,8 @@ func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	for i, text := range texts[:min(len(texts), maxAddresses)] {
 		ip, err := netip.ParsePrefix(text)
 		if err != nil {
-			m.add("runtimeConfig.ips[%d] %q: must be an address with prefix length such as 10.1.0.5/24", i, short(text))
+			m.add("runtimeConfig.ips[%d] %q: must be an address with prefix length such as "+
+				"10.1.0.5/24", i, short(text))
 			continue
 		}
 		ips = append(ips, ip)
@@ -260,12 +283,13 @@ func (m *fieldErrors) ips(texts []string) []netip.Prefix {
 	return ips
 }
 
-// vf reads what the PF shall enforce; nil if the configuration asks for nothing. A VLAN protocol or priority without a VLAN
-// has no effect, and is refused unless it is the default.
+// vf reads what the PF shall enforce; nil if the configuration asks for nothing. A VLAN protocol or
+// priority without a VLAN has no effect, and is refused unless it is the default.
 func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	proto := strings.ToLower(n.VLANProto)
 	c := &function.VFConfig{
-		VLAN: n.VLAN, MinTxRate: n.MinTxRate, MaxTxRate: n.MaxTxRate, LinkState: strings.ToLower(n.LinkState),
+		VLAN: n.VLAN, MinTxRate: n.MinTxRate, MaxTxRate: n.MaxTxRate,
+		LinkState:  strings.ToLower(n.LinkState),
 		SpoofCheck: m.onOff("spoofchk", n.SpoofChk), Trust: m.onOff("trust", n.Trust),
 	}
 	switch tagged := n.VLAN != nil && *n.VLAN > 0; {
@@ -285,15 +309,19 @@ func (m *fieldErrors) vf(n netConf) *function.VFConfig {
 	return c
 }
 
-// asWritten translates the field names of an InterfaceConfig in errors to those of the network configuration.
+// asWritten translates the field names of an InterfaceConfig in errors to those of the network
+// configuration.
 var asWritten = strings.NewReplacer(
-	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust", "vf.spoofCheck", "spoofchk",
+	"vf.vlanProtocol", "vlanProto", "vf.vlan", "vlan", "vf.qos", "vlanQoS", "vf.trust", "trust",
+	"vf.spoofCheck", "spoofchk",
 	"vf.minTxRate", "min_tx_rate", "vf.maxTxRate", "max_tx_rate", "vf.linkState", "link_state",
 )
 
 // onOff reads a word that may be on or off, or "" for neither.
 func (m *fieldErrors) onOff(field, word string) *bool {
-	value, known := map[string]*bool{"": nil, "on": new(true), "off": new(false)}[strings.ToLower(word)]
+	value, known := map[string]*bool{
+		"": nil, "on": new(true), "off": new(false),
+	}[strings.ToLower(word)]
 	if !known {
 		m.add("%s %q: must be one of on, off", field, word)
 	}
@@ -303,7 +331,8 @@ func (m *fieldErrors) onOff(field, word string) *bool {
 // parseArgs reads CNI_ARGS: "KEY=value;KEY=value". It ignores unknown keys.
 func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 	fields := map[string]*string{
-		"K8S_POD_NAMESPACE": &pod.Namespace, "K8S_POD_NAME": &pod.Name, "K8S_POD_UID": (*string)(&pod.UID), "MAC": &mac,
+		"K8S_POD_NAMESPACE": &pod.Namespace, "K8S_POD_NAME": &pod.Name,
+		"K8S_POD_UID": (*string)(&pod.UID), "MAC": &mac,
 	}
 	for pair := range strings.SplitSeq(text, ";") {
 		if pair == "" {
@@ -311,7 +340,8 @@ func parseArgs(text string) (pod journal.Pod, mac string, err error) {
 		}
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok {
-			return pod, mac, fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %q: must be KEY=value", short(pair))
+			return pod, mac, fail(types.ErrInvalidEnvironmentVariables,
+				"CNI_ARGS: %q: must be KEY=value", short(pair))
 		}
 		if field := fields[key]; field != nil {
 			*field = value

@@ -24,8 +24,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// card plays what a machine without VFs cannot: the engine and the kernel of a node with one VF. The lifecycle and its
-// journal are real.
+// card plays what a machine without VFs cannot: the engine and the kernel of a node with one VF.
+// The lifecycle and its journal are real.
 type card struct {
 	*journal.Journal
 	function   function.Function
@@ -41,7 +41,11 @@ type card struct {
 func (c *card) Get(id function.ID) (journal.Attachment, bool) { return c.Journal.Get(id) }
 
 func (c *card) Pools() ([]pool.Pool, bool) {
-	return []pool.Pool{{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields()}, Functions: []function.Function{c.function}}}, true
+	return []pool.Pool{
+		{Name: "fast", Spec: v1alpha1.DevicePoolSpec{
+			Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields(),
+		}, Functions: []function.Function{c.function}},
+	}, true
 }
 
 func (c *card) Considered(function.ID) bool { _, known := c.Pools(); return known }
@@ -53,16 +57,22 @@ func (c *card) PoolOf(id function.ID) (pool.Pool, bool) {
 
 func (c *card) Netdev(function.ID) (string, error) { return "eth1", nil }
 
-func (c *card) Plan(_ context.Context, device netdev.Device, netNS string, _ function.Interface) (netdev.Snapshot, netdev.Place, error) {
+func (c *card) Plan(
+	_ context.Context, device netdev.Device, netNS string, _ function.Interface,
+) (netdev.Snapshot, netdev.Place, error) {
 	return netdev.Snapshot{Name: device.Name}, netdev.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
 }
 
-func (c *card) Attach(_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want function.Interface) (netdev.Observed, error) {
+func (c *card) Attach(
+	_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want function.Interface,
+) (netdev.Observed, error) {
 	c.attached = want
 	return netdev.Observed{Name: want.Name, MAC: want.MAC, MTU: want.MTU}, c.attachErr
 }
 
-func (c *card) Add(context.Context, netdev.Attached, []netip.Prefix, []function.Route) (netdev.Observed, error) {
+func (c *card) Add(
+	context.Context, netdev.Attached, []netip.Prefix, []function.Route,
+) (netdev.Observed, error) {
 	return netdev.Observed{}, errors.New("not here")
 }
 
@@ -70,7 +80,9 @@ func (c *card) Check(context.Context, netdev.Device, netdev.Attached) ([]string,
 	return nil, nil
 }
 
-func (c *card) Restore(context.Context, netdev.Device, netdev.Snapshot, netdev.Place) (netdev.Restored, error) {
+func (c *card) Restore(
+	context.Context, netdev.Device, netdev.Snapshot, netdev.Place,
+) (netdev.Restored, error) {
 	c.restored++
 	return netdev.Restored{}, c.restoreErr
 }
@@ -79,7 +91,8 @@ func (c *card) Alive(netdev.Place) (bool, error) { return c.alive, nil }
 
 func (c *card) Holds(netdev.Place, netdev.Identity) (bool, error) { return c.alive, nil }
 
-// preparing is a journal in which the claim of a Function may be prepared right after the Function was reserved.
+// preparing is a journal in which the claim of a Function may be prepared right after the Function
+// was reserved.
 type preparing struct {
 	*journal.Journal
 	card *card
@@ -113,12 +126,15 @@ func newCard(t *testing.T) (*card, *Server) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "j"))
 	must.Succeed(t, err)
 	t.Cleanup(func() { j.Close() })
-	c := &card{Journal: j, function: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf"}}
+	c := &card{Journal: j, function: function.Function{
+		ID: vf, Kind: function.VF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: 1, Driver: "iavf",
+	}}
 	return c, &Server{
 		Function: inventoryOf{c}.Get, Pools: c, Journal: j, Lifecycle: c.lifecycle(),
 		Provisioner: &xpuAgent{ports: map[function.ID]journal.Attachment{}},
 		MAC:         func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
-		Report:      func(journal.Claim) {}, Metrics: NewMetrics(prometheus.NewRegistry()), Log: logr.Discard(),
+		Report:      func(journal.Claim) {}, Metrics: NewMetrics(prometheus.NewRegistry()),
+		Log: logr.Discard(),
 	}
 }
 
@@ -142,10 +158,15 @@ func checkCode(t *testing.T, reply wire.Reply, code uint) {
 
 func TestVF(t *testing.T) {
 	c, s := newCard(t)
-	add := addVF("c1", map[string]any{"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"}})
+	add := addVF("c1",
+		map[string]any{
+			"vlan": 100, "trust": "on", "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/x"},
+		})
 	reply := s.answer(t.Context(), add, nil)
 	checkCode(t, reply, 0)
-	want := function.Interface{Name: "net1", VF: &function.VFConfig{VLAN: new(100), Trust: new(true)}}
+	want := function.Interface{
+		Name: "net1", VF: &function.VFConfig{VLAN: new(100), Trust: new(true)},
+	}
 	if diff := cmp.Diff(want, c.attached); diff != "" {
 		t.Errorf("attached (-want +got):\n%s", diff)
 	}
@@ -155,7 +176,8 @@ func TestVF(t *testing.T) {
 	if want := `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:02.1","pf-pci-address":"0000:3b:00.0"}}`; string(reply.DeviceInfo) != want {
 		t.Errorf("device info %s", reply.DeviceInfo)
 	}
-	if a, _ := c.Journal.Get(vf); a.VFIndex != 1 || a.PF != "0000:3b:00.0" || a.PFName != "ens1f0" || !a.IsVF() {
+	if a, _ := c.Journal.Get(vf); a.VFIndex != 1 || a.PF != "0000:3b:00.0" ||
+		a.PFName != "ens1f0" || !a.IsVF() {
 		t.Errorf("record %+v", a)
 	}
 	c.alive = true
@@ -167,7 +189,8 @@ func TestVF(t *testing.T) {
 	}
 }
 
-// Functions that a program has instead of the kernel get what the PF can give them; the rest is in the result.
+// Functions that a program has instead of the kernel get what the PF can give them; the rest is in
+// the result.
 func TestUserspace(t *testing.T) {
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
@@ -175,12 +198,16 @@ func TestUserspace(t *testing.T) {
 	add.IPAM = []byte(ipamResult)
 	reply := s.answer(t.Context(), add, nil)
 	checkCode(t, reply, 0)
-	want := function.Interface{Name: "net1", MAC: "02:00:00:00:00:aa", VF: &function.VFConfig{VLAN: new(100)}, Userspace: true}
+	want := function.Interface{
+		Name: "net1", MAC: "02:00:00:00:00:aa", VF: &function.VFConfig{VLAN: new(100)},
+		Userspace: true,
+	}
 	if diff := cmp.Diff(want, c.attached); diff != "" {
 		t.Errorf("attached (-want +got):\n%s", diff)
 	}
 	got := decodeResult(t, reply.Result)
-	if len(got.IPs) != 1 || got.Interfaces[0].Sandbox == "" || got.Interfaces[0].Mac != "02:00:00:00:00:aa" {
+	if len(got.IPs) != 1 || got.Interfaces[0].Sandbox == "" ||
+		got.Interfaces[0].Mac != "02:00:00:00:00:aa" {
 		t.Errorf("result %s", reply.Result)
 	}
 	c.alive = true
@@ -194,30 +221,42 @@ func TestFailures(t *testing.T) {
 		request wire.Request
 		code    uint
 	}{
-		"attach": {func(_ *testing.T, c *card) { c.attachErr = refused }, addVF("c1", nil), CodeAttach},
+		"attach": {func(_ *testing.T, c *card) {
+			c.attachErr = refused
+		}, addVF("c1", nil), CodeAttach},
 		"release of the pod before": {func(t *testing.T, c *card) {
-			must.Succeed(t, c.Put(journal.Attachment{Function: vf, State: journal.Releasing, BootID: "boot-1", Before: &netdev.Snapshot{}}))
+			must.Succeed(t,
+				c.Put(journal.Attachment{
+					Function: vf, State: journal.Releasing, BootID: "boot-1",
+					Before: &netdev.Snapshot{},
+				}))
 			c.restoreErr = refused
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 		"release of the container before": {func(t *testing.T, c *card) {
 			must.Succeed(t, c.Put(journal.Attachment{
-				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1", Before: &netdev.Snapshot{},
-				CNI: &journal.CNI{ContainerID: "c0", IfName: "net1"},
+				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1",
+				Before: &netdev.Snapshot{},
+				CNI:    &journal.CNI{ContainerID: "c0", IfName: "net1"},
 			}))
 			c.restoreErr = refused
 		}, addVF("c1", nil), types.ErrTryAgainLater},
 		"DEL": {func(t *testing.T, c *card) {
 			must.Succeed(t, c.Put(journal.Attachment{
-				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1", Before: &netdev.Snapshot{},
-				CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"},
+				Function: vf, State: journal.Attaching, Resource: "r", BootID: "boot-1",
+				Before: &netdev.Snapshot{},
+				CNI:    &journal.CNI{ContainerID: "c1", IfName: "net1"},
 			}))
 			c.restoreErr = refused
 		}, request(wire.Del, 0, "c1", nil, nil), CodeRelease},
-		"journal": {func(_ *testing.T, c *card) { c.Journal.Close() }, addVF("c1", nil), CodeJournal},
+		"journal": {func(_ *testing.T, c *card) {
+			c.Journal.Close()
+		}, addVF("c1", nil), CodeJournal},
 		"claim is prepared again while it is attached": {func(t *testing.T, c *card) {
 			claimed := journal.Attachment{
-				Function: vf, State: journal.Reserved, Interface: function.Interface{Name: "claimed"},
-				Claim: journal.Claim{Name: "c", UID: "claim-1"}, Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+				Function: vf, State: journal.Reserved,
+				Interface: function.Interface{Name: "claimed"},
+				Claim:     journal.Claim{Name: "c", UID: "claim-1"},
+				Pod:       journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 			}
 			must.Succeed(t, c.Put(claimed))
 			c.prepare = func() { must.Succeed(t, c.Put(claimed)) }
@@ -234,9 +273,17 @@ func TestFailures(t *testing.T) {
 }
 
 func TestOver(t *testing.T) {
-	base := &function.VFConfig{VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10)}
-	more := &function.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), LinkState: "auto"}
-	want := &function.VFConfig{VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3), MaxTxRate: new(10), LinkState: "auto"}
+	base := &function.VFConfig{
+		VLAN: new(1), QoS: new(2), Proto: "802.1ad", Trust: new(true), MaxTxRate: new(10),
+	}
+	more := &function.VFConfig{
+		VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3),
+		LinkState: "auto",
+	}
+	want := &function.VFConfig{
+		VLAN: new(5), Trust: new(false), SpoofCheck: new(true), MinTxRate: new(3),
+		MaxTxRate: new(10), LinkState: "auto",
+	}
 	if diff := cmp.Diff(want, mergeVF(base, more)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -250,7 +297,9 @@ func TestOver(t *testing.T) {
 
 // What nobody enforces for a Function of its kind is refused; an eswitch limits the rate of an SF.
 func TestNeedsVF(t *testing.T) {
-	rate, vlan := &function.VFConfig{MaxTxRate: new(100)}, &function.VFConfig{VLAN: new(100), MaxTxRate: new(100)}
+	rate, vlan := &function.VFConfig{MaxTxRate: new(100)}, &function.VFConfig{
+		VLAN: new(100), MaxTxRate: new(100),
+	}
 	for name, test := range map[string]struct {
 		kind function.Kind
 		vf   *function.VFConfig
@@ -259,13 +308,22 @@ func TestNeedsVF(t *testing.T) {
 		"VF":             {kind: function.VF, vf: vlan},
 		"SF":             {kind: function.SF},
 		"SF with a rate": {kind: function.SF, vf: rate},
-		"SF with a VLAN": {kind: function.SF, vf: vlan, says: "spoofchk, trust, link_state: need a VF; Function 0000:3b:02.1 is a SF"},
-		"PF with a rate": {kind: function.PF, vf: rate, says: "max_tx_rate: need a VF; Function 0000:3b:02.1 is a PF"},
+		"SF with a VLAN": {
+			kind: function.SF, vf: vlan, says: "spoofchk, trust, link_state: need a VF; Function " +
+				"0000:3b:02.1 is a SF",
+		},
+		"PF with a rate": {
+			kind: function.PF, vf: rate,
+			says: "max_tx_rate: need a VF; Function 0000:3b:02.1 is a PF",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := cniRequest{device: vf, vf: test.vf, function: function.Function{ID: vf, Kind: test.kind}}
+			a := cniRequest{
+				device: vf, vf: test.vf, function: function.Function{ID: vf, Kind: test.kind},
+			}
 			err := a.needsVF()
-			if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
+			if test.says == "" && err != nil || test.says != "" &&
+				(err == nil || !strings.Contains(err.Error(), test.says)) {
 				t.Errorf("error %v, want %q", err, test.says)
 			}
 		})
@@ -275,16 +333,18 @@ func TestNeedsVF(t *testing.T) {
 // A refusal names the fields as the network configuration has them.
 func TestRefusalIsAsWritten(t *testing.T) {
 	c, s := newCard(t)
-	c.attachErr = errors.New("vf.vlan, vf.qos, vf.vlanProtocol: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad for VF 1")
+	c.attachErr = errors.New("vf.vlan, vf.qos, vf.vlanProtocol: PF ens1f0 refuses VLAN 100 qos 3 " +
+		"proto 802.1ad for VF 1")
 	reply := s.answer(t.Context(), addVF("c1", map[string]any{"vlan": 100}), nil)
 	checkCode(t, reply, CodeAttach)
-	if want := "vlan, vlanQoS, vlanProto: PF ens1f0 refuses VLAN 100 qos 3 proto 802.1ad"; !strings.Contains(reply.Error.Msg, want) {
+	if want := "vlan, vlanQoS, vlanProto: PF ens1f0 refuses VLAN 100 qos 3 proto " +
+		"802.1ad"; !strings.Contains(reply.Error.Msg, want) {
 		t.Errorf("message %q, want %q in it", reply.Error.Msg, want)
 	}
 }
 
-// TestForbidden: a network configuration sets no privileged field that the DevicePool does not allow, and nothing is reserved
-// for one that does. Without a network, addresses are the pod's own.
+// TestForbidden: a network configuration sets no privileged field that the DevicePool does not
+// allow, and nothing is reserved for one that does. Without a network, addresses are the pod's own.
 func TestForbidden(t *testing.T) {
 	runtime := func(key string, value any) map[string]any {
 		return map[string]any{"runtimeConfig": map[string]any{key: value}}
@@ -293,16 +353,26 @@ func TestForbidden(t *testing.T) {
 		config map[string]any
 		says   string
 	}{
-		"VLAN and its QoS": {map[string]any{"vlan": 100, "vlanQoS": 3}, "vlan, vlanQoS: Forbidden: needs vf.qos, vf.vlan in spec.allow of DevicePool fast"},
-		"MAC":              {runtime("mac", "02:00:00:00:00:01"), "mac: Forbidden: needs mac"},
-		"trust":            {map[string]any{"trust": "off"}, "trust: Forbidden: needs vf.trust"},
-		"spoof check":      {map[string]any{"spoofchk": "on"}, "spoofchk: Forbidden: needs vf.spoofCheck"},
-		"rates": {
-			map[string]any{"min_tx_rate": 1, "max_tx_rate": 2}, "max_tx_rate, min_tx_rate: Forbidden: needs vf.maxTxRate, vf.minTxRate",
+		"VLAN and its QoS": {
+			map[string]any{"vlan": 100, "vlanQoS": 3},
+			"vlan, vlanQoS: Forbidden: needs vf.qos, vf.vlan in spec.allow of DevicePool fast",
 		},
-		"link state": {map[string]any{"link_state": "enable"}, "link_state: Forbidden: needs vf.linkState"},
+		"MAC":   {runtime("mac", "02:00:00:00:00:01"), "mac: Forbidden: needs mac"},
+		"trust": {map[string]any{"trust": "off"}, "trust: Forbidden: needs vf.trust"},
+		"spoof check": {
+			map[string]any{"spoofchk": "on"}, "spoofchk: Forbidden: needs vf.spoofCheck",
+		},
+		"rates": {
+			map[string]any{"min_tx_rate": 1, "max_tx_rate": 2},
+			"max_tx_rate, min_tx_rate: Forbidden: needs vf.maxTxRate, vf.minTxRate",
+		},
+		"link state": {
+			map[string]any{"link_state": "enable"}, "link_state: Forbidden: needs vf.linkState",
+		},
 		"addresses in a network": {
-			map[string]any{"network": "blue", "runtimeConfig": map[string]any{"ips": []string{"10.1.0.5/24"}}},
+			map[string]any{
+				"network": "blue", "runtimeConfig": map[string]any{"ips": []string{"10.1.0.5/24"}},
+			},
 			"runtimeConfig.ips: Forbidden: needs addresses",
 		},
 		"addresses": {config: runtime("ips", []string{"10.1.0.5/24"})},
@@ -311,7 +381,8 @@ func TestForbidden(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, s := newCard(t)
 			s.Pools = withSetup{pool.Pool{
-				Name: "fast", Functions: []function.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
+				Name: "fast", Functions: []function.Function{c.function},
+				Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
 			}, true}
 			reply := s.answer(t.Context(), addVF("c1", test.config), nil)
 			if test.says == "" {
@@ -329,24 +400,32 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// TestAddressesOfClaim: a claim has its addresses. A network configuration for its Function replaces them only where the
-// DevicePool allows it, and never by the network's address book.
+// TestAddressesOfClaim: a claim has its addresses. A network configuration for its Function
+// replaces them only where the DevicePool allows it, and never by the network's address book.
 func TestAddressesOfClaim(t *testing.T) {
 	for name, test := range map[string]struct {
 		config map[string]any
 		says   string
 	}{
 		"the runtime's": {
-			map[string]any{"runtimeConfig": map[string]any{"ips": []string{"10.1.0.5/24"}}}, "runtimeConfig.ips: Forbidden: needs addresses",
+			map[string]any{"runtimeConfig": map[string]any{"ips": []string{"10.1.0.5/24"}}},
+			"runtimeConfig.ips: Forbidden: needs addresses",
 		},
-		"the address book's": {map[string]any{"ipam": map[string]any{"type": "xpu"}}, "ipam.type xpu: Function 0000:3b:02.1 belongs to claim c"},
+		"the address book's": {
+			map[string]any{"ipam": map[string]any{"type": "xpu"}},
+			"ipam.type xpu: Function 0000:3b:02.1 belongs to claim c",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, s := newCard(t)
-			s.Pools = withSetup{pool.Pool{Name: "fast", Functions: []function.Function{c.function}}, true}
+			s.Pools = withSetup{
+				pool.Pool{Name: "fast", Functions: []function.Function{c.function}}, true,
+			}
 			must.Succeed(t, c.Journal.Put(journal.Attachment{
-				Function: vf, State: journal.Reserved, Interface: function.Interface{Name: "net1"}, ReservedAt: time.Now(),
-				Claim: journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"}, Pod: journal.Pod{Namespace: "default", Name: "pod1"},
+				Function: vf, State: journal.Reserved, Interface: function.Interface{Name: "net1"},
+				ReservedAt: time.Now(),
+				Claim:      journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"},
+				Pod:        journal.Pod{Namespace: "default", Name: "pod1"},
 			}))
 			add := addVF("c1", test.config)
 			add.Args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod1"

@@ -14,18 +14,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Bounds of what a network configuration, a pod's annotation or an IPAM plugin may ask for, and of what is kept of it.
+// Bounds of what a network configuration, a pod's annotation or an IPAM plugin may ask for, and of
+// what is kept of it.
 const (
 	maxAddresses = 64       // of an interface
 	maxRoutes    = 256      // of an interface
 	maxIPAM      = 64 << 10 // bytes of an IPAM plugin's result, which the journal keeps
-	maxName      = 253      // bytes of the network configuration's name, as of a NetworkAttachmentDefinition
-	maxNamespace = 63       // bytes of a namespace (RFC 1123 label)
-	maxPodName   = 253      // bytes of a pod's name (RFC 1123 subdomain)
-	maxPodUID    = 128      // bytes of a pod's UID, which has 36 as a rule
-	maxRuntime   = 4096     // bytes of CNI_CONTAINERID, CNI_IFNAME and CNI_NETNS: PATH_MAX of Linux
-	maxUnknown   = 8        // unknown keys that an error names
-	maxError     = 4096     // bytes of an error's message, which is logged and becomes a pod's event
+	// bytes of the network configuration's name, as of a NetworkAttachmentDefinition
+	maxName      = 253
+	maxNamespace = 63   // bytes of a namespace (RFC 1123 label)
+	maxPodName   = 253  // bytes of a pod's name (RFC 1123 subdomain)
+	maxPodUID    = 128  // bytes of a pod's UID, which has 36 as a rule
+	maxRuntime   = 4096 // bytes of CNI_CONTAINERID, CNI_IFNAME and CNI_NETNS: PATH_MAX of Linux
+	maxUnknown   = 8    // unknown keys that an error names
+	// bytes of an error's message, which is logged and becomes a pod's event
+	maxError = 4096
 	// answerSpace are the bytes of a reply beside its result.
 	answerSpace = 16 << 10
 )
@@ -39,7 +42,8 @@ func (m *fieldErrors) limits(n netConf, routes json.RawMessage, ipam json.RawMes
 		m.add("network %q: must be the name of an XPUNetwork: %s", short(n.Network), problems[0])
 	}
 	if len(n.Runtime.IPs) > maxAddresses {
-		m.add("runtimeConfig.ips: has %d addresses, at most %d are allowed", len(n.Runtime.IPs), maxAddresses)
+		m.add("runtimeConfig.ips: has %d addresses, at most %d are allowed", len(n.Runtime.IPs),
+			maxAddresses)
 	}
 	if len(routes) > maxIPAM {
 		m.add("ipam.routes: has %d bytes, at most %d are allowed", len(routes), maxIPAM)
@@ -52,7 +56,8 @@ func (m *fieldErrors) limits(n netConf, routes json.RawMessage, ipam json.RawMes
 // version refuses a version of the specification for which the CNI library has no result.
 func (m *fieldErrors) version(version string) {
 	if known := cniversion.All.SupportedVersions(); !slices.Contains(known, version) {
-		m.add("cniVersion %q: is not known; known are %s", short(version), strings.Join(known, ", "))
+		m.add("cniVersion %q: is not known; known are %s", short(version),
+			strings.Join(known, ", "))
 	}
 }
 
@@ -67,7 +72,8 @@ func checkPod(pod journal.Pod) error {
 		{"K8S_POD_UID", string(pod.UID), maxPodUID},
 	} {
 		if len(field.value) > field.most {
-			return fail(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: %s: has %d bytes, at most %d are allowed",
+			return fail(types.ErrInvalidEnvironmentVariables,
+				"CNI_ARGS: %s: has %d bytes, at most %d are allowed",
 				field.name, len(field.value), field.most)
 		}
 	}
@@ -80,28 +86,34 @@ func checkLengths(r wire.Request) error {
 		"CNI_CONTAINERID": r.ContainerID, "CNI_IFNAME": r.IfName, "CNI_NETNS": r.NetNS,
 	} {
 		if len(value) > maxRuntime {
-			return fail(types.ErrInvalidEnvironmentVariables, "%s: has %d bytes, at most %d are allowed", name, len(value), maxRuntime)
+			return fail(types.ErrInvalidEnvironmentVariables,
+				"%s: has %d bytes, at most %d are allowed", name, len(value), maxRuntime)
 		}
 	}
 	return nil
 }
 
-// notServed are the capability arguments of the CNI conventions that are refused, each with what to do instead.
+// notServed are the capability arguments of the CNI conventions that are refused, each with what to
+// do instead.
 var notServed = map[string]string{
-	"bandwidth":      "limit what the pod sends by max_tx_rate, and leave bandwidth out of the pod's annotation",
-	"portMappings":   "no port of the node leads to a Function, whose packets do not pass the node's kernel",
-	"infinibandGUID": "GUIDs are the administrator's, who sets them with ip link set <PF> vf <n> node_guid",
-	"aliases":        "give the pod's address a name by a Service",
+	"bandwidth": "limit what the pod sends by max_tx_rate, and leave bandwidth out of the " +
+		"pod's annotation",
+	"portMappings": "no port of the node leads to a Function, whose packets do not pass the " +
+		"node's kernel",
+	"infinibandGUID": "GUIDs are the administrator's, who sets them with ip link set <PF> vf <n> " +
+		"node_guid",
+	"aliases": "give the pod's address a name by a Service",
 }
 
-// served are the capability arguments that are used, by the agent or by the shim, and those that only tell a plugin
-// something that is not needed here.
+// served are the capability arguments that are used, by the agent or by the shim, and those that
+// only tell a plugin something that is not needed here.
 var served = []string{
-	"mac", "ips", "deviceID", "CNIDeviceInfoFile", "dns", "cgroupPath", "io.kubernetes.cri.pod-annotations",
+	"mac", "ips", "deviceID", "CNIDeviceInfoFile", "dns", "cgroupPath",
+	"io.kubernetes.cri.pod-annotations",
 }
 
-// capabilities adds an error for every capability argument that has a value and no effect: the pod would run without what it
-// asked for. ipRanges are for the IPAM plugin, if there is one.
+// capabilities adds an error for every capability argument that has a value and no effect: the pod
+// would run without what it asked for. ipRanges are for the IPAM plugin, if there is one.
 func (m *fieldErrors) capabilities(config json.RawMessage, ipam string, allowed []string) {
 	var runtime struct {
 		Config map[string]json.RawMessage `json:"runtimeConfig"`

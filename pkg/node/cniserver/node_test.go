@@ -52,13 +52,19 @@ type running struct {
 func newNode(t testing.TB, functions int) *node {
 	t.Helper()
 	n := &node{
-		Node: lifecycletest.New(t, functions), t: t, dir: t.TempDir(), functions: map[function.ID]function.Function{},
-		xpuAgent: &xpuAgent{ports: map[function.ID]journal.Attachment{}},
+		Node: lifecycletest.New(t, functions), t: t, dir: t.TempDir(),
+		functions: map[function.ID]function.Function{},
+		xpuAgent:  &xpuAgent{ports: map[function.ID]journal.Attachment{}},
 	}
-	fast := pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields()}}
+	fast := pool.Pool{
+		Name: "fast", Spec: v1alpha1.DevicePoolSpec{
+			Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields(),
+		},
+	}
 	for i := range functions {
 		f := function.Function{
-			ID: lifecycletest.ID(i), Kind: function.SF, PF: "0000:3b:00.0", PFName: "ens1f0", Index: i, Driver: "mlx5_core.sf",
+			ID: lifecycletest.ID(i), Kind: function.SF, PF: "0000:3b:00.0", PFName: "ens1f0",
+			Index: i, Driver: "mlx5_core.sf",
 		}
 		n.functions[f.ID] = f
 		fast.Functions = append(fast.Functions, f)
@@ -99,7 +105,8 @@ func (n *node) start() (r *running, stop func()) {
 	})
 	r = &running{node: n, engine: agent.Engine}
 	r.Server = &Server{
-		BootID: n.BootID, Path: filepath.Join(n.dir, "run", "cni.sock"), SpoolDir: filepath.Join(n.dir, "spool"),
+		BootID: n.BootID, Path: filepath.Join(n.dir, "run", "cni.sock"),
+		SpoolDir: filepath.Join(n.dir, "spool"),
 		Function: n.Get, Pools: n, Journal: agent.Journal, Lifecycle: agent.Lifecycle,
 		Provisioner: n.xpuAgent, MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 		Ready: func() error { return nil }, Report: r.reports.Report,
@@ -123,7 +130,10 @@ func (n *node) serve(f func(r *running)) {
 	n.t.Helper()
 	n.run(func(r *running) {
 		defer must.Run(n.t, r.Run)()
-		must.Eventually(n.t, "the server answers", func() bool { _, err := r.call(wire.Request{Command: wire.Status}); return err == nil })
+		must.Eventually(n.t, "the server answers", func() bool {
+			_, err := r.call(wire.Request{Command: wire.Status})
+			return err == nil
+		})
 		f(r)
 	})
 }
@@ -150,8 +160,10 @@ func (r *running) must(request wire.Request) wire.Reply {
 func (r *running) mustFail(request wire.Request, code uint, want string) {
 	r.node.t.Helper()
 	reply := r.answer(r.node.t.Context(), request, nil)
-	if reply.Error == nil || reply.Error.Code != code || !strings.Contains(reply.Error.Error(), want) {
-		r.node.t.Errorf("%s: error %+v, want code %d and %q", request.Command, reply.Error, code, want)
+	if reply.Error == nil || reply.Error.Code != code ||
+		!strings.Contains(reply.Error.Error(), want) {
+		r.node.t.Errorf("%s: error %+v, want code %d and %q", request.Command, reply.Error,
+			code, want)
 	}
 }
 
@@ -179,16 +191,22 @@ func (r *running) checkFree(i int, was netdev.Snapshot) {
 	r.node.WantAsBefore(i, was)
 }
 
-// request is a request about a Function for a container. config has members that replace or join the usual ones.
-func request(command wire.Command, i int, container string, ns *netns.Namespace, config map[string]any) wire.Request {
+// request is a request about a Function for a container. config has members that replace or join
+// the usual ones.
+func request(
+	command wire.Command, i int, container string, ns *netns.Namespace, config map[string]any,
+) wire.Request {
 	r := wire.Request{
-		Version: wire.Version, Command: command, ContainerID: container, IfName: "net1", At: time.Now(),
-		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-" + container + ";K8S_POD_UID=uid-" + container,
+		Version: wire.Version, Command: command, ContainerID: container, IfName: "net1",
+		At: time.Now(),
+		Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-" + container +
+			";K8S_POD_UID=uid-" + container,
 	}
 	if ns != nil {
 		r.NetNS = ns.Path()
 	}
-	all := map[string]any{"cniVersion": "1.1.0", "name": "sriov", "type": "xpu-cni", "deviceID": lifecycletest.ID(i).String()}
+	all := map[string]any{"cniVersion": "1.1.0", "name": "sriov", "type": "xpu-cni",
+		"deviceID": lifecycletest.ID(i).String()}
 	maps.Copy(all, config)
 	r.Config, _ = json.Marshal(all)
 	return r
@@ -209,11 +227,14 @@ type xpuAgent struct {
 	mtu       int
 	addresses []netip.Prefix
 	err       error
-	entered   chan struct{} // where set, Provision tells here that it came and then waits for the end of its context
-	calls     int
+	// where set, Provision tells here that it came and then waits for the end of its context
+	entered chan struct{}
+	calls   int
 }
 
-func (x *xpuAgent) Provision(ctx context.Context, a journal.Attachment) (done provisioning.Provisioned, err error) {
+func (x *xpuAgent) Provision(
+	ctx context.Context, a journal.Attachment,
+) (done provisioning.Provisioned, err error) {
 	if x.entered != nil {
 		x.entered <- struct{}{}
 		<-ctx.Done()
@@ -222,8 +243,11 @@ func (x *xpuAgent) Provision(ctx context.Context, a journal.Attachment) (done pr
 	x.mutex.Lock()
 	defer x.mutex.Unlock()
 	x.calls++
-	// What a provisioner reads. It is kept also where the answer is no: nobody knows how far it got.
-	x.ports[a.Function] = journal.Attachment{Function: a.Function, PF: a.PF, Pod: a.Pod, Port: a.Port}
+	// What a provisioner reads. It is kept also where the answer is no: nobody knows how far it
+	// got.
+	x.ports[a.Function] = journal.Attachment{
+		Function: a.Function, PF: a.PF, Pod: a.Pod, Port: a.Port,
+	}
 	return provisioning.Provisioned{MTU: x.mtu, Addresses: x.addresses}, x.err
 }
 
@@ -292,7 +316,8 @@ func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 	return l
 }
 
-// crashes runs what an agent does and ends the agent at the given event. It says whether there were so many.
+// crashes runs what an agent does and ends the agent at the given event. It says whether there were
+// so many.
 func (n *node) crashes(at int, do func(r *running)) (crashed bool) {
 	r, stop := n.start()
 	defer stop()

@@ -20,9 +20,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/lifecycle"
 )
 
-// del ends the container's attachments as the interface, but those for which except is true. It succeeds if there is none.
-// It does not read the configuration, which may have gone with the namespace.
-func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.Attachment) bool) error {
+// del ends the container's attachments as the interface, but those for which except is true. It
+// succeeds if there is none. It does not read the configuration, which may have gone with the
+// namespace.
+func (s *Server) del(
+	ctx context.Context, r wire.Request, except func(journal.Attachment) bool,
+) error {
 	_, end, err := s.takeOver(ctx, r, errDeleted)
 	if err != nil {
 		return err
@@ -34,9 +37,9 @@ func (s *Server) del(ctx context.Context, r wire.Request, except func(journal.At
 	return nil
 }
 
-// since is true for attachments that were made after the runtime asked: the request cannot mean them. The time since the boot
-// decides, as the clock may be set in between; and the clock does for a request of an older shim and a record of an older
-// agent, which do not have that time.
+// since is true for attachments that were made after the runtime asked: the request cannot mean
+// them. The time since the boot decides, as the clock may be set in between; and the clock does for
+// a request of an older shim and a record of an older agent, which do not have that time.
 func (s *Server) since(r wire.Request) func(journal.Attachment) bool {
 	return func(a journal.Attachment) bool {
 		if after, known := a.Made.After(r.Asked, s.BootID); known {
@@ -46,7 +49,8 @@ func (s *Server) since(r wire.Request) func(journal.Attachment) bool {
 	}
 }
 
-// gc releases the attachments of the network configuration that were made before the request and are not in its list.
+// gc releases the attachments of the network configuration that were made before the request and
+// are not in its list.
 func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	if r.At.IsZero() {
 		return fail(types.ErrInvalidEnvironmentVariables, "GC: the time of the request is missing")
@@ -60,7 +64,8 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	}
 	valid := func(a journal.Attachment) bool {
 		attachment := types.GCAttachment{ContainerID: a.CNI.ContainerID, IfName: a.CNI.IfName}
-		return a.CNI.Network != n.Name || s.since(r)(a) || slices.Contains(n.ValidAttachments, attachment) ||
+		return a.CNI.Network != n.Name || s.since(r)(a) ||
+			slices.Contains(n.ValidAttachments, attachment) ||
 			s.adds.Held(attachment) // an ADD that came after the list was made
 	}
 	var errs []error
@@ -75,8 +80,9 @@ func (s *Server) gc(ctx context.Context, r wire.Request) error {
 	return nil
 }
 
-// check compares the interface with the journal, but MAC, addresses and routes with what the runtime kept: the result of the
-// last plugin of the chain, which may have changed them (CNI specification, section CHECK).
+// check compares the interface with the journal, but MAC, addresses and routes with what the
+// runtime kept: the result of the last plugin of the chain, which may have changed them (CNI
+// specification, section CHECK).
 func (s *Server) check(ctx context.Context, a cniRequest) error {
 	if _, err := s.attachedFor(a); err != nil {
 		return err
@@ -96,18 +102,19 @@ func (s *Server) check(ctx context.Context, a cniRequest) error {
 	return nil
 }
 
-// expectPrevious makes the result that the runtime kept what is expected of the interface. Addresses and routes that are not in
-// it, although the interface had them, were taken away by a later plugin. An interface that is not in it belongs to
-// another one by now, such as a bond.
+// expectPrevious makes the result that the runtime kept what is expected of the interface.
+// Addresses and routes that are not in it, although the interface had them, were taken away by a
+// later plugin. An interface that is not in it belongs to another one by now, such as a bond.
 func expectPrevious(is *netdev.Attached, prev *types100.Result) {
 	had := is.Expected.Addresses
 	is.Expected = netdev.Expected{}
-	is.Want.Routes = slices.DeleteFunc(slices.Clone(is.Want.Routes), func(route function.Route) bool {
-		return !slices.ContainsFunc(prev.Routes, func(r *types.Route) bool {
-			to, ok := netipx.FromStdIPNet(&r.Dst)
-			return ok && to.Masked() == route.To
+	is.Want.Routes = slices.DeleteFunc(slices.Clone(is.Want.Routes),
+		func(route function.Route) bool {
+			return !slices.ContainsFunc(prev.Routes, func(r *types.Route) bool {
+				to, ok := netipx.FromStdIPNet(&r.Dst)
+				return ok && to.Masked() == route.To
+			})
 		})
-	})
 	index := slices.IndexFunc(prev.Interfaces, func(i *types100.Interface) bool {
 		return i.Name == is.Want.Name && i.Sandbox == is.Place.NetNS
 	})
@@ -128,7 +135,8 @@ func expectPrevious(is *netdev.Attached, prev *types100.Result) {
 	}
 }
 
-// address gives an interface that ADD attached the addresses of an IPAM plugin that needed the interface first.
+// address gives an interface that ADD attached the addresses of an IPAM plugin that needed the
+// interface first.
 func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Attachment, err error) {
 	if a.ipam.result == nil {
 		return record, a.conf.invalid("no result of an IPAM plugin")
@@ -144,9 +152,11 @@ func (s *Server) address(ctx context.Context, a cniRequest) (record journal.Atta
 		}
 	}
 	if have.Interface.Userspace {
-		add.Addresses, add.Routes = []netip.Prefix{}, nil // the program in the pod reads them from the result
+		// the program in the pod reads them from the result
+		add.Addresses, add.Routes = []netip.Prefix{}, nil
 	}
-	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName), add); err != nil {
+	if err := s.Lifecycle.Address(ctx, a.device, journal.ContainerIs(a.ContainerID, a.IfName),
+		add); err != nil {
 		return record, fail(CodeAttach, "%w", loop.WithCause(ctx, err))
 	}
 	return s.attachedFor(a)

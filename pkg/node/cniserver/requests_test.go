@@ -23,14 +23,15 @@ func TestResult(t *testing.T) {
 		if got := r.must(result); string(got.Result) != string(first.Result) {
 			t.Errorf("result %s, that of ADD was %s", got.Result, first.Result)
 		}
-		r.mustFail(request(wire.Result, 0, "c2", pod, nil), types.ErrUnknownContainer, "container c2")
+		r.mustFail(request(wire.Result, 0, "c2", pod, nil), types.ErrUnknownContainer,
+			"container c2")
 		r.must(request(wire.Del, 0, "c1", pod, nil))
 		r.mustFail(result, types.ErrUnknownContainer, "is not attached")
 	})
 }
 
-// TestResultsWithNull: lists of a result may have null in JSON, which the conversions of containernetworking/cni do not
-// survive.
+// TestResultsWithNull: lists of a result may have null in JSON, which the conversions of
+// containernetworking/cni do not survive.
 func TestResultsWithNull(t *testing.T) {
 	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
 		for _, list := range []string{"ips", "interfaces", "routes"} {

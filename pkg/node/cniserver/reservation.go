@@ -14,16 +14,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/setup"
 )
 
-// sameAsBefore refuses a second ADD that asks for something else than the first. It ignores the addresses, because an IPAM
-// plugin may give other addresses each time.
+// sameAsBefore refuses a second ADD that asks for something else than the first. It ignores the
+// addresses, because an IPAM plugin may give other addresses each time.
 func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	there, err := s.Lifecycle.IsIn(have, a.NetNS)
 	if err != nil {
 		return fail(types.ErrIOFailure, "Function %s: CNI_NETNS: %w", a.device, err)
 	}
 	if !there {
-		return fail(CodeTaken, "Function %s is attached as %s of this container in network namespace %s, and CNI_NETNS %s is "+
-			"another one; DEL must come before an ADD that changes it", a.device, a.IfName, have.Place.NetNS, a.NetNS)
+		return fail(CodeTaken, "Function %s is attached as %s of this container in network "+
+			"namespace %s, and CNI_NETNS %s is "+
+			"another one; DEL must come before an ADD that changes it", a.device, a.IfName,
+			have.Place.NetNS, a.NetNS)
 	}
 	reservation, err := s.reservation(a, have)
 	if err != nil {
@@ -34,7 +36,8 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	if a.mac == "" {
 		i.MAC = have.Interface.MAC
 	}
-	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU { // the network limits it
+	// the network limits it
+	if a.conf.MTU == 0 || have.Interface.MTU != 0 && have.Interface.MTU < a.conf.MTU {
 		i.MTU = have.Interface.MTU
 	}
 	// The Function may belong to another pool by now, and the pool may have another network.
@@ -43,15 +46,19 @@ func (s *Server) sameAsBefore(a cniRequest, have journal.Attachment) error {
 	if samePort && reflect.DeepEqual(i, have.Interface) {
 		return nil
 	}
-	return fail(CodeTaken, "Function %s is attached as %s of this container with another configuration; "+
-		"DEL must come before an ADD that changes it", a.device, a.IfName)
+	return fail(CodeTaken,
+		"Function %s is attached as %s of this container with another configuration; "+
+			"DEL must come before an ADD that changes it", a.device, a.IfName)
 }
 
 // reservation returns the record that the request asks for, given the present record.
 func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Attachment, error) {
 	r := journal.Attachment{
-		Function: a.function.ID, PF: a.function.PF, PFName: a.function.PFName, VFIndex: a.function.Index, Pod: a.pod,
-		CNI: &journal.CNI{ContainerID: a.ContainerID, IfName: a.IfName, Network: a.conf.Name, IPAM: a.IPAM},
+		Function: a.function.ID, PF: a.function.PF, PFName: a.function.PFName,
+		VFIndex: a.function.Index, Pod: a.pod,
+		CNI: &journal.CNI{
+			ContainerID: a.ContainerID, IfName: a.IfName, Network: a.conf.Name, IPAM: a.IPAM,
+		},
 	}
 	complete := s.ofResource
 	if have.Claim.UID != "" {
@@ -62,7 +69,9 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 	}
 	if a.function.Userspace() || r.Setup != nil && r.Setup.Driver != "" {
 		// The program in the pod sets MTU and addresses; the CNI result says which.
-		r.Interface = function.Interface{Name: r.Interface.Name, MAC: r.Interface.MAC, VF: r.Interface.VF, Userspace: true}
+		r.Interface = function.Interface{
+			Name: r.Interface.Name, MAC: r.Interface.MAC, VF: r.Interface.VF, Userspace: true,
+		}
 	}
 	if err := r.Interface.Validate(); err != nil {
 		return journal.Attachment{}, a.conf.invalid("%w", err)
@@ -70,46 +79,55 @@ func (s *Server) reservation(a cniRequest, have journal.Attachment) (journal.Att
 	return r, nil
 }
 
-// ofResource completes the reservation of a Function that the device plugin handed out. The Port that Allocate asked for
-// stays, unless the configuration names another network or MAC.
+// ofResource completes the reservation of a Function that the device plugin handed out. The Port
+// that Allocate asked for stays, unless the configuration names another network or MAC.
 func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
 	r.Resource, r.Setup = have.Resource, have.Setup
 	port := journal.Port{Network: a.conf.Network, MAC: a.mac}
 	if have.Port != nil {
 		port.DevicePool = have.Port.DevicePool
-		port.Network, port.MAC = cmp.Or(port.Network, have.Port.Network), cmp.Or(port.MAC, have.Port.MAC)
+		port.Network, port.MAC = cmp.Or(port.Network, have.Port.Network), cmp.Or(port.MAC,
+			have.Port.MAC)
 	}
 	port.MAC = cmp.Or(port.MAC, s.MAC(a.device))
 	p, inPool := s.Pools.PoolOf(a.device)
 	if inPool {
 		port.DevicePool = cmp.Or(port.DevicePool, p.Name)
-		port.Network = cmp.Or(port.Network, p.Spec.Network) // also where the pool was moved to DRA since
+		// also where the pool was moved to DRA since
+		port.Network = cmp.Or(port.Network, p.Spec.Network)
 		if r.Setup == nil {
 			r.Setup = setup.Wanted(p.Spec, a.device, "", cmp.Or(a.mac, s.MAC(a.device)))
 		}
 	}
-	// Its pool may name a network. Pools are not known at the start, and for a moment after a card came back.
+	// Its pool may name a network. Pools are not known at the start, and for a moment after a card
+	// came back.
 	if !s.Pools.Considered(a.device) && (r.Resource == "" || port.Network == "") {
-		return fail(types.ErrTryAgainLater, "Function %s: pools have not been read yet since it came", a.device)
+		return fail(types.ErrTryAgainLater,
+			"Function %s: pools have not been read yet since it came", a.device)
 	}
-	// The resource stays empty if the kubelet gave the Function to no pod; package health reports that.
+	// The resource stays empty if the kubelet gave the Function to no pod; package health reports
+	// that.
 	if r.Resource == "" && !(inPool && p.Spec.Publish == v1alpha1.PublishDevicePlugin) {
-		return fail(CodeNotOffered, "Function %s belongs to no DevicePool with publish: DevicePlugin; "+
-			"in one that is published by DRA, the pod must have a claim to it", a.device)
+		return fail(CodeNotOffered,
+			"Function %s belongs to no DevicePool with publish: DevicePlugin; "+
+				"in one that is published by DRA, the pod must have a claim to it", a.device)
 	}
 	port.AssignAddresses = a.assigned()
 	if port.AssignAddresses {
 		if port.Network == "" {
-			return a.conf.invalid("ipam.type %s: gives addresses of a network of the xPU, and neither network nor the DevicePool names one",
+			return a.conf.invalid("ipam.type %s: gives addresses of a network of the xPU, and "+
+				"neither network nor the DevicePool names one",
 				wire.IPAM)
 		}
 		port.Addresses = a.ipam.addresses // runtimeConfig.ips
-		if have.Port != nil && have.Port.AssignAddresses && have.Port.Network == port.Network && len(port.Addresses) == 0 {
+		if have.Port != nil && have.Port.AssignAddresses && have.Port.Network == port.Network &&
+			len(port.Addresses) == 0 {
 			port.Addresses = have.Port.Addresses // an ADD that is made again
 		}
 	}
 	r.Interface = function.Interface{
-		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.ipam.addresses, Routes: a.ipam.routes,
+		Name: a.IfName, MTU: a.conf.MTU, MAC: a.mac, VF: a.vf, Addresses: a.ipam.addresses,
+		Routes: a.ipam.routes,
 	}
 	if port.Network != "" {
 		r.Port, r.Interface.MAC = &port, port.MAC
@@ -117,23 +135,27 @@ func (s *Server) ofResource(r *journal.Attachment, a cniRequest, have journal.At
 	return nil
 }
 
-// ofClaim completes the reservation of a Function that belongs to a claim of the pod. The claim decides about the xPU's
-// side, network and MAC; the configuration adds to what the claim says about the interface.
+// ofClaim completes the reservation of a Function that belongs to a claim of the pod. The claim
+// decides about the xPU's side, network and MAC; the configuration adds to what the claim says
+// about the interface.
 func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error {
 	claimed := have.Interface
 	if have.CNI != nil && have.CNI.Claimed != nil {
 		claimed = *have.CNI.Claimed
 	}
 	if a.conf.Network != "" {
-		return a.conf.invalid("network %q: Function %s belongs to claim %s, which decides about the network; leave network out",
+		return a.conf.invalid("network %q: Function %s belongs to claim %s, which decides about "+
+			"the network; leave network out",
 			a.conf.Network, a.device, have.Claim.Name)
 	}
 	if a.assigned() {
-		return a.conf.invalid("ipam.type %s: Function %s belongs to claim %s, which has its addresses; leave ipam out",
+		return a.conf.invalid("ipam.type %s: Function %s belongs to claim %s, which has its "+
+			"addresses; leave ipam out",
 			wire.IPAM, a.device, have.Claim.Name)
 	}
 	if a.mac != "" && claimed.MAC != "" && a.mac != claimed.MAC {
-		return a.conf.invalid("mac %s: Function %s belongs to claim %s, which has %s, and the xPU may count on it; leave mac out",
+		return a.conf.invalid("mac %s: Function %s belongs to claim %s, which has %s, and the "+
+			"xPU may count on it; leave mac out",
 			a.mac, a.device, have.Claim.Name, claimed.MAC)
 	}
 	if err := addressesOfClaim(a, claimed, have.Claim.Name); err != nil {
@@ -155,13 +177,15 @@ func ofClaim(r *journal.Attachment, a cniRequest, have journal.Attachment) error
 	return nil
 }
 
-// addressesOfClaim refuses addresses that a claim does not have if it has some: the network's address book may give them to another
-// interface, and the xPU drops what has them.
+// addressesOfClaim refuses addresses that a claim does not have if it has some: the network's
+// address book may give them to another interface, and the xPU drops what has them.
 func addressesOfClaim(a cniRequest, claimed function.Interface, claim string) error {
 	for _, address := range a.ipam.addresses {
 		if len(claimed.Addresses) > 0 && !slices.Contains(claimed.Addresses, address) {
-			return a.conf.invalid("address %s: Function %s belongs to claim %s, which has %s, and the xPU may count on them; "+
-				"leave ipam and ips out, and write the address into the claim's InterfaceConfig", address, a.device, claim, claimed.Addresses)
+			return a.conf.invalid("address %s: Function %s belongs to claim %s, which has %s, "+
+				"and the xPU may count on them; "+
+				"leave ipam and ips out, and write the address into the claim's InterfaceConfig",
+				address, a.device, claim, claimed.Addresses)
 		}
 	}
 	return nil
@@ -175,7 +199,8 @@ func smaller(a, b int) int {
 	return min(a, b)
 }
 
-// mergeVF returns base with every field that over sets replaced. A VLAN's QoS and protocol belong to the VLAN.
+// mergeVF returns base with every field that over sets replaced. A VLAN's QoS and protocol belong
+// to the VLAN.
 func mergeVF(base, over *function.VFConfig) *function.VFConfig {
 	if base == nil || over == nil {
 		return cmp.Or(over, base)

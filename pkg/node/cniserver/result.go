@@ -26,8 +26,8 @@ type addressing struct {
 	result    *types100.Result // of the IPAM plugin; nil without one
 }
 
-// parseIPAM reads the result of an IPAM plugin, if there is one, in any version. A route without a gateway gets the first
-// gateway of its family, as with other CNI plugins.
+// parseIPAM reads the result of an IPAM plugin, if there is one, in any version. A route without a
+// gateway gets the first gateway of its family, as with other CNI plugins.
 func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return a, nil
@@ -40,8 +40,10 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 	if a.result, err = cni.DecodeResult(raw, "0.1.0"); err != nil {
 		return a, err
 	}
-	if ips, routes := len(a.result.IPs), len(a.result.Routes); ips > maxAddresses || routes > maxRoutes {
-		return a, fmt.Errorf("has %d addresses and %d routes, at most %d and %d are allowed", ips, routes, maxAddresses, maxRoutes)
+	if ips, routes := len(a.result.IPs), len(a.result.Routes); ips > maxAddresses ||
+		routes > maxRoutes {
+		return a, fmt.Errorf("has %d addresses and %d routes, at most %d and %d are allowed",
+			ips, routes, maxAddresses, maxRoutes)
 	}
 	gateways := map[bool]netip.Addr{} // the first of each family, by whether that is IPv4
 	for i, ip := range a.result.IPs {
@@ -62,11 +64,13 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 			via, isAddress = netipx.FromStdIP(r.GW)
 		}
 		if !ok || !isAddress {
-			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where there is one", i)
+			return a, fmt.Errorf("routes[%d]: must have a dst, and a gw that is an address where "+
+				"there is one", i)
 		}
 		a.routes = append(a.routes, function.Route{
-			To: to.Masked(), Via: via, Metric: r.Priority, Table: ptr.Deref(r.Table, 0), Scope: r.Scope,
-			MTU: r.MTU, AdvMSS: r.AdvMSS,
+			To: to.Masked(), Via: via, Metric: r.Priority, Table: ptr.Deref(r.Table, 0),
+			Scope: r.Scope,
+			MTU:   r.MTU, AdvMSS: r.AdvMSS,
 			Yield: true, // a route that the pod has already stays, as with other CNI plugins
 		})
 	}
@@ -76,11 +80,14 @@ func parseIPAM(raw json.RawMessage) (a addressing, err error) {
 // assigned says whether the network's address book gives the interface its addresses.
 func (r cniRequest) assigned() bool { return r.conf.IPAM.Type == wire.IPAM }
 
-// addressed is the reservation with the addresses that the network's address book gave, and the routes of the request, as if
-// an IPAM plugin had printed them.
-func (r cniRequest) addressed(reservation journal.Attachment, addresses []netip.Prefix) (journal.Attachment, error) {
+// addressed is the reservation with the addresses that the network's address book gave, and the
+// routes of the request, as if an IPAM plugin had printed them.
+func (r cniRequest) addressed(
+	reservation journal.Attachment, addresses []netip.Prefix,
+) (journal.Attachment, error) {
 	if len(addresses) == 0 {
-		return reservation, fail(CodeProvision, "network %s gave Function %s no address; see its XPUPort", reservation.Port.Network, r.device)
+		return reservation, fail(CodeProvision, "network %s gave Function %s no address; see its "+
+			"XPUPort", reservation.Port.Network, r.device)
 	}
 	text, err := r.printed(addresses)
 	if err != nil {
@@ -98,7 +105,8 @@ func (r cniRequest) addressed(reservation journal.Attachment, addresses []netip.
 	return reservation, nil
 }
 
-// printed is what an IPAM plugin would print that gave these addresses, with the routes of the request.
+// printed is what an IPAM plugin would print that gave these addresses, with the routes of the
+// request.
 func (r cniRequest) printed(addresses []netip.Prefix) (json.RawMessage, error) {
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
 	if len(r.conf.IPAM.Routes) > 0 {
@@ -119,8 +127,9 @@ func (r cniRequest) printed(addresses []netip.Prefix) (json.RawMessage, error) {
 	return text, nil
 }
 
-// encode adds an attachment to the result of the plugins before, in the version of the configuration. The result depends
-// on the journal and the configuration only, so that a repeated ADD gets the same.
+// encode adds an attachment to the result of the plugins before, in the version of the
+// configuration. The result depends on the journal and the configuration only, so that a repeated
+// ADD gets the same.
 func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	ipam, err := parseIPAM(a.CNI.IPAM)
 	if err != nil {
@@ -131,17 +140,21 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	if r.prev != nil {
 		*result = *r.prev
 	}
-	result.Interfaces, result.IPs, result.Routes = slices.Clone(result.Interfaces), slices.Clone(result.IPs), slices.Clone(result.Routes)
+	result.Interfaces, result.IPs, result.Routes = slices.Clone(result.Interfaces), slices.Clone(
+		result.IPs,
+	), slices.Clone(result.Routes)
 	index := len(result.Interfaces)
 	attached := &types100.Interface{
-		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU, Sandbox: a.Place.NetNS,
+		Name: a.Observed.Name, Mac: string(a.Observed.MAC), Mtu: a.Observed.MTU,
+		Sandbox: a.Place.NetNS,
 	}
 	if a.Function.Subfunction == "" {
 		attached.PciID = string(a.Function.Address)
 	}
 	result.Interfaces = append(result.Interfaces, attached)
 	for _, ip := range given.IPs {
-		result.IPs = append(result.IPs, &types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
+		result.IPs = append(result.IPs,
+			&types100.IPConfig{Interface: &index, Address: ip.Address, Gateway: ip.Gateway})
 	}
 	result.Routes = append(result.Routes, given.Routes...)
 	switch {
@@ -152,31 +165,37 @@ func (r cniRequest) encode(a journal.Attachment) (json.RawMessage, error) {
 	}
 	versioned, err := result.GetAsVersion(r.conf.CNIVersion)
 	if err != nil {
-		return nil, fail(types.ErrIncompatibleCNIVersion, "result in CNI version %s: %w", r.conf.CNIVersion, err)
+		return nil, fail(types.ErrIncompatibleCNIVersion, "result in CNI version %s: %w",
+			r.conf.CNIVersion, err)
 	}
 	return json.Marshal(versioned)
 }
 
-// checkResult refuses a request whose result could not be told after the Function is attached as the record wants it. Addresses
-// that the network's address book gives later are not known yet.
+// checkResult refuses a request whose result could not be told after the Function is attached as
+// the record wants it. Addresses that the network's address book gives later are not known yet.
 func (r cniRequest) checkResult(want journal.Attachment) error {
-	addresses := len(want.Interface.Addresses) > 0 || r.ipam.result != nil || len(r.ipam.addresses) > 0
+	addresses := len(want.Interface.Addresses) > 0 || r.ipam.result != nil ||
+		len(r.ipam.addresses) > 0
 	if r.conf.CNIVersion < "0.3" && !addresses {
 		if r.assigned() {
 			return nil
 		}
-		return r.conf.invalid("cniVersion: %s, which a configuration without cniVersion has too, knows no result without an address; "+
+		return r.conf.invalid("cniVersion: %s, which a configuration without cniVersion has too, "+
+			"knows no result without an address; "+
 			"write 0.3.1 or later, or an ipam that gives an address to ADD", r.conf.CNIVersion)
 	}
 
 	want.Place.NetNS = r.NetNS
-	want.Observed = &netdev.Observed{Name: r.IfName, MAC: want.Interface.MAC, MTU: want.Interface.MTU}
+	want.Observed = &netdev.Observed{
+		Name: r.IfName, MAC: want.Interface.MAC, MTU: want.Interface.MTU,
+	}
 	result, err := r.encode(want)
 	if err != nil {
 		return err
 	}
 	if most := wire.MaxMessage - answerSpace; len(result) > most {
-		return r.conf.invalid("prevResult and ipam: make a result of %d bytes, at most %d are allowed", len(result), most)
+		return r.conf.invalid("prevResult and ipam: make a result of %d bytes, at most %d are "+
+			"allowed", len(result), most)
 	}
 	return nil
 }
@@ -188,7 +207,10 @@ func withoutIPAM(i function.Interface) *types100.Result {
 		r.IPs = append(r.IPs, &types100.IPConfig{Address: *netipx.PrefixIPNet(address)})
 	}
 	for _, to := range i.Routes {
-		r.Routes = append(r.Routes, &types.Route{Dst: *netipx.PrefixIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric})
+		r.Routes = append(r.Routes,
+			&types.Route{
+				Dst: *netipx.PrefixIPNet(to.To), GW: to.Via.AsSlice(), Priority: to.Metric,
+			})
 	}
 	return r
 }

@@ -50,7 +50,8 @@ func TestAddAndDel(t *testing.T) {
 	before := n.Snapshot(0)
 	pod := netns.New(t)
 	add := request(wire.Add, 0, "c1", pod, map[string]any{
-		"network": "blue", "mtu": 1480, "runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/any"},
+		"network": "blue", "mtu": 1480,
+		"runtimeConfig": map[string]any{"CNIDeviceInfoFile": "/any"},
 	})
 	add.IPAM = json.RawMessage(ipamResult)
 	n.serve(func(r *running) {
@@ -61,19 +62,24 @@ func TestAddAndDel(t *testing.T) {
 		}
 		want := &types100.Result{
 			CNIVersion: "1.1.0",
-			Interfaces: []*types100.Interface{{Name: "net1", Mac: "02:00:00:00:00:aa", Mtu: 1450, Sandbox: pod.Path()}},
+			Interfaces: []*types100.Interface{
+				{Name: "net1", Mac: "02:00:00:00:00:aa", Mtu: 1450, Sandbox: pod.Path()},
+			},
 		}
 		got := decodeResult(t, reply.Result)
 		if diff := cmp.Diff(want.Interfaces, got.Interfaces); diff != "" {
 			t.Errorf("interfaces (-want +got):\n%s", diff)
 		}
-		if len(got.IPs) != 1 || *got.IPs[0].Interface != 0 || got.IPs[0].Address.String() != "10.1.0.5/24" || got.IPs[0].Gateway.String() != "10.1.0.1" {
+		if len(got.IPs) != 1 || *got.IPs[0].Interface != 0 ||
+			got.IPs[0].Address.String() != "10.1.0.5/24" ||
+			got.IPs[0].Gateway.String() != "10.1.0.1" {
 			t.Errorf("IPs %v", got.IPs)
 		}
 		if len(got.Routes) != 2 || len(got.DNS.Nameservers) != 1 {
 			t.Errorf("routes %v, DNS %v", got.Routes, got.DNS)
 		}
-		if len(reply.DeviceInfo) > 0 { // the specification has no word for an SF, whose address is that of its PF
+		// the specification has no word for an SF, whose address is that of its PF
+		if len(reply.DeviceInfo) > 0 {
 			t.Errorf("device info %s, want none", reply.DeviceInfo)
 		}
 		port, _ := n.xpuAgent.port(lifecycletest.ID(0))
@@ -104,14 +110,17 @@ func TestAddAndDel(t *testing.T) {
 		if again := r.must(result); !bytes.Equal(again.Result, reply.Result) {
 			t.Errorf("RESULT: %s, want %s", again.Result, reply.Result)
 		}
-		r.mustFail(with(result, func(r *wire.Request) { r.ContainerID = "c2" }), types.ErrUnknownContainer, "of container c2")
+		r.mustFail(with(result, func(r *wire.Request) { r.ContainerID = "c2" }),
+			types.ErrUnknownContainer, "of container c2")
 		changed := with(add, func(r *wire.Request) {
 			r.Config = bytes.Replace(r.Config, []byte("1480"), []byte("1300"), 1)
 		})
 		r.mustFail(changed, CodeTaken, "another configuration")
 
 		for range 2 {
-			reply, err = r.call(wire.Request{Command: wire.Del, ContainerID: "c1", IfName: "net1", At: time.Now()})
+			reply, err = r.call(wire.Request{
+				Command: wire.Del, ContainerID: "c1", IfName: "net1", At: time.Now(),
+			})
 			must.Succeed(t, err)
 			if reply.Error != nil {
 				t.Fatal(reply.Error)
@@ -124,10 +133,14 @@ func TestAddAndDel(t *testing.T) {
 // The runtime may speak any version, and a plugin before this one may have made an interface.
 func TestResultVersions(t *testing.T) {
 	prev := map[string]any{
-		"interfaces": []any{map[string]any{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/any"}},
-		"ips":        []any{map[string]any{"version": "4", "address": "192.0.2.5/24", "interface": 0}},
-		"routes":     []any{map[string]any{"dst": "198.51.100.0/24"}},
-		"dns":        map[string]any{"nameservers": []any{"192.0.2.53"}},
+		"interfaces": []any{
+			map[string]any{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/any"},
+		},
+		"ips": []any{
+			map[string]any{"version": "4", "address": "192.0.2.5/24", "interface": 0},
+		},
+		"routes": []any{map[string]any{"dst": "198.51.100.0/24"}},
+		"dns":    map[string]any{"nameservers": []any{"192.0.2.53"}},
 	}
 	n := newNode(t, 1)
 	for _, version := range []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
@@ -135,10 +148,13 @@ func TestResultVersions(t *testing.T) {
 			pod := netns.New(t)
 			prev["cniVersion"] = version
 			n.run(func(r *running) {
-				add := request(wire.Add, 0, "c1", pod, map[string]any{"cniVersion": version, "prevResult": prev})
-				add.IPAM = json.RawMessage(strings.Replace(ipamResult, `"1.1.0"`, `"`+version+`"`, 1))
+				add := request(wire.Add, 0, "c1", pod,
+					map[string]any{"cniVersion": version, "prevResult": prev})
+				add.IPAM = json.RawMessage(strings.Replace(ipamResult, `"1.1.0"`,
+					`"`+version+`"`, 1))
 				if strings.HasPrefix(version, "0") {
-					add.IPAM = bytes.Replace(add.IPAM, []byte(`{"address"`), []byte(`{"version":"4","address"`), 1)
+					add.IPAM = bytes.Replace(add.IPAM, []byte(`{"address"`),
+						[]byte(`{"version":"4","address"`), 1)
 				}
 				raw := r.must(add).Result
 				var head struct{ CNIVersion string }
@@ -147,8 +163,10 @@ func TestResultVersions(t *testing.T) {
 					t.Errorf("version %s", head.CNIVersion)
 				}
 				got := decodeResult(t, raw)
-				if len(got.Interfaces) != 2 || got.Interfaces[0].Name != "eth0" || got.Interfaces[1].Name != "net1" ||
-					got.Interfaces[1].Sandbox != pod.Path() || (got.Interfaces[1].Mtu == 1500) != (version >= "1.0.0") {
+				if len(got.Interfaces) != 2 || got.Interfaces[0].Name != "eth0" ||
+					got.Interfaces[1].Name != "net1" ||
+					got.Interfaces[1].Sandbox != pod.Path() ||
+					(got.Interfaces[1].Mtu == 1500) != (version >= "1.0.0") {
 					t.Errorf("interfaces %v", got.Interfaces)
 				}
 				if len(got.IPs) != 2 || *got.IPs[0].Interface != 0 || *got.IPs[1].Interface != 1 {
@@ -170,18 +188,22 @@ func TestAddWithoutIPAM(t *testing.T) {
 	pod := netns.New(t)
 	n.run(func(r *running) {
 		add := request(wire.Add, 0, "c1", pod, map[string]any{
-			"mac": "02:00:00:00:00:01", "runtimeConfig": map[string]any{"ips": []string{"10.1.0.7/24"}, "mac": "02:00:00:00:00:03"},
+			"mac": "02:00:00:00:00:01", "runtimeConfig": map[string]any{
+				"ips": []string{"10.1.0.7/24"}, "mac": "02:00:00:00:00:03",
+			},
 			"dns": map[string]any{"nameservers": []string{"192.0.2.53"}},
 		})
 		add.Args += ";MAC=02:00:00:00:00:02"
 		got := decodeResult(t, r.must(add).Result)
 		n.pools[0].Spec.Network = "blue"
 		r.must(add) // again; the pool's new network is for the next pod
-		if len(got.IPs) != 1 || got.IPs[0].Address.String() != "10.1.0.7/24" || len(got.Routes) != 0 || len(got.DNS.Nameservers) != 1 {
+		if len(got.IPs) != 1 || got.IPs[0].Address.String() != "10.1.0.7/24" ||
+			len(got.Routes) != 0 || len(got.DNS.Nameservers) != 1 {
 			t.Errorf("result %v", got)
 		}
 		if got.Interfaces[0].Mac != "02:00:00:00:00:03" || got.Interfaces[0].Mtu != was.MTU {
-			t.Errorf("interface %v, want the runtime's MAC and the MTU of before", got.Interfaces[0])
+			t.Errorf("interface %v, want the runtime's MAC and the MTU of before",
+				got.Interfaces[0])
 		}
 		if _, ok := n.xpuAgent.port(lifecycletest.ID(0)); ok {
 			t.Error("a Port without a network")
@@ -197,12 +219,16 @@ func TestAddAfterAllocate(t *testing.T) {
 		config map[string]any
 		want   journal.Port
 	}{
-		"as it is": {nil, journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"}},
+		"as it is": {
+			nil, journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
+		},
 		"other network": {
-			map[string]any{"network": "red"}, journal.Port{DevicePool: "was", Network: "red", MAC: "02:00:00:00:00:0b"},
+			map[string]any{"network": "red"},
+			journal.Port{DevicePool: "was", Network: "red", MAC: "02:00:00:00:00:0b"},
 		},
 		"other MAC": {
-			map[string]any{"mac": "02:00:00:00:00:0c"}, journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0c"},
+			map[string]any{"mac": "02:00:00:00:00:0c"},
+			journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0c"},
 		},
 	}
 	for name, test := range tests {
@@ -213,16 +239,23 @@ func TestAddAfterAllocate(t *testing.T) {
 			n.run(func(r *running) {
 				must.Succeed(t, r.Lifecycle.Reserve(t.Context(), journal.Attachment{
 					Function: lifecycletest.ID(0), PF: "0000:3b:00.0", Resource: "example.com/vf",
-					Port: &journal.Port{DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b"},
+					Port: &journal.Port{
+						DevicePool: "was", Network: "blue", MAC: "02:00:00:00:00:0b",
+					},
 				}))
 				n.pools = []pool.Pool{{ // moved on since; the pod has its Function
-					Name: "claimed", Functions: []function.Function{n.functions[lifecycletest.ID(0)]},
-					Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA, Allow: v1alpha1.PrivilegedFields()},
+					Name:      "claimed",
+					Functions: []function.Function{n.functions[lifecycletest.ID(0)]},
+					Spec: v1alpha1.DevicePoolSpec{
+						Publish: v1alpha1.PublishDRA, Allow: v1alpha1.PrivilegedFields(),
+					},
 				}}
 				r.must(request(wire.Add, 0, "c1", pod, test.config))
 				record, _ := r.Journal.Get(lifecycletest.ID(0))
-				if !reflect.DeepEqual(*record.Port, test.want) || record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {
-					t.Errorf("Port %+v, resource %s, MAC %s", record.Port, record.Resource, record.Observed.MAC)
+				if !reflect.DeepEqual(*record.Port, test.want) ||
+					record.Resource != "example.com/vf" || record.Observed.MAC != test.want.MAC {
+					t.Errorf("Port %+v, resource %s, MAC %s", record.Port, record.Resource,
+						record.Observed.MAC)
 				}
 				r.must(request(wire.Del, 0, "c1", nil, nil))
 				r.checkFree(0, before)
@@ -233,35 +266,53 @@ func TestAddAfterAllocate(t *testing.T) {
 
 func TestAddRefuses(t *testing.T) {
 	n := newNode(t, 3)
-	slow := pool.Pool{Name: "slow", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: []function.Function{n.functions[lifecycletest.ID(1)]}}
+	slow := pool.Pool{Name: "slow", Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA},
+		Functions: []function.Function{n.functions[lifecycletest.ID(1)]}}
 	n.pools[0].Functions = n.pools[0].Functions[:1]
 	n.pools = append(n.pools, slow)
 	pod, other := netns.New(t), netns.New(t)
 	n.run(func(r *running) {
 		r.must(request(wire.Add, 0, "c1", pod, nil))
-		add := func(i int, config map[string]any) wire.Request { return request(wire.Add, i, "c2", other, config) }
+		add := func(i int, config map[string]any) wire.Request {
+			return request(wire.Add, i, "c2", other, config)
+		}
 		r.mustFail(add(9, nil), CodeNoFunction, "Function 0000:3b:00.0/sf9 is not on this node")
-		r.mustFail(add(1, nil), CodeNotOffered, "in one that is published by DRA, the pod must have a claim")
+		r.mustFail(add(1, nil), CodeNotOffered,
+			"in one that is published by DRA, the pod must have a claim")
 		r.mustFail(add(2, nil), CodeNotOffered, "belongs to no DevicePool")
 		r.mustFail(add(0, nil), CodeTaken, "is Attached in pod default/pod-c1 (sandbox c1)")
-		r.mustFail(with(request(wire.Add, 0, "c1", pod, nil), func(r *wire.Request) { r.IfName = "net2" }), CodeTaken, "(sandbox c1) as net1")
-		r.mustFail(add(0, map[string]any{"vlan": 5}), types.ErrInvalidNetworkConfig, "need a VF; Function 0000:3b:00.0/sf0 is a SF")
-		r.mustFail(add(0, map[string]any{"vlan": "x", "mtu": 1}), types.ErrInvalidNetworkConfig, "vlan: is a string, must be a whole number")
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IPAM = json.RawMessage(`{"cniVersion":"9"}`) }), types.ErrDecodingFailure, "IPAM")
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Config = json.RawMessage(`{`) }), types.ErrDecodingFailure, "network configuration")
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.NetNS = "" }), types.ErrInvalidEnvironmentVariables, "CNI_NETNS")
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.ContainerID = "" }), types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID")
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IfName = "a/b" }), types.ErrInvalidEnvironmentVariables, `interface name "a/b"`)
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IfName = "" }), types.ErrInvalidEnvironmentVariables, "CNI_IFNAME")
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Args = "x" }), types.ErrInvalidEnvironmentVariables, "CNI_ARGS")
+		r.mustFail(with(request(wire.Add, 0, "c1", pod, nil), func(r *wire.Request) {
+			r.IfName = "net2"
+		}), CodeTaken, "(sandbox c1) as net1")
+		r.mustFail(add(0, map[string]any{"vlan": 5}), types.ErrInvalidNetworkConfig,
+			"need a VF; Function 0000:3b:00.0/sf0 is a SF")
+		r.mustFail(add(0, map[string]any{"vlan": "x", "mtu": 1}), types.ErrInvalidNetworkConfig,
+			"vlan: is a string, must be a whole number")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) {
+			r.IPAM = json.RawMessage(`{"cniVersion":"9"}`)
+		}), types.ErrDecodingFailure, "IPAM")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Config = json.RawMessage(`{`) }),
+			types.ErrDecodingFailure, "network configuration")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.NetNS = "" }),
+			types.ErrInvalidEnvironmentVariables, "CNI_NETNS")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.ContainerID = "" }),
+			types.ErrInvalidEnvironmentVariables, "CNI_CONTAINERID")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IfName = "a/b" }),
+			types.ErrInvalidEnvironmentVariables, `interface name "a/b"`)
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.IfName = "" }),
+			types.ErrInvalidEnvironmentVariables, "CNI_IFNAME")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Args = "x" }),
+			types.ErrInvalidEnvironmentVariables, "CNI_ARGS")
 		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Version = 2 }), CodeVersion, "not 2")
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Command = "MOVE" }), types.ErrInvalidEnvironmentVariables, `"MOVE"`)
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.Command = "MOVE" }),
+			types.ErrInvalidEnvironmentVariables, `"MOVE"`)
 		must.Succeed(t, r.Lifecycle.EndRequest(t.Context(), "c1", "net1", nil))
 		pools := n.pools
 		n.pools = nil
 		r.mustFail(add(0, nil), types.ErrTryAgainLater, "pools have not been read yet")
 		n.pools = pools
-		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.NetNS += "-gone" }), CodeAttach, "no such file")
+		r.mustFail(with(add(0, nil), func(r *wire.Request) { r.NetNS += "-gone" }), CodeAttach,
+			"no such file")
 		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}
@@ -272,7 +323,8 @@ func TestAddRefuses(t *testing.T) {
 	})
 }
 
-// A container before whose DEL never came does not keep the Function once its sandbox is gone, or belongs to the same pod.
+// A container before whose DEL never came does not keep the Function once its sandbox is gone, or
+// belongs to the same pod.
 func TestTakesOver(t *testing.T) {
 	tests := map[string]struct {
 		gone    bool
@@ -286,20 +338,25 @@ func TestTakesOver(t *testing.T) {
 			n.run(func(r *running) {
 				r.must(request(wire.Add, 0, "c1", first, map[string]any{"network": "blue"}))
 				add := request(wire.Add, 0, "c2", second, map[string]any{"network": "red"})
-				if test.gone { // a veth would end with its namespace, so here it goes back as that of a card does
+				// a veth would end with its namespace, so here it goes back as that of a card does
+				if test.gone {
 					must.Succeed(t, first.Unmount())
-					must.Succeed(t, first.Handle().LinkSetNsFd(mustLink(t, first, "net1"), n.Host.Fd()))
+					must.Succeed(t,
+						first.Handle().LinkSetNsFd(mustLink(t, first, "net1"), n.Host.Fd()))
 				}
 				if test.samePod {
 					add.Args = request(wire.Add, 0, "c1", nil, nil).Args
 				}
 				r.must(add)
 				port, _ := n.xpuAgent.port(lifecycletest.ID(0))
-				if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.Sandbox != "c2" || port.Port.Network != "red" {
+				if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.Sandbox != "c2" ||
+					port.Port.Network != "red" {
 					t.Errorf("record %+v, Port %+v", record, port)
 				}
 				r.must(request(wire.Del, 0, "c1", nil, nil)) // late
-				if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached {
+				if record, _ := r.Journal.Get(
+					lifecycletest.ID(0),
+				); record.State != journal.Attached {
 					t.Errorf("record %+v after a late DEL", record)
 				}
 				r.must(request(wire.Del, 0, "c2", nil, nil))
@@ -317,7 +374,8 @@ func TestProvisionFails(t *testing.T) {
 	add := request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"})
 	n.run(func(r *running) {
 		r.mustFail(add, CodeProvision, errRefused.Error())
-		if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Reserved || record.Port == nil {
+		if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Reserved ||
+			record.Port == nil {
 			t.Errorf("record %+v", record)
 		}
 		n.xpuAgent.err = nil
@@ -331,21 +389,24 @@ func TestProvisionFails(t *testing.T) {
 	})
 }
 
-// TestAddWithAnotherNetNS: an ADD that names another namespace than the one that the container's interface is in is
-// refused. The same namespace may have another path.
+// TestAddWithAnotherNetNS: an ADD that names another namespace than the one that the container's
+// interface is in is refused. The same namespace may have another path.
 func TestAddWithAnotherNetNS(t *testing.T) {
 	n := newNode(t, 1)
 	pod, other := netns.New(t), netns.New(t)
 	n.run(func(r *running) {
 		add := request(wire.Add, 0, "c1", pod, nil)
 		first := r.must(add)
-		r.mustFail(request(wire.Add, 0, "c1", other, nil), CodeTaken, "in network namespace "+pod.Path()+", and CNI_NETNS "+
+		r.mustFail(request(wire.Add, 0, "c1", other, nil), CodeTaken, "in network namespace "+
+			pod.Path()+", and CNI_NETNS "+
 			other.Path()+" is another one; DEL must come before")
 		gone := with(add, func(r *wire.Request) { r.NetNS = "/run/netns/never" })
 		r.mustFail(gone, CodeTaken, "CNI_NETNS /run/netns/never is another one")
 		link := filepath.Join(t.TempDir(), "ns")
 		must.Succeed(t, os.Symlink(pod.Path(), link))
-		if again := r.must(with(add, func(r *wire.Request) { r.NetNS = link })); !bytes.Equal(again.Result, first.Result) {
+		if again := r.must(with(add, func(r *wire.Request) {
+			r.NetNS = link
+		})); !bytes.Equal(again.Result, first.Result) {
 			t.Errorf("result %s, want %s", again.Result, first.Result)
 		}
 		mustLink(t, pod, "net1")
@@ -361,10 +422,12 @@ func TestDelEndsAdd(t *testing.T) {
 	n.run(func(r *running) {
 		var adding sync.WaitGroup
 		adding.Go(func() {
-			r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}), CodeProvision, errDeleted.Error())
+			r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}),
+				CodeProvision, errDeleted.Error())
 		})
 		<-n.xpuAgent.entered
-		r.mustFail(request(wire.Add, 0, "c2", pod, nil), types.ErrTryAgainLater, "an ADD for container c1 runs already")
+		r.mustFail(request(wire.Add, 0, "c2", pod, nil), types.ErrTryAgainLater,
+			"an ADD for container c1 runs already")
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		adding.Wait()
 		r.checkFree(0, before)
@@ -372,16 +435,20 @@ func TestDelEndsAdd(t *testing.T) {
 		n.xpuAgent.entered = nil
 		r.AddTimeout = 2 * time.Second // to come as far as the xPU agent, which does not answer
 		n.xpuAgent.entered = make(chan struct{}, 1)
-		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}), CodeProvision, "the agent waited 2s")
+		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}),
+			CodeProvision, "the agent waited 2s")
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 	})
 }
 
-// TestCrash ends the agent at every point of ADD and DEL. What the runtime, or the next agent, does then makes it good.
+// TestCrash ends the agent at every point of ADD and DEL. What the runtime, or the next agent, does
+// then makes it good.
 func TestCrash(t *testing.T) {
 	config := map[string]any{"network": "blue", "mtu": 1400, "mac": "02:00:00:00:00:01"}
 	addRequest := func(pod *netns.Namespace) wire.Request {
-		return with(request(wire.Add, 0, "c1", pod, config), func(r *wire.Request) { r.IPAM = json.RawMessage(ipamResult) })
+		return with(request(wire.Add, 0, "c1", pod, config), func(r *wire.Request) {
+			r.IPAM = json.RawMessage(ipamResult)
+		})
 	}
 	del := request(wire.Del, 0, "c1", nil, nil)
 	heals := map[string]func(t *testing.T, r *running, pod *netns.Namespace){
@@ -404,7 +471,9 @@ func TestCrash(t *testing.T) {
 		do      func(t *testing.T, r *running, pod *netns.Namespace)
 		atLeast int // events
 	}{
-		"ADD": {false, func(_ *testing.T, r *running, pod *netns.Namespace) { r.must(addRequest(pod)) }, 10},
+		"ADD": {false, func(_ *testing.T, r *running, pod *netns.Namespace) {
+			r.must(addRequest(pod))
+		}, 10},
 		"DEL": {true, func(_ *testing.T, r *running, _ *netns.Namespace) { r.must(del) }, 4},
 	}
 	for name, operation := range operations {
@@ -452,7 +521,8 @@ func TestConcurrent(t *testing.T) {
 			var group sync.WaitGroup
 			for i := range functions {
 				group.Go(func() {
-					reply, err := r.call(request(command, i, fmt.Sprint("c", i), pods[i], map[string]any{"network": "blue"}))
+					reply, err := r.call(request(command, i, fmt.Sprint("c", i), pods[i],
+						map[string]any{"network": "blue"}))
 					if err != nil || reply.Error != nil {
 						t.Errorf("%s %d: %v %v", command, i, err, reply.Error)
 					}
@@ -477,7 +547,9 @@ func TestConcurrent(t *testing.T) {
 func TestGC(t *testing.T) {
 	n := newNode(t, 4)
 	gc := func(at time.Time, config string) wire.Request {
-		return wire.Request{Version: wire.Version, Command: wire.GC, At: at, Config: json.RawMessage(config)}
+		return wire.Request{
+			Version: wire.Version, Command: wire.GC, At: at, Config: json.RawMessage(config),
+		}
 	}
 	n.run(func(r *running) {
 		for i := range 4 {
@@ -493,14 +565,18 @@ func TestGC(t *testing.T) {
 			}
 			return containers
 		}
-		r.mustFail(gc(time.Now(), `{"name":"sriov"}`), types.ErrInvalidNetworkConfig, "cni.dev/valid-attachments")
-		r.mustFail(gc(time.Now(), `{"cni.dev/valid-attachments":[]}`), types.ErrInvalidNetworkConfig, "name")
-		r.mustFail(gc(time.Time{}, `{"name":"sriov","cni.dev/valid-attachments":[]}`), types.ErrInvalidEnvironmentVariables, "time")
+		r.mustFail(gc(time.Now(), `{"name":"sriov"}`), types.ErrInvalidNetworkConfig,
+			"cni.dev/valid-attachments")
+		r.mustFail(gc(time.Now(), `{"cni.dev/valid-attachments":[]}`),
+			types.ErrInvalidNetworkConfig, "name")
+		r.mustFail(gc(time.Time{}, `{"name":"sriov","cni.dev/valid-attachments":[]}`),
+			types.ErrInvalidEnvironmentVariables, "time")
 		r.must(gc(time.Now().Add(-time.Hour), `{"name":"sriov","cni.dev/valid-attachments":[]}`))
 		if got := left(); len(got) != 4 {
 			t.Errorf("left after a GC of before: %q", got)
 		}
-		r.must(gc(time.Now(), `{"name":"sriov","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"},{"containerID":"c2","ifname":"net9"}]}`))
+		r.must(gc(time.Now(),
+			`{"name":"sriov","cni.dev/valid-attachments":[{"containerID":"c1","ifname":"net1"},{"containerID":"c2","ifname":"net9"}]}`))
 		if got := left(); !slices.Equal(got, []string{"c1", "c3"}) {
 			t.Errorf("left %q", got)
 		}
@@ -508,8 +584,12 @@ func TestGC(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	set := func(change func(t *testing.T, h *netlink.Handle, l netlink.Link)) func(*testing.T, *netns.Namespace) {
-		return func(t *testing.T, pod *netns.Namespace) { change(t, pod.Handle(), mustLink(t, pod, "net1")) }
+	set := func(
+		change func(t *testing.T, h *netlink.Handle, l netlink.Link),
+	) func(*testing.T, *netns.Namespace) {
+		return func(t *testing.T, pod *netns.Namespace) {
+			change(t, pod.Handle(), mustLink(t, pod, "net1"))
+		}
 	}
 	address := func(t *testing.T, text string) *netlink.Addr {
 		a, err := netlink.ParseAddr(text)
@@ -524,20 +604,27 @@ func TestCheck(t *testing.T) {
 		"an address more": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
 			must.Succeed(t, h.AddrAdd(l, address(t, "192.0.2.1/24")))
 		}), ""},
-		"mtu": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must.Succeed(t, h.LinkSetMTU(l, 1300)) }), ""},
+		"mtu": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
+			must.Succeed(t, h.LinkSetMTU(l, 1300))
+		}), ""},
 		"mac": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
-			must.Succeed(t, h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
+			must.Succeed(t,
+				h.LinkSetHardwareAddr(l, function.MAC("02:00:00:00:00:66").HardwareAddr()))
 		}), `mac is 02:00:00:00:00:66, was 02:00:00:00:00:01`},
 		"name": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
 			must.Succeed(t, h.LinkSetDown(l))
 			must.Succeed(t, h.LinkSetName(l, "mine0"))
 		}), `name is "mine0", was "net1"`},
-		"down": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) { must.Succeed(t, h.LinkSetDown(l)) }), "up is false, was true"},
+		"down": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
+			must.Succeed(t, h.LinkSetDown(l))
+		}), "up is false, was true"},
 		"address": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
 			must.Succeed(t, h.AddrDel(l, address(t, "10.1.0.5/24")))
 		}), "address 10.1.0.5/24 is missing"},
 		"route": {set(func(t *testing.T, h *netlink.Handle, l netlink.Link) {
-			routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{LinkIndex: l.Attrs().Index, Protocol: unix.RTPROT_STATIC}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
+			routes, err := h.RouteListFiltered(netlink.FAMILY_V4,
+				&netlink.Route{LinkIndex: l.Attrs().Index, Protocol: unix.RTPROT_STATIC},
+				netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
 			must.Succeed(t, err)
 			for _, route := range routes {
 				must.Succeed(t, h.RouteDel(&route))
@@ -546,7 +633,9 @@ func TestCheck(t *testing.T) {
 		"moved away": {func(t *testing.T, pod *netns.Namespace) {
 			must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), netns.New(t).Fd()))
 		}, "interface net1 is not in the pod"},
-		"namespace gone": {func(t *testing.T, pod *netns.Namespace) { must.Succeed(t, pod.Unmount()) }, "is gone"},
+		"namespace gone": {func(t *testing.T, pod *netns.Namespace) {
+			must.Succeed(t, pod.Unmount())
+		}, "is gone"},
 	}
 	for name, test := range changes {
 		t.Run(name, func(t *testing.T) {
@@ -571,9 +660,12 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckPrevious: what plugins after this one changed is in the result that the runtime kept, and no difference.
+// TestCheckPrevious: what plugins after this one changed is in the result that the runtime kept,
+// and no difference.
 func TestCheckPrevious(t *testing.T) {
-	link := func(change func(h *netlink.Handle, l netlink.Link) error) func(*testing.T, *netns.Namespace) {
+	link := func(
+		change func(h *netlink.Handle, l netlink.Link) error,
+	) func(*testing.T, *netns.Namespace) {
 		return func(t *testing.T, pod *netns.Namespace) {
 			must.Succeed(t, change(pod.Handle(), mustLink(t, pod, "net1")))
 		}
@@ -586,12 +678,16 @@ func TestCheckPrevious(t *testing.T) {
 		result func(*types100.Result) // what a later plugin made of it
 		want   string                 // "" is no difference
 	}{
-		"tuning, mac": {setMAC, func(r *types100.Result) { r.Interfaces[0].Mac = "02:00:00:00:00:66" }, ""},
+		"tuning, mac": {setMAC, func(r *types100.Result) {
+			r.Interfaces[0].Mac = "02:00:00:00:00:66"
+		}, ""},
 		"tuning, mtu": {
 			link(func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetMTU(l, 1300) }),
 			func(r *types100.Result) { r.Interfaces[0].Mtu = 1300 }, "",
 		},
-		"tuning, allmulti": {link(func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetAllmulticastOn(l) }), nil, ""},
+		"tuning, allmulti": {link(func(h *netlink.Handle, l netlink.Link) error {
+			return h.LinkSetAllmulticastOn(l)
+		}), nil, ""},
 		"sbr, without the routes in the result": {
 			link(func(h *netlink.Handle, l netlink.Link) error {
 				return h.RouteDel(&netlink.Route{Dst: mustNet("10.2.0.0/16")})
@@ -599,7 +695,10 @@ func TestCheckPrevious(t *testing.T) {
 			func(r *types100.Result) { r.Routes = r.Routes[:1] }, "",
 		},
 		"sbr, with the routes in another table": {
-			link(func(h *netlink.Handle, l netlink.Link) error { return moveRoutes(h, l, 100) }), nil, "",
+			link(func(h *netlink.Handle, l netlink.Link) error {
+				return moveRoutes(h,
+					l, 100)
+			}), nil, "",
 		},
 		"a port of another netdev, with the routes in its table": {
 			link(func(h *netlink.Handle, l netlink.Link) error {
@@ -608,29 +707,39 @@ func TestCheckPrevious(t *testing.T) {
 		},
 		"a port of another netdev, without routes": {
 			link(func(h *netlink.Handle, l netlink.Link) error {
-				return errors.Join(enslave(h, l), h.RouteDel(&netlink.Route{Dst: mustNet("10.2.0.0/16")}))
+				return errors.Join(enslave(h, l),
+					h.RouteDel(&netlink.Route{Dst: mustNet("10.2.0.0/16")}))
 			}), nil, "",
 		},
 		"a port of another netdev, with the address of both": {
 			link(func(h *netlink.Handle, l netlink.Link) error {
-				address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)}}
+				address := &netlink.Addr{
+					IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)},
+				}
 				return errors.Join(enslave(h, l), h.AddrDel(l, address), giveMaster(h, address))
 			}), nil, "",
 		},
 		"a port of another netdev, and the address of neither": {
 			link(func(h *netlink.Handle, l netlink.Link) error {
-				address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)}}
+				address := &netlink.Addr{
+					IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)},
+				}
 				return errors.Join(enslave(h, l), h.AddrDel(l, address))
 			}), nil, "address 10.1.0.5/24 is missing",
 		},
 		"an address taken away": {
 			link(func(h *netlink.Handle, l netlink.Link) error {
-				return h.AddrDel(l, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)}})
+				return h.AddrDel(l,
+					&netlink.Addr{
+						IPNet: &net.IPNet{IP: net.IPv4(10, 1, 0, 5), Mask: net.CIDRMask(24, 32)},
+					})
 			}),
 			func(r *types100.Result) { r.IPs, r.Routes = nil, nil }, "",
 		},
 		"bond": {setMAC, func(r *types100.Result) {
-			r.Interfaces[0] = &types100.Interface{Name: "bond0", Mac: "02:00:00:00:00:66", Sandbox: r.Interfaces[0].Sandbox}
+			r.Interfaces[0] = &types100.Interface{
+				Name: "bond0", Mac: "02:00:00:00:00:66", Sandbox: r.Interfaces[0].Sandbox,
+			}
 		}, ""},
 		"mac that no plugin tells of": {setMAC, nil, "mac is 02:00:00:00:00:66"},
 		"an address that another plugin gave elsewhere": {nil, func(r *types100.Result) {
@@ -666,9 +775,12 @@ func TestCheckPrevious(t *testing.T) {
 
 // moveRoutes moves the routes by an interface from the main table to another one, as sbr does.
 func moveRoutes(h *netlink.Handle, l netlink.Link, table int) error {
-	routes, err := netns.Listed(func() ([]netlink.Route, error) { return h.RouteList(l, netlink.FAMILY_V4) })
+	routes, err := netns.Listed(func() ([]netlink.Route, error) {
+		return h.RouteList(l, netlink.FAMILY_V4)
+	})
 	errs := []error{err}
-	for _, to := range []netlink.Scope{netlink.SCOPE_LINK, netlink.SCOPE_UNIVERSE} { // gateways need their subnet
+	// gateways need their subnet
+	for _, to := range []netlink.Scope{netlink.SCOPE_LINK, netlink.SCOPE_UNIVERSE} {
 		for _, route := range routes {
 			if route.Scope == to {
 				route.Table, route.Flags = table, 0
@@ -705,8 +817,10 @@ func TestCheckOfWhatIsNotAttached(t *testing.T) {
 	n.run(func(r *running) {
 		r.must(request(wire.Add, 0, "c1", pod, nil))
 		r.must(request(wire.Check, 0, "c1", pod, nil))
-		r.mustFail(request(wire.Check, 0, "c2", pod, nil), types.ErrUnknownContainer, "not attached as net1 of container c2")
-		r.mustFail(request(wire.Check, 0, "c1", pod, map[string]any{"prevResult": 5}), types.ErrInvalidNetworkConfig, "prevResult")
+		r.mustFail(request(wire.Check, 0, "c2", pod, nil), types.ErrUnknownContainer,
+			"not attached as net1 of container c2")
+		r.mustFail(request(wire.Check, 0, "c1", pod, map[string]any{"prevResult": 5}),
+			types.ErrInvalidNetworkConfig, "prevResult")
 	})
 }
 
@@ -724,13 +838,18 @@ func TestAddress(t *testing.T) {
 	before := n.Snapshot(0)
 	pod := netns.New(t)
 	n.run(func(r *running) {
-		address := with(request(wire.Address, 0, "c1", pod, nil), func(r *wire.Request) { r.IPAM = json.RawMessage(ipamResult) })
+		address := with(request(wire.Address, 0, "c1", pod, nil), func(r *wire.Request) {
+			r.IPAM = json.RawMessage(ipamResult)
+		})
 		r.mustFail(address, CodeAttach, "is not attached")
-		if got := decodeResult(t, r.must(request(wire.Add, 0, "c1", pod, nil)).Result); len(got.IPs) > 0 {
+		if got := decodeResult(t,
+			r.must(request(wire.Add, 0, "c1", pod, nil)).Result); len(got.IPs) > 0 {
 			t.Errorf("IPs %v", got.IPs)
 		}
-		r.mustFail(request(wire.Address, 0, "c1", pod, nil), types.ErrInvalidNetworkConfig, "no result of an IPAM plugin")
-		r.mustFail(with(address, func(r *wire.Request) { r.ContainerID = "c2" }), CodeAttach, "is not attached for this request")
+		r.mustFail(request(wire.Address, 0, "c1", pod, nil), types.ErrInvalidNetworkConfig,
+			"no result of an IPAM plugin")
+		r.mustFail(with(address, func(r *wire.Request) { r.ContainerID = "c2" }), CodeAttach,
+			"is not attached for this request")
 		for range 2 {
 			got := decodeResult(t, r.must(address).Result)
 			if len(got.IPs) != 1 || len(got.Routes) != 2 || len(got.Interfaces) != 1 {
@@ -738,7 +857,9 @@ func TestAddress(t *testing.T) {
 			}
 		}
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
-		if want := []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}; !slices.Equal(record.Observed.Addresses, want) {
+		if want := []netip.Prefix{
+			netip.MustParsePrefix("10.1.0.5/24"),
+		}; !slices.Equal(record.Observed.Addresses, want) {
 			t.Errorf("observed %v", record.Observed.Addresses)
 		}
 		r.must(request(wire.Check, 0, "c1", pod, nil))
@@ -747,27 +868,35 @@ func TestAddress(t *testing.T) {
 	})
 }
 
-// Multus may attach what a claim of the same pod has. The claim keeps its Function when the sandbox goes.
+// Multus may attach what a claim of the same pod has. The claim keeps its Function when the sandbox
+// goes.
 func TestClaim(t *testing.T) {
 	n := newNode(t, 1)
 	n.pools[0].Spec.Publish = v1alpha1.PublishDRA
 	before := n.Snapshot(0)
 	first, second := netns.New(t), netns.New(t)
 	claimed := journal.Attachment{
-		Function: lifecycletest.ID(0), PF: "0000:3b:00.0", Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
-		Pod: journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
+		Function: lifecycletest.ID(0), PF: "0000:3b:00.0",
+		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
+		Pod:   journal.Pod{Namespace: "default", Name: "pod-c1", UID: "uid-c1"},
 		Interface: function.Interface{
-			Name: "claimed", MAC: "02:00:00:00:00:0d", MTU: 1450, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")},
+			Name: "claimed", MAC: "02:00:00:00:00:0d", MTU: 1450,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.1/24")},
 		},
 	}
 	n.run(func(r *running) {
 		must.Succeed(t, r.Lifecycle.Reserve(t.Context(), claimed))
-		r.mustFail(request(wire.Add, 0, "c2", second, nil), CodeTaken, "belongs to claim default/c (UID claim-1) and is for pod default/pod-c1")
-		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"network": "red"}), types.ErrInvalidNetworkConfig, "leave network out")
-		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"mac": "02:00:00:00:00:0e"}), types.ErrInvalidNetworkConfig, "leave mac out")
+		r.mustFail(request(wire.Add, 0, "c2", second, nil), CodeTaken,
+			"belongs to claim default/c (UID claim-1) and is for pod default/pod-c1")
+		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"network": "red"}),
+			types.ErrInvalidNetworkConfig, "leave network out")
+		r.mustFail(request(wire.Add, 0, "c1", first, map[string]any{"mac": "02:00:00:00:00:0e"}),
+			types.ErrInvalidNetworkConfig, "leave mac out")
 
-		got := decodeResult(t, r.must(request(wire.Add, 0, "c1", first, map[string]any{"mtu": 1400})).Result)
-		if i := got.Interfaces[0]; i.Name != "net1" || i.Mtu != 1400 || i.Mac != "02:00:00:00:00:0d" || len(got.IPs) != 1 {
+		got := decodeResult(t,
+			r.must(request(wire.Add, 0, "c1", first, map[string]any{"mtu": 1400})).Result)
+		if i := got.Interfaces[0]; i.Name != "net1" || i.Mtu != 1400 ||
+			i.Mac != "02:00:00:00:00:0d" || len(got.IPs) != 1 {
 			t.Errorf("result %v", got)
 		}
 		if told := r.reports.told; len(told) != 1 || told[0].UID != "claim-1" {
@@ -778,13 +907,18 @@ func TestClaim(t *testing.T) {
 		again.Args = request(wire.Add, 0, "c1", nil, nil).Args
 		again.IPAM = json.RawMessage(ipamResult)
 		r.mustFail(again, types.ErrInvalidNetworkConfig,
-			"address 10.1.0.5/24: Function 0000:3b:00.0/sf0 belongs to claim c, which has [10.9.0.1/24], and the xPU may count on them; leave ipam and ips out")
-		again.IPAM = json.RawMessage(strings.NewReplacer("10.1.0.5/24", "10.9.0.1/24", "10.1.0.1\"", "10.9.0.2\"", "10.1.0.9", "10.9.0.3").Replace(ipamResult))
+			"address 10.1.0.5/24: Function 0000:3b:00.0/sf0 belongs to claim c, which has "+
+				"[10.9.0.1/24], and the xPU may count on them; leave ipam and ips out")
+		again.IPAM = json.RawMessage(strings.NewReplacer("10.1.0.5/24", "10.9.0.1/24", "10.1.0.1\"",
+			"10.9.0.2\"", "10.1.0.9", "10.9.0.3").Replace(ipamResult))
 		got = decodeResult(t, r.must(again).Result)
-		if i := got.Interfaces[0]; i.Mtu != 1450 || i.Sandbox != second.Path() || got.IPs[0].Address.String() != "10.9.0.1/24" || len(got.Routes) != 2 {
+		if i := got.Interfaces[0]; i.Mtu != 1450 || i.Sandbox != second.Path() ||
+			got.IPs[0].Address.String() != "10.9.0.1/24" || len(got.Routes) != 2 {
 			t.Errorf("result %v", got)
 		}
-		late := with(again, func(r *wire.Request) { r.Command, r.IPAM = wire.Address, json.RawMessage(ipamResult) })
+		late := with(again, func(r *wire.Request) {
+			r.Command, r.IPAM = wire.Address, json.RawMessage(ipamResult)
+		})
 		r.mustFail(late, types.ErrInvalidNetworkConfig, "address 10.1.0.5/24")
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		if record, _ := r.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached {
@@ -792,7 +926,8 @@ func TestClaim(t *testing.T) {
 		}
 		r.must(request(wire.Del, 0, "c2", nil, nil))
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
-		if record.State != journal.Reserved || record.CNI != nil || record.Interface.Name != "claimed" || record.Claim.UID != "claim-1" ||
+		if record.State != journal.Reserved || record.CNI != nil ||
+			record.Interface.Name != "claimed" || record.Claim.UID != "claim-1" ||
 			record.Interface.Addresses[0].String() != "10.9.0.1/24" {
 			t.Errorf("record %+v", record)
 		}
@@ -813,8 +948,8 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// BenchmarkAddAndDel is a Function's way into a pod and back through the socket, with the journal on a disk. Its measure
-// is BenchmarkBareMove of package netdev.
+// BenchmarkAddAndDel is a Function's way into a pod and back through the socket, with the journal
+// on a disk. Its measure is BenchmarkBareMove of package netdev.
 func BenchmarkAddAndDel(b *testing.B) {
 	n := newNode(b, 1)
 	n.dir = "bench" // beside the test: a temporary directory may be on a file system without a disk
@@ -843,31 +978,40 @@ func BenchmarkAddAndDel(b *testing.B) {
 	})
 }
 
-// TestAssignedAddresses: with ipam.type xpu the interface gets what the network's address book gives, and the routes of the
-// request. The result is that of an IPAM plugin, and the Port keeps the addresses wherever it is made again.
+// TestAssignedAddresses: with ipam.type xpu the interface gets what the network's address book
+// gives, and the routes of the request. The result is that of an IPAM plugin, and the Port keeps
+// the addresses wherever it is made again.
 func TestAssignedAddresses(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	pod := netns.New(t)
-	n.xpuAgent.addresses = []netip.Prefix{netip.MustParsePrefix("10.1.0.7/24"), netip.MustParsePrefix("fd00::7/64")}
-	ipam := map[string]any{"type": wire.IPAM, "routes": []map[string]any{{"dst": "10.2.0.0/16", "gw": "10.1.0.1"}}}
+	n.xpuAgent.addresses = []netip.Prefix{
+		netip.MustParsePrefix("10.1.0.7/24"), netip.MustParsePrefix("fd00::7/64"),
+	}
+	ipam := map[string]any{
+		"type": wire.IPAM, "routes": []map[string]any{{"dst": "10.2.0.0/16", "gw": "10.1.0.1"}},
+	}
 	add := request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue", "ipam": ipam})
 	n.run(func(r *running) {
-		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"ipam": ipam}), types.ErrInvalidNetworkConfig,
+		r.mustFail(request(wire.Add, 0, "c1", pod, map[string]any{"ipam": ipam}),
+			types.ErrInvalidNetworkConfig,
 			"ipam.type xpu: gives addresses of a network of the xPU")
 		got := decodeResult(t, r.must(add).Result)
-		if len(got.IPs) != 2 || got.IPs[0].Address.String() != "10.1.0.7/24" || len(got.Routes) != 1 || got.Routes[0].GW.String() != "10.1.0.1" {
+		if len(got.IPs) != 2 || got.IPs[0].Address.String() != "10.1.0.7/24" ||
+			len(got.Routes) != 1 || got.Routes[0].GW.String() != "10.1.0.1" {
 			t.Errorf("result %v", got)
 		}
 		record, _ := r.Journal.Get(lifecycletest.ID(0))
-		if !record.Port.AssignAddresses || !slices.Equal(record.Port.Addresses, n.xpuAgent.addresses) ||
+		if !record.Port.AssignAddresses ||
+			!slices.Equal(record.Port.Addresses, n.xpuAgent.addresses) ||
 			!slices.Equal(record.Observed.Addresses, n.xpuAgent.addresses) {
 			t.Errorf("Port %+v, observed %+v", record.Port, record.Observed)
 		}
 		asked := n.xpuAgent.calls
 		again := decodeResult(t, r.must(add).Result)
 		if diff := cmp.Diff(got, again); diff != "" || n.xpuAgent.calls != asked {
-			t.Errorf("the second ADD asked the xPU, or has another result (-first +second):\n%s", diff)
+			t.Errorf("the second ADD asked the xPU, or has another result (-first +second):\n%s",
+				diff)
 		}
 		r.must(request(wire.Del, 0, "c1", nil, nil))
 		r.checkFree(0, before)

@@ -33,13 +33,16 @@ func (o withSetup) PoolOf(id function.ID) (pool.Pool, bool) {
 
 func (o withSetup) Get(function.ID) (function.Function, bool) { return function.Function{}, false }
 
-// TestReservationHasSetup: the reservation that an ADD makes says what is to be done to the Function, as that of an Allocate does.
+// TestReservationHasSetup: the reservation that an ADD makes says what is to be done to the
+// Function, as that of an Allocate does.
 func TestReservationHasSetup(t *testing.T) {
 	sf := function.PotentialSF(function.Function{ID: function.ID{Address: "0000:3b:00.0"}}, 5)
 	making := v1alpha1.DevicePoolSpec{
 		Publish: v1alpha1.PublishDevicePlugin, SFs: &v1alpha1.SFSpec{FirstNumber: 1, Count: 8},
 	}
-	binding := v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO}
+	binding := v1alpha1.DevicePoolSpec{
+		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
+	}
 	allocated := &journal.Setup{SF: true, MAC: "02:00:00:00:00:bb"}
 	bound := &journal.Setup{Driver: "vfio-pci", Own: "iavf"}
 	for name, test := range map[string]struct {
@@ -50,26 +53,32 @@ func TestReservationHasSetup(t *testing.T) {
 		want      *journal.Setup
 		userspace bool
 	}{
-		"SF": {spec: making, function: sf, want: &journal.Setup{SF: true, MAC: "02:00:00:00:00:aa"}},
+		"SF": {spec: making, function: sf,
+			want: &journal.Setup{SF: true, MAC: "02:00:00:00:00:aa"}},
 		"SF whose MAC is asked for": {spec: making, function: sf, mac: "02:00:00:00:00:cc",
 			want: &journal.Setup{SF: true, MAC: "02:00:00:00:00:cc"}},
 		"SF that was allocated": {spec: making, function: sf, mac: "02:00:00:00:00:cc",
 			have: journal.Attachment{Resource: "r", Setup: allocated}, want: allocated},
 		"SF of a claim": {spec: making, function: sf,
-			have: journal.Attachment{Claim: journal.Claim{UID: "u"}, Setup: allocated}, want: allocated},
+			have: journal.Attachment{Claim: journal.Claim{UID: "u"}, Setup: allocated},
+			want: allocated},
 		"VF for a program": {spec: binding,
 			function: function.Function{ID: vf, Kind: function.VF, Driver: "iavf", Netdev: "eth1"},
 			want:     &journal.Setup{Driver: "vfio-pci"}, userspace: true},
 		"VF for a program of a claim": {spec: v1alpha1.DevicePoolSpec{},
 			function: function.Function{ID: vf, Kind: function.VF, Driver: "vfio-pci"},
-			have:     journal.Attachment{Claim: journal.Claim{UID: "u"}, Setup: bound}, want: bound, userspace: true},
+			have:     journal.Attachment{Claim: journal.Claim{UID: "u"}, Setup: bound}, want: bound,
+			userspace: true},
 		"VF": {spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDevicePlugin},
 			function: function.Function{ID: vf, Kind: function.VF, Driver: "iavf", Netdev: "eth1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &Server{
-				Pools: withSetup{pool.Pool{Name: "fast", Spec: test.spec, Functions: []function.Function{test.function}}, true},
-				MAC:   func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
+				Pools: withSetup{
+					pool.Pool{Name: "fast", Spec: test.spec,
+						Functions: []function.Function{test.function}}, true,
+				},
+				MAC: func(function.ID) function.MAC { return "02:00:00:00:00:aa" },
 			}
 			a := cniRequest{device: test.function.ID, mac: test.mac, function: test.function}
 			a.ContainerID, a.IfName = "c1", "net1"
@@ -101,9 +110,12 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	c, s := newCard(t)
 	c.function.Driver = "vfio-pci"
 	must.Succeed(t, c.Put(journal.Attachment{
-		Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"}, Setup: &journal.Setup{Driver: "vfio-pci", Own: "iavf"},
+		Function: vf, State: journal.Releasing, Claim: journal.Claim{UID: "u"},
+		Setup: &journal.Setup{Driver: "vfio-pci", Own: "iavf"},
 	}))
-	c.options.Setup = hostile{undo: func() { c.function.Driver, c.function.Netdev = "iavf", "eth1" }}
+	c.options.Setup = hostile{undo: func() {
+		c.function.Driver, c.function.Netdev = "iavf", "eth1"
+	}}
 	s.Lifecycle = c.lifecycle()
 	checkCode(t, s.answer(t.Context(), addVF("c1", map[string]any{"mtu": 1400}), nil), 0)
 	if want := (function.Interface{Name: "net1", MTU: 1400}); !cmp.Equal(c.attached, want) {
@@ -132,12 +144,15 @@ func TestSetupFails(t *testing.T) {
 	c, s := newCard(t)
 	c.options.Setup = hostile{}
 	s.Lifecycle = c.lifecycle()
-	s.Pools = withSetup{pool.Pool{Name: "fast", Functions: []function.Function{c.function}, Spec: v1alpha1.DevicePoolSpec{
-		Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
-	}}, true}
+	s.Pools = withSetup{pool.Pool{Name: "fast", Functions: []function.Function{c.function},
+		Spec: v1alpha1.DevicePoolSpec{
+			Publish: v1alpha1.PublishDevicePlugin, Driver: v1alpha1.DriverVFIO,
+		}}, true}
 	reply := s.answer(t.Context(), addVF("c1", nil), nil)
 	checkCode(t, reply, CodeAttach)
-	if want := "Function 0000:3b:02.1: bind driver vfio-pci: no such device"; !strings.Contains(reply.Error.Msg, want) {
+	if want := "Function 0000:3b:02.1: bind driver vfio-pci: no such device"; !strings.Contains(
+		reply.Error.Msg, want,
+	) {
 		t.Errorf("message %q, want %q", reply.Error.Msg, want)
 	}
 }

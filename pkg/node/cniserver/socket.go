@@ -27,15 +27,18 @@ import (
 )
 
 const (
-	messageTimeout                = 10 * time.Second // of a message on its way: both sides are on this machine
-	succeededPatience             = 3 * time.Second
-	retryPause                    = 100 * time.Millisecond // after the socket could not be made, or a connection could not be taken
-	ownMode           fs.FileMode = 0o700                  // of directories that are the server's alone
+	// of a message on its way: both sides are on this machine
+	messageTimeout    = 10 * time.Second
+	succeededPatience = 3 * time.Second
+	// after the socket could not be made, or a connection could not be taken
+	retryPause = 100 * time.Millisecond
+	// of directories that are the server's alone
+	ownMode fs.FileMode = 0o700
 )
 
-// Run drains the spool and serves the socket until ctx ends; requests that run then may end. It tries what is in the spool
-// once before it takes the first connection, so that an old DEL cannot come after a new ADD. An error means that it cannot
-// serve at all.
+// Run drains the spool and serves the socket until ctx ends; requests that run then may end. It
+// tries what is in the spool once before it takes the first connection, so that an old DEL cannot
+// come after a new ADD. An error means that it cannot serve at all.
 func (s *Server) Run(ctx context.Context) error {
 	changes, err := watchdir.Open(s.SpoolDir, func(event fsnotify.Event) bool {
 		return event.Has(fsnotify.Create) && isRequest(filepath.Base(event.Name))
@@ -83,7 +86,9 @@ func (s *Server) serve(ctx context.Context) error {
 		}
 		requests.Go(func() { s.accept(working, l, &requests) })
 		socket, _ := os.Lstat(s.Path) // nil, which is no file, if it was removed already
-		ended := loop.Until(ctx, func(context.Context) <-chan struct{} { return watch.Changes() }, func() bool {
+		ended := loop.Until(ctx, func(context.Context) <-chan struct{} {
+			return watch.Changes()
+		}, func() bool {
 			now, err := os.Lstat(s.Path)
 			return err != nil || !os.SameFile(now, socket)
 		})
@@ -100,7 +105,8 @@ func (s *Server) serve(ctx context.Context) error {
 	}
 }
 
-// patience is how long requests that run may go on when the server ends. Another agent does not wait long: runtimes repeat an ADD.
+// patience is how long requests that run may go on when the server ends. Another agent does not
+// wait long: runtimes repeat an ADD.
 func (s *Server) patience() time.Duration {
 	usual := cmp.Or(s.StopTimeout, 10*time.Second)
 	if s.Succeeded != nil && s.Succeeded() {
@@ -109,12 +115,12 @@ func (s *Server) patience() time.Duration {
 	return usual
 }
 
-// Socket is the listening socket after [Server.Run] has returned, if another agent takes the node over; else nil. It belongs to the
-// caller.
+// Socket is the listening socket after [Server.Run] has returned, if another agent takes the node
+// over; else nil. It belongs to the caller.
 func (s *Server) Socket() *os.File { return s.left }
 
-// listen makes the socket and watches it. It replaces an old socket, which nobody uses: the journal lets one agent run. The first
-// one may be inherited.
+// listen makes the socket and watches it. It replaces an old socket, which nobody uses: the journal
+// lets one agent run. The first one may be inherited.
 func (s *Server) listen(watch *watchdir.Dir, again bool) (*net.UnixListener, error) {
 	ours := func(name string) bool { return name == filepath.Base(s.Path) }
 	if err := makeOwnDir(filepath.Dir(s.Path), ours); err != nil {
@@ -143,8 +149,8 @@ func (s *Server) listen(watch *watchdir.Dir, again bool) (*net.UnixListener, err
 	return l, nil
 }
 
-// makeOwnDir makes a directory that nobody else may enter. A directory that is there and has files that are not ours, as
-// "/run" has, is left as it is, with an error.
+// makeOwnDir makes a directory that nobody else may enter. A directory that is there and has files
+// that are not ours, as "/run" has, is left as it is, with an error.
 func makeOwnDir(dir string, ours func(name string) bool) error {
 	if err := os.MkdirAll(dir, ownMode); err != nil {
 		return err
@@ -211,8 +217,11 @@ func (s *Server) talk(ctx context.Context, conn *net.UnixConn) {
 	}
 }
 
-// answerConnected does a request. An ADD ends when the shim is gone, because nobody would know of the interface.
-func (s *Server) answerConnected(ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, request wire.Request) wire.Reply {
+// answerConnected does a request. An ADD ends when the shim is gone, because nobody would know of
+// the interface.
+func (s *Server) answerConnected(
+	ctx context.Context, conn *net.UnixConn, raw syscall.RawConn, request wire.Request,
+) wire.Reply {
 	if request.Command != wire.Add || conn.SetReadDeadline(time.Time{}) != nil {
 		return s.answer(ctx, request, nil)
 	}
@@ -230,7 +239,8 @@ func (s *Server) answerConnected(ctx context.Context, conn *net.UnixConn, raw sy
 	return s.answer(ctx, request, nil)
 }
 
-// hungUp says whether the other side closed its socket, and not only its direction after the request.
+// hungUp says whether the other side closed its socket, and not only its direction after the
+// request.
 func hungUp(fd uintptr) bool {
 	state := []unix.PollFd{{Fd: int32(fd)}}
 	n, err := unix.Poll(state, 0)
@@ -252,12 +262,14 @@ func readRequest(from io.Reader) (r wire.Request, err error) {
 	return r, nil
 }
 
-// send writes the answer. The shim refuses one that is longer than [wire.MaxMessage], so it gets an error instead.
+// send writes the answer. The shim refuses one that is longer than [wire.MaxMessage], so it gets an
+// error instead.
 func send(conn *net.UnixConn, reply wire.Reply) error {
 	reply.Version = wire.Version
 	data, err := json.Marshal(reply)
 	if err == nil && len(data) > wire.MaxMessage {
-		tooLong := types.NewError(types.ErrInternal, fmt.Sprintf("answer: is longer than %d bytes", wire.MaxMessage), "")
+		tooLong := types.NewError(types.ErrInternal,
+			fmt.Sprintf("answer: is longer than %d bytes", wire.MaxMessage), "")
 		data, err = json.Marshal(wire.Reply{Version: wire.Version, Error: tooLong})
 	}
 	err = errors.Join(err, conn.SetWriteDeadline(time.Now().Add(messageTimeout)))

@@ -41,11 +41,16 @@ func TestSocket(t *testing.T) {
 	stale.SetUnlinkOnClose(false)
 	must.Succeed(t, stale.Close())
 	n.serve(func(r *running) {
-		if mode(t, socket) != 0o600 || mode(t, filepath.Dir(socket)) != 0o700 || mode(t, r.SpoolDir) != 0o700 {
-			t.Errorf("modes %s, %s, %s", mode(t, socket), mode(t, filepath.Dir(socket)), mode(t, r.SpoolDir))
+		if mode(t, socket) != 0o600 || mode(t, filepath.Dir(socket)) != 0o700 ||
+			mode(t, r.SpoolDir) != 0o700 {
+			t.Errorf("modes %s, %s, %s", mode(t, socket), mode(t, filepath.Dir(socket)),
+				mode(t, r.SpoolDir))
 		}
 		for _, path := range []string{socket, filepath.Dir(socket), socket, filepath.Dir(socket)} {
-			must.Eventually(t, "the socket is removed", func() bool { return os.RemoveAll(path) == nil }) // the server may be faster than the removal
+			// the server may be faster than the removal
+			must.Eventually(t, "the socket is removed", func() bool {
+				return os.RemoveAll(path) == nil
+			})
 			must.Eventually(t, "the server answers again", func() bool {
 				reply, err := r.call(wire.Request{Command: wire.Status})
 				return err == nil && reply.Error == nil
@@ -61,7 +66,8 @@ func TestGarbage(t *testing.T) {
 	n := newNode(t, 0)
 	n.serve(func(r *running) {
 		for name, message := range map[string]string{
-			"nothing": "", "no JSON": "hello", "half": `{"version":1,`, "too long": strings.Repeat(" ", wire.MaxMessage+1),
+			"nothing": "", "no JSON": "hello", "half": `{"version":1,`,
+			"too long": strings.Repeat(" ", wire.MaxMessage+1),
 		} {
 			conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: r.Path, Net: "unix"})
 			must.Succeed(t, err)
@@ -70,12 +76,14 @@ func TestGarbage(t *testing.T) {
 			var reply wire.Reply
 			if err := json.NewDecoder(conn).Decode(&reply); err != nil && name != "too long" {
 				t.Errorf("%s: %v", name, err)
-			} else if err == nil && (reply.Error == nil || reply.Error.Code != types.ErrDecodingFailure) {
+			} else if err == nil &&
+				(reply.Error == nil || reply.Error.Code != types.ErrDecodingFailure) {
 				t.Errorf("%s: %+v", name, reply)
 			}
 			conn.Close()
 		}
-		if reply, err := r.call(wire.Request{Command: wire.Status}); err != nil || reply.Error != nil {
+		if reply, err := r.call(wire.Request{Command: wire.Status}); err != nil ||
+			reply.Error != nil {
 			t.Errorf("after garbage: %v %v", err, reply.Error)
 		}
 	})
@@ -87,7 +95,8 @@ func dialAs(path string, uid uintptr) error {
 	go func() {
 		runtime.LockOSThread()
 		const unchanged = ^uintptr(0)
-		if _, _, errno := unix.RawSyscall(syscall.SYS_SETRESUID, unchanged, uid, unchanged); errno != 0 {
+		if _, _, errno := unix.RawSyscall(syscall.SYS_SETRESUID, unchanged,
+			uid, unchanged); errno != 0 {
 			result <- errno
 			return
 		}
@@ -126,7 +135,8 @@ func TestPeer(t *testing.T) {
 		for path := r.Path; path != os.TempDir() && path != "/"; path = filepath.Dir(path) {
 			must.Succeed(t, os.Chmod(path, 0o777))
 		}
-		if err := dialAs(r.Path, nobody); !errors.Is(err, errClosed) && !errors.Is(err, unix.ECONNRESET) {
+		if err := dialAs(r.Path, nobody); !errors.Is(err, errClosed) &&
+			!errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("error %v, want the connection closed", err)
 		}
 	})
@@ -141,14 +151,17 @@ func TestShimGone(t *testing.T) {
 		ctx, kill := context.WithCancel(t.Context())
 		var shim sync.WaitGroup
 		shim.Go(func() {
-			if _, err := wire.Call(ctx, r.Path, request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"})); err == nil {
+			if _, err := wire.Call(ctx, r.Path,
+				request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"})); err == nil {
 				t.Error("no error")
 			}
 		})
 		<-n.xpuAgent.entered
 		kill()
 		shim.Wait()
-		must.Eventually(t, "the ADD has ended", func() bool { return !r.adds.Held(types.GCAttachment{ContainerID: "c1", IfName: "net1"}) })
+		must.Eventually(t, "the ADD has ended", func() bool {
+			return !r.adds.Held(types.GCAttachment{ContainerID: "c1", IfName: "net1"})
+		})
 		if a, _ := r.Journal.Get(lifecycletest.ID(0)); a.State != journal.Reserved {
 			t.Errorf("record %+v", a)
 		}
@@ -158,7 +171,9 @@ func TestShimGone(t *testing.T) {
 
 // Requests that run when the server stops may end.
 func TestStop(t *testing.T) {
-	for name, patience := range map[string]time.Duration{"in time": time.Minute, "too late": time.Millisecond} {
+	for name, patience := range map[string]time.Duration{
+		"in time": time.Minute, "too late": time.Millisecond,
+	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
 			pod := netns.New(t)
@@ -168,12 +183,17 @@ func TestStop(t *testing.T) {
 				ctx, stop := context.WithCancel(t.Context())
 				var server, shim sync.WaitGroup
 				server.Go(func() { must.Succeed(t, r.Run(ctx)) })
-				must.Eventually(t, "the server answers", func() bool { _, err := r.call(wire.Request{Command: wire.Status}); return err == nil })
+				must.Eventually(t, "the server answers", func() bool {
+					_, err := r.call(wire.Request{Command: wire.Status})
+					return err == nil
+				})
 				shim.Go(func() {
-					reply, err := r.call(request(wire.Add, 0, "c1", pod, map[string]any{"network": "blue"}))
+					reply, err := r.call(request(wire.Add, 0, "c1", pod,
+						map[string]any{"network": "blue"}))
 					if err != nil || reply.Error == nil || reply.Error.Code != CodeProvision {
 						t.Errorf("reply %+v, error %v", reply, err)
-					} else if timedOut := strings.Contains(reply.Error.Msg, "the agent waited"); timedOut != (patience == time.Minute) {
+					} else if timedOut := strings.Contains(reply.Error.Msg,
+						"the agent waited"); timedOut != (patience == time.Minute) {
 						t.Errorf("reply %v", reply.Error)
 					}
 				})

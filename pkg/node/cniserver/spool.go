@@ -20,11 +20,14 @@ import (
 )
 
 const (
-	spoolParallel            = 8                        // requests of the spool that are worked on at a time
-	spoolTimeout             = 30 * time.Second         // of one of them
-	firstTimeout             = 10 * time.Second         // of the start for what is in the spool; the rest is tried again later
+	// requests of the spool that are worked on at a time
+	spoolParallel = 8
+	spoolTimeout  = 30 * time.Second // of one of them
+	// of the start for what is in the spool; the rest is tried again later
+	firstTimeout             = 10 * time.Second
 	firstRetry, slowestRetry = time.Second, time.Minute // pauses before what failed is tried again
-	badDir                   = "bad"                    // the directory in the spool for files that are no request
+	// the directory in the spool for files that are no request
+	badDir = "bad"
 )
 
 // watchSpool makes the directory where it is missing, and watches it.
@@ -42,7 +45,8 @@ func (s *Server) watchSpool(changes *watchdir.Dir) error {
 
 // followSpool does new requests, and failed ones again after a pause, until ctx ends.
 func (s *Server) followSpool(ctx context.Context, changes *watchdir.Dir) error {
-	for backoff := loop.Backoff(firstRetry, slowestRetry); ; { // first for what came since the first look
+	// first for what came since the first look
+	for backoff := loop.Backoff(firstRetry, slowestRetry); ; {
 		var pause time.Duration
 		if s.drainSpool(ctx, changes) {
 			backoff = loop.Backoff(firstRetry, slowestRetry)
@@ -67,10 +71,12 @@ type spooled struct {
 	request wire.Request
 }
 
-// order compares when the runtime made two requests. Requests of earlier boots and of older shims come first, in the order of
-// the clock. Requests of this boot follow, in the order of the time since the boot, which no change of the clock moves.
+// order compares when the runtime made two requests. Requests of earlier boots and of older shims
+// come first, in the order of the clock. Requests of this boot follow, in the order of the time
+// since the boot, which no change of the clock moves.
 func (s *Server) order(a, b wire.Request) int {
-	aNow, bNow := a.Asked.BootID == s.BootID && a.Asked.Known(), b.Asked.BootID == s.BootID && b.Asked.Known()
+	aNow, bNow := a.Asked.BootID == s.BootID && a.Asked.Known(), b.Asked.BootID == s.BootID &&
+		b.Asked.Known()
 	switch {
 	case aNow && bNow:
 		return cmp.Compare(a.Asked.Since, b.Asked.Since)
@@ -117,8 +123,8 @@ func (s *Server) drainSpool(ctx context.Context, changes *watchdir.Dir) (empty b
 	return group.Wait() == nil
 }
 
-// readSpooled reads one file. The error says why it is no request that could ever be done. A request of a later version
-// waits for an agent that knows it.
+// readSpooled reads one file. The error says why it is no request that could ever be done. A
+// request of a later version waits for an agent that knows it.
 func (s *Server) readSpooled(entry fs.DirEntry) (file spooled, err error) {
 	file.path = filepath.Join(s.SpoolDir, entry.Name())
 	if file.info, err = entry.Info(); err != nil {
@@ -154,13 +160,16 @@ func (s *Server) putAside(path string, reason error) {
 	log := s.Log.WithValues("file", path, "movedTo", to)
 	s.Metrics.badFile.Inc()
 	if err := os.Rename(path, to); err != nil {
-		log.Error(errors.Join(reason, err), "File in the CNI spool is no request, and cannot be moved away")
+		log.Error(errors.Join(reason, err),
+			"File in the CNI spool is no request, and cannot be moved away")
 		return
 	}
-	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be released until the next GC")
+	log.Error(reason, "File in the CNI spool is no request; a pod's interface may not be "+
+		"released until the next GC")
 }
 
-// doSpooled does one request, and then removes its file, unless a later request has replaced it meanwhile.
+// doSpooled does one request, and then removes its file, unless a later request has replaced it
+// meanwhile.
 func (s *Server) doSpooled(ctx context.Context, file spooled) error {
 	ctx, cancel := context.WithTimeout(ctx, spoolTimeout)
 	defer cancel()
@@ -172,7 +181,8 @@ func (s *Server) doSpooled(ctx context.Context, file spooled) error {
 		return errors.New("was replaced by a later request")
 	}
 	if err := os.Remove(file.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed", "file", file.path)
+		s.Log.Error(err, "Request in the CNI spool is done, but its file cannot be removed",
+			"file", file.path)
 		return err
 	}
 	s.Metrics.spooled.Inc()

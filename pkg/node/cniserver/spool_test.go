@@ -54,14 +54,16 @@ func TestSpool(t *testing.T) {
 	}
 	n.run(func(r *running) {
 		for i := range before {
-			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t), map[string]any{"network": "blue"}))
+			r.must(request(wire.Add, i, fmt.Sprint("c", i), netns.New(t),
+				map[string]any{"network": "blue"}))
 		}
 	})
 	n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
 	n.spoolFile("bad.json", []byte(`{"version":1,"command":"ADD"}`))
 	n.spoolFile("worse.json", []byte(`{`))
 	n.spoolFile("old.json", []byte(`{"version":0,"command":"DEL"}`))
-	n.spoolFile("undated.json", []byte(`{"version":1,"command":"DEL","containerID":"c1","ifName":"net1"}`))
+	n.spoolFile("undated.json",
+		[]byte(`{"version":1,"command":"DEL","containerID":"c1","ifName":"net1"}`))
 	must.Succeed(t, os.Symlink("/etc/passwd", filepath.Join(n.dir, "spool", "link.json")))
 	later := request(wire.Del, 1, "c1", nil, nil)
 	later.Version = wire.Version + 1
@@ -125,7 +127,8 @@ func TestSpoolRetries(t *testing.T) {
 		r.must(request(wire.Add, 0, "c0", pod, nil))
 		r.must(request(wire.Add, 1, "c1", netns.New(t), nil))
 	})
-	must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), elsewhere.Fd())) // the pod moved it on
+	// the pod moved it on
+	must.Succeed(t, pod.Handle().LinkSetNsFd(mustLink(t, pod, "net1"), elsewhere.Fd()))
 	n.spool("a.json", request(wire.Del, 0, "c0", nil, nil))
 	n.spool("b.json", request(wire.Del, 1, "c1", nil, nil))
 	n.serve(func(r *running) {
@@ -184,8 +187,9 @@ func TestSpoolRemoved(t *testing.T) {
 	})
 }
 
-// TestClockSetWhileAway: when the agent was away and the clock was set meanwhile, a DEL is done that came after its ADD, and
-// none that came before. The shim and the record have the time since the boot. An older shim has the clock alone.
+// TestClockSetWhileAway: when the agent was away and the clock was set meanwhile, a DEL is done
+// that came after its ADD, and none that came before. The shim and the record have the time since
+// the boot. An older shim has the clock alone.
 func TestClockSetWhileAway(t *testing.T) {
 	for name, test := range map[string]struct {
 		clock time.Duration // of the DEL after the ADD
@@ -195,9 +199,15 @@ func TestClockSetWhileAway(t *testing.T) {
 		"DEL later, clock set back":      {-time.Hour, later(time.Second), true},
 		"DEL at once, clock set back":    {-time.Hour, later(0), true},
 		"DEL earlier, clock set forward": {time.Hour, later(-time.Second), false},
-		"DEL of an earlier boot":         {time.Hour, func(uptime.Moment) uptime.Moment { return uptime.Moment{BootID: "boot-0", Since: 1 << 60} }, false},
-		"DEL of an older shim":           {time.Hour, func(uptime.Moment) uptime.Moment { return uptime.Moment{} }, true},
-		"DEL of an older shim, set back": {-time.Hour, func(uptime.Moment) uptime.Moment { return uptime.Moment{} }, false},
+		"DEL of an earlier boot": {time.Hour, func(uptime.Moment) uptime.Moment {
+			return uptime.Moment{BootID: "boot-0", Since: 1 << 60}
+		}, false},
+		"DEL of an older shim": {time.Hour, func(uptime.Moment) uptime.Moment {
+			return uptime.Moment{}
+		}, true},
+		"DEL of an older shim, set back": {-time.Hour, func(uptime.Moment) uptime.Moment {
+			return uptime.Moment{}
+		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, 1)
@@ -230,13 +240,17 @@ func later(by time.Duration) func(uptime.Moment) uptime.Moment {
 	}
 }
 
-// TestOrderOfRequests: requests of this boot are in the order of the time since then, after all others.
+// TestOrderOfRequests: requests of this boot are in the order of the time since then, after all
+// others.
 func TestOrderOfRequests(t *testing.T) {
 	s := &Server{BootID: "boot-1"}
 	at := func(clock int64, boot string, since time.Duration) wire.Request {
-		return wire.Request{At: time.Unix(clock, 0), Asked: uptime.Moment{BootID: boot, Since: since}}
+		return wire.Request{
+			At: time.Unix(clock, 0), Asked: uptime.Moment{BootID: boot, Since: since},
+		}
 	}
-	want := []wire.Request{at(1, "", 0), at(2, "boot-0", 9), at(3, "", 0), at(9, "boot-1", 1), at(5, "boot-1", 2), at(7, "boot-1", 3)}
+	want := []wire.Request{at(1, "", 0), at(2, "boot-0", 9), at(3, "", 0), at(9, "boot-1", 1),
+		at(5, "boot-1", 2), at(7, "boot-1", 3)}
 	got := slices.Clone(want)
 	slices.Reverse(got)
 	slices.SortStableFunc(got, s.order)

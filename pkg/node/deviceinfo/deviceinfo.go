@@ -1,5 +1,5 @@
-// Package deviceinfo describes a Function in the format of the device-info specification of the Network Plumbing Working
-// Group, from which Multus tells pods what an interface is.
+// Package deviceinfo describes a Function in the format of the device-info specification of the
+// Network Plumbing Working Group, from which Multus tells pods what an interface is.
 package deviceinfo
 
 import (
@@ -36,8 +36,9 @@ type VDPA struct {
 	PFAddress string `json:"pf-pci-address,omitempty"`
 }
 
-// Of describes a Function. It returns nil for an SF without a vDPA device: the specification has no form for an SF, which has
-// the PCI address of its PF. asVDPA says whether the pod gets the Function's vDPA device.
+// Of describes a Function. It returns nil for an SF without a vDPA device: the specification has no
+// form for an SF, which has the PCI address of its PF. asVDPA says whether the pod gets the
+// Function's vDPA device.
 func Of(f function.Function, asVDPA bool) *Info {
 	address, pfAddress := string(f.ID.Address), string(f.PF)
 	switch f.Kind {
@@ -48,7 +49,8 @@ func Of(f function.Function, asVDPA bool) *Info {
 	}
 	if asVDPA && f.VDPA.Name != "" {
 		vdpa := &VDPA{
-			Parent: f.VDPA.Name, Driver: strings.TrimSuffix(f.VDPA.Driver, "_vdpa"), Address: address, PFAddress: pfAddress,
+			Parent: f.VDPA.Name, Driver: strings.TrimSuffix(f.VDPA.Driver, "_vdpa"),
+			Address: address, PFAddress: pfAddress,
 		}
 		if f.VDPA.CharDevice != "" {
 			vdpa.Path = "/dev/" + f.VDPA.CharDevice

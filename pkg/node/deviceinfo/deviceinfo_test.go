@@ -9,9 +9,15 @@ import (
 )
 
 func TestOf(t *testing.T) {
-	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0"}
-	vf := function.Function{ID: function.ID{Address: "0000:3b:02.1"}, Kind: function.VF, PF: "0000:3b:00.0"}
-	sf := function.Function{ID: function.SubfunctionID("0000:3b:00.0", 88), Kind: function.SF, PF: "0000:3b:00.0"}
+	pf := function.Function{
+		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0",
+	}
+	vf := function.Function{
+		ID: function.ID{Address: "0000:3b:02.1"}, Kind: function.VF, PF: "0000:3b:00.0",
+	}
+	sf := function.Function{
+		ID: function.SubfunctionID("0000:3b:00.0", 88), Kind: function.SF, PF: "0000:3b:00.0",
+	}
 	with := func(f function.Function, driver, device string) function.Function {
 		f.VDPA = function.VDPA{Name: "vdpa0", Driver: driver, CharDevice: device}
 		return f
@@ -23,7 +29,8 @@ func TestOf(t *testing.T) {
 		want     string
 	}{
 		{"PF", pf, true, `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:00.0"}}`},
-		{"VF", vf, true, `{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:02.1","pf-pci-address":"0000:3b:00.0"}}`},
+		{"VF", vf, true,
+			`{"type":"pci","version":"1.1.0","pci":{"pci-address":"0000:3b:02.1","pf-pci-address":"0000:3b:00.0"}}`},
 		{"SF", sf, true, `null`},
 		{"VF with vhost-vdpa", with(vf, "vhost_vdpa", "vhost-vdpa-0"), true,
 			`{"type":"vdpa","version":"1.1.0","vdpa":{"parent-device":"vdpa0","driver":"vhost","path":"/dev/vhost-vdpa-0","pci-address":"0000:3b:02.1","pf-pci-address":"0000:3b:00.0"}}`},

@@ -21,7 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
-// limited is a pool of VFs and of SFs that do not exist yet, of which some may be allocated at each PF.
+// limited is a pool of VFs and of SFs that do not exist yet, of which some may be allocated at each
+// PF.
 func limited(maxAllocated int32, functions ...function.Function) pool.Pool {
 	p := pooltest.DRA("fast", functions...)
 	p.Spec.MaxAllocated = ptr.To(maxAllocated)
@@ -36,7 +37,8 @@ func TestSharedCounters(t *testing.T) {
 	}
 	for i, slice := range slices {
 		if (len(slice.SharedCounters) > 0) != (i == 0) || (len(slice.Devices) > 0) != (i > 0) {
-			t.Errorf("slice %d has %d sets of counters and %d devices; the first has counters, the others devices",
+			t.Errorf("slice %d has %d sets of counters and %d devices; the first has counters, "+
+				"the others devices",
 				i, len(slice.SharedCounters), len(slice.Devices))
 		}
 	}
@@ -54,7 +56,8 @@ func TestSharedCounters(t *testing.T) {
 			}
 		}
 	}
-	if without := published(pooltest.DRA("fast", functions...)).Pools["node1/0000-3b-00-0/fast"].Slices; len(without) != 3 ||
+	if without := published(pooltest.DRA("fast", functions...)).
+		Pools["node1/0000-3b-00-0/fast"].Slices; len(without) != 3 ||
 		without[0].SharedCounters != nil || without[0].Devices[0].ConsumesCounters != nil {
 		t.Errorf("a pool without maxAllocated has counters: %+v", without[0])
 	}
@@ -63,9 +66,12 @@ func TestSharedCounters(t *testing.T) {
 // TestAnSFIsPublishedTheSameWhetherItExists: what only its driver makes of it is not published.
 func TestAnSFIsPublishedTheSameWhetherItExists(t *testing.T) {
 	pf := function.Function{
-		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0", PFName: "ens59f0",
-		PFDriver: "mlx5_core", Driver: "mlx5_core", Index: -1, NumVFs: 4, Vendor: "15b3", Device: "a2dc",
-		PCIeRoot: "pci0000:3a", NUMANode: 1, LinkUp: true, LinkType: "ether", Netdev: "ens59f0", IOMMUGroup: "7",
+		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0",
+		PFName:   "ens59f0",
+		PFDriver: "mlx5_core", Driver: "mlx5_core", Index: -1, NumVFs: 4, Vendor: "15b3",
+		Device:   "a2dc",
+		PCIeRoot: "pci0000:3a", NUMANode: 1, LinkUp: true, LinkType: "ether", Netdev: "ens59f0",
+		IOMMUGroup: "7",
 	}
 	potential := function.PotentialSF(pf, 88)
 	existing := potential
@@ -94,8 +100,8 @@ func (c classes) Get(name string) (*resourceapi.DeviceClass, error) {
 // GetDeviceClass is for extended resources, which have no class here.
 func (c classes) GetDeviceClass(corev1.ResourceName) *resourceapi.DeviceClass { return nil }
 
-// allocateUntilFull has the scheduler's allocator allocate one device after the other, and returns how many it did of
-// each DRA pool.
+// allocateUntilFull has the scheduler's allocator allocate one device after the other, and returns
+// how many it did of each DRA pool.
 func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) map[string]int {
 	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1"}}
@@ -106,7 +112,9 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("slice-", len(slices))},
 				Spec: resourceapi.ResourceSliceSpec{
 					Driver: v1alpha1.GroupName, NodeName: &node.Name,
-					Pool:    resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: int64(len(p.Slices))},
+					Pool: resourceapi.ResourcePool{
+						Name: name, Generation: 1, ResourceSliceCount: int64(len(p.Slices)),
+					},
 					Devices: p.Slices[i].Devices, SharedCounters: p.Slices[i].SharedCounters,
 				},
 			})
@@ -114,14 +122,16 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 	}
 	class := classes{{ObjectMeta: metav1.ObjectMeta{Name: "xpu"}}}
 	state := structured.AllocatedState{
-		AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-		AggregatedCapacity: structured.NewConsumedCapacityCollection(),
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
 	}
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c"},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 			Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{
-				DeviceClassName: "xpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+				DeviceClassName: "xpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount,
+				Count: 1,
 			},
 		}}}},
 	}
@@ -129,7 +139,8 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 	for {
 		features := structured.Features{PartitionableDevices: true, DeviceTaints: true}
 		expressions := cel.NewCache(1, cel.Features{})
-		allocator, err := structured.NewAllocator(t.Context(), features, state, class, slices, expressions)
+		allocator, err := structured.NewAllocator(t.Context(), features, state, class, slices,
+			expressions)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,15 +152,17 @@ func allocateUntilFull(t *testing.T, resources resourceslice.DriverResources) ma
 			return allocated
 		}
 		got := results[0].Devices.Results[0]
-		state.AllocatedDevices.Insert(structured.MakeDeviceID(v1alpha1.GroupName, got.Pool, got.Device))
+		state.AllocatedDevices.Insert(structured.MakeDeviceID(v1alpha1.GroupName, got.Pool,
+			got.Device))
 		allocated[got.Pool]++
 	}
 }
 
-// TestMaxAllocated: the scheduler allocates as many devices as a PF can have in use, and not one more, of a PF that has
-// more VFs and SFs.
+// TestMaxAllocated: the scheduler allocates as many devices as a PF can have in use, and not one
+// more, of a PF that has more VFs and SFs.
 func TestMaxAllocated(t *testing.T) {
-	first := append(pooltest.VFs(0x3b, 6), pooltest.SF(0x3b, 1), pooltest.SF(0x3b, 2), pooltest.SF(0x3b, 3), pooltest.SF(0x3b, 4))
+	first := append(pooltest.VFs(0x3b, 6), pooltest.SF(0x3b, 1), pooltest.SF(0x3b, 2),
+		pooltest.SF(0x3b, 3), pooltest.SF(0x3b, 4))
 	second := append(pooltest.VFs(0x5e, 3), pooltest.SF(0x5e, 1))
 	for _, test := range []struct {
 		name string
@@ -162,7 +175,8 @@ func TestMaxAllocated(t *testing.T) {
 		{"no limit", pooltest.DRA("fast", first...), map[string]int{"node1/0000-3b-00-0/fast": 10}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := allocateUntilFull(t, published(test.pool)); fmt.Sprint(got) != fmt.Sprint(test.want) {
+			if got := allocateUntilFull(t,
+				published(test.pool)); fmt.Sprint(got) != fmt.Sprint(test.want) {
 				t.Errorf("allocated %v, want %v", got, test.want)
 			}
 		})

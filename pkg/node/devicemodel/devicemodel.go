@@ -1,5 +1,5 @@
-// Package devicemodel says what the Functions of a node's pools are as devices of DRA: in which slices, with which
-// attributes, counters, binding conditions and taints.
+// Package devicemodel says what the Functions of a node's pools are as devices of DRA: in which
+// slices, with which attributes, counters, binding conditions and taints.
 package devicemodel
 
 import (
@@ -17,22 +17,24 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It applies to all slices, as a
-// taint must not move devices to other slices.
+// devicesPerSlice is the API's limit for slices whose devices have taints or consume counters. It
+// applies to all slices, as a taint must not move devices to other slices.
 const devicesPerSlice = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 
-// The one counter in DRA pools with maxAllocated or model: Counters (KEP-4815). Each device consumes 1 of it while it is allocated, and a PF all
-// that there is.
+// The one counter in DRA pools with maxAllocated or model: Counters (KEP-4815). Each device
+// consumes 1 of it while it is allocated, and a PF all that there is.
 const (
 	counterSetPF     = "pf"
 	counterFunctions = "functions"
 )
 
-// Resources returns what the driver publishes of the node's pools: one DRA pool for each PF and DevicePool. SFs that do not
-// exist yet are devices like the others. problems are those of a Function that keep it from pods. ahead says whether the
-// xPU serves a Port of the Function in the network although no pod has the Function.
+// Resources returns what the driver publishes of the node's pools: one DRA pool for each PF and
+// DevicePool. SFs that do not exist yet are devices like the others. problems are those of a
+// Function that keep it from pods. ahead says whether the xPU serves a Port of the Function in the
+// network although no pod has the Function.
 func Resources(
-	node string, pools []pool.Pool, problems func(function.Function) []function.Problem, ahead func(f function.ID, network string) bool,
+	node string, pools []pool.Pool, problems func(function.Function) []function.Problem,
+	ahead func(f function.ID, network string) bool,
 ) resourceslice.DriverResources {
 	mustWait := func(p pool.Pool, f function.Function) bool {
 		return p.Spec.Provision == v1alpha1.ProvisionBeforeBind ||
@@ -45,9 +47,13 @@ func Resources(
 		}
 		for pf, functions := range p.ByPF() {
 			id := claim.PoolID{Node: node, PF: pf, DevicePool: p.Name}
-			toDevice := func(f function.Function) resourceapi.Device { return device(p, f, problems(f), mustWait(p, f)) }
+			toDevice := func(f function.Function) resourceapi.Device {
+				return device(p, f, problems(f), mustWait(p, f))
+			}
 			if Shared(p.Spec) {
-				out.Pools[id.String()] = resourceslice.Pool{Slices: shared(p, p.PFs[pf], functions, problems)}
+				out.Pools[id.String()] = resourceslice.Pool{
+					Slices: shared(p, p.PFs[pf], functions, problems),
+				}
 				continue
 			}
 			out.Pools[id.String()] = resourceslice.Pool{Slices: slicesOf(p, functions, toDevice)}
@@ -56,7 +62,8 @@ func Resources(
 	return out
 }
 
-// Devices are the Functions that are devices of a DRA pool in themselves: the VFs and SFs, and PFs by the model.
+// Devices are the Functions that are devices of a DRA pool in themselves: the VFs and SFs, and PFs
+// by the model.
 func Devices(p pool.Pool) []function.Function {
 	var out []function.Function
 	for pf, functions := range p.ByPF() {
@@ -77,7 +84,9 @@ func Devices(p pool.Pool) []function.Function {
 // Find returns the Function that is the device of that name.
 func Find(p pool.Pool, device string) (function.Function, bool) {
 	devices := Devices(p)
-	i := slices.IndexFunc(devices, func(f function.Function) bool { return f.ID.DeviceName() == device })
+	i := slices.IndexFunc(devices, func(f function.Function) bool {
+		return f.ID.DeviceName() == device
+	})
 	if i < 0 {
 		return function.Function{}, false
 	}
@@ -87,8 +96,11 @@ func Find(p pool.Pool, device string) (function.Function, bool) {
 // Shared says whether claims share the PFs of a DevicePool.
 func Shared(spec v1alpha1.DevicePoolSpec) bool { return spec.Model == v1alpha1.ModelPorts }
 
-// Problems are those of one of [Devices]: of a PF that claims share, the ones that all of its VFs have.
-func Problems(p pool.Pool, f function.Function, problems func(function.Function) []function.Problem) []function.Problem {
+// Problems are those of one of [Devices]: of a PF that claims share, the ones that all of its VFs
+// have.
+func Problems(
+	p pool.Pool, f function.Function, problems func(function.Function) []function.Problem,
+) []function.Problem {
 	if !Shared(p.Spec) {
 		return problems(f)
 	}
@@ -96,11 +108,14 @@ func Problems(p pool.Pool, f function.Function, problems func(function.Function)
 	return common
 }
 
-// slicesOf returns the slices for the pool's Functions of one PF, as [pool.Pool.ByPF] has them: counters, VFs, SFs, and the PF in the last
-// slice. A Function's index determines its slice, so a Function that comes or goes changes one slice only, unless it is alone in it.
-// Counters come first, so that their index never changes. In a slice, the devices for which no pod has to wait come first, and the PF
-// last, as the scheduler takes the first that will do.
-func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function.Function) resourceapi.Device) []resourceslice.Slice {
+// slicesOf returns the slices for the pool's Functions of one PF, as [pool.Pool.ByPF] has them:
+// counters, VFs, SFs, and the PF in the last slice. A Function's index determines its slice, so a
+// Function that comes or goes changes one slice only, unless it is alone in it. Counters come
+// first, so that their index never changes. In a slice, the devices for which no pod has to wait
+// come first, and the PF last, as the scheduler takes the first that will do.
+func slicesOf(
+	p pool.Pool, functions []function.Function, toDevice func(function.Function) resourceapi.Device,
+) []resourceslice.Slice {
 	var out []resourceslice.Slice
 	total := allocatable(p, functions)
 	if counted(p) {
@@ -120,7 +135,9 @@ func slicesOf(p pool.Pool, functions []function.Function, toDevice func(function
 	}
 	if pf, whole := wholePF(p, functions); whole {
 		d := toDevice(pf)
-		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetPF, Counters: functionCounter(total)}}
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{
+			{CounterSet: counterSetPF, Counters: functionCounter(total)},
+		}
 		if last := &out[len(out)-1]; len(last.Devices) < devicesPerSlice {
 			last.Devices = append(last.Devices, d)
 		} else {
@@ -149,8 +166,9 @@ func allocatable(p pool.Pool, functions []function.Function) int64 {
 	return n
 }
 
-// wholePF is the PF of the Functions if it is a device too: the pool has all of its VFs, so that its counters keep the PF from a pod while
-// another has one of them, and the node does not need it itself.
+// wholePF is the PF of the Functions if it is a device too: the pool has all of its VFs, so that
+// its counters keep the PF from a pod while another has one of them, and the node does not need it
+// itself.
 func wholePF(p pool.Pool, functions []function.Function) (function.Function, bool) {
 	pf, exists := p.PFs[functions[0].PF]
 	vfs := 0
@@ -159,38 +177,53 @@ func wholePF(p pool.Pool, functions []function.Function) (function.Function, boo
 			vfs++
 		}
 	}
-	return pf, p.Spec.Model == v1alpha1.ModelCounters && exists && vfs == pf.NumVFs && !pf.DefaultRoute
+	return pf, p.Spec.Model == v1alpha1.ModelCounters && exists && vfs == pf.NumVFs &&
+		!pf.DefaultRoute
 }
 
 func functionCounter(n int64) map[string]resourceapi.Counter {
-	return map[string]resourceapi.Counter{counterFunctions: {Value: *resource.NewQuantity(n, resource.DecimalSI)}}
+	return map[string]resourceapi.Counter{
+		counterFunctions: {Value: *resource.NewQuantity(n, resource.DecimalSI)},
+	}
 }
 
-// device returns the device of a Function. mustWait has the scheduler wait until the xPU serves a pod's Port.
-func device(p pool.Pool, f function.Function, problems []function.Problem, mustWait bool) resourceapi.Device {
+// device returns the device of a Function. mustWait has the scheduler wait until the xPU serves a
+// pod's Port.
+func device(
+	p pool.Pool, f function.Function, problems []function.Problem, mustWait bool,
+) resourceapi.Device {
 	d := resourceapi.Device{Name: f.ID.DeviceName(), Attributes: Attributes(p, f)}
 	if mustWait {
 		d.BindingConditions = []string{v1alpha1.ConditionProvisioned}
 		d.BindingFailureConditions = []string{v1alpha1.ConditionProvisionFailed}
 	}
 	if counted(p) {
-		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSetPF, Counters: functionCounter(1)}}
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{
+			{CounterSet: counterSetPF, Counters: functionCounter(1)},
+		}
 	}
 	for _, problem := range problems {
-		d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: problem.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+		d.Taints = append(d.Taints, resourceapi.DeviceTaint{
+			Key: problem.Taint, Effect: resourceapi.DeviceTaintEffectNoSchedule,
+		})
 	}
 	return d
 }
 
-// Attributes are those of the device of a Function. Unqualified names of attributes belong to the driver's domain. Multus reads those of
-// k8s.cni.cncf.io. No attribute changes when a pod takes the netdev.
-func Attributes(p pool.Pool, f function.Function) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+// Attributes are those of the device of a Function. Unqualified names of attributes belong to the
+// driver's domain. Multus reads those of k8s.cni.cncf.io. No attribute changes when a pod takes the
+// netdev.
+func Attributes(
+	p pool.Pool, f function.Function,
+) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	out := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
 	if f.Kind != function.PF {
 		out["index"] = resourceapi.DeviceAttribute{IntValue: new(int64(f.Index))}
 	}
 	if f.NUMANode >= 0 {
-		out[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: new(int64(f.NUMANode))}
+		out[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{
+			IntValue: new(int64(f.NUMANode)),
+		}
 	}
 	texts := map[resourceapi.QualifiedName]string{
 		"kind":                         string(f.Kind),
@@ -207,8 +240,9 @@ func Attributes(p pool.Pool, f function.Function) map[resourceapi.QualifiedName]
 		texts["k8s.cni.cncf.io/deviceID"] = f.ID.String()
 	}
 	for name, value := range texts {
-		// Unknown values are left out: devices without a PCIe root or PF name must not match each other by it. The API refuses
-		// a longer value, such as the resource name of a DevicePool with a long name.
+		// Unknown values are left out: devices without a PCIe root or PF name must not match each
+		// other by it. The API refuses a longer value, such as the resource name of a DevicePool
+		// with a long name.
 		if value != "" && len(value) <= resourceapi.DeviceAttributeMaxValueLength {
 			out[name] = resourceapi.DeviceAttribute{StringValue: new(value)}
 		}

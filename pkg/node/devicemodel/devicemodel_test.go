@@ -40,7 +40,8 @@ func differing(a, b resourceslice.DriverResources) int {
 	for name := range names {
 		before, after := a.Pools[name].Slices, b.Pools[name].Slices
 		for i := range max(len(before), len(after)) {
-			if i >= len(before) || i >= len(after) || !equality.Semantic.DeepEqual(before[i], after[i]) {
+			if i >= len(before) || i >= len(after) ||
+				!equality.Semantic.DeepEqual(before[i], after[i]) {
 				count++
 			}
 		}
@@ -64,14 +65,18 @@ func Test1024VFsOn4PFs(t *testing.T) {
 		}
 		for i, slice := range p.Slices {
 			if len(slice.Devices) != resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures {
-				t.Errorf("slice %d of pool %s has %d devices, want %d", i, name, len(slice.Devices), resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures)
+				t.Errorf("slice %d of pool %s has %d devices, want %d", i, name, len(slice.Devices),
+					resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures)
 			}
 			for n, device := range slice.Devices {
 				if index := *device.Attributes["index"].IntValue; index != int64(64*i+n) {
-					t.Errorf("device %d in slice %d of pool %s has index %d: not in order", n, i, name, index)
+					t.Errorf("device %d in slice %d of pool %s has index %d: not in order",
+						n, i, name, index)
 				}
-				if problems := validation.IsDNS1123Label(device.Name); len(problems) > 0 || seen[device.Name] {
-					t.Errorf("device name %q is no DNS label or not unique: %v", device.Name, problems)
+				if problems := validation.IsDNS1123Label(device.Name); len(problems) > 0 ||
+					seen[device.Name] {
+					t.Errorf("device name %q is no DNS label or not unique: %v",
+						device.Name, problems)
 				}
 				seen[device.Name] = true
 			}
@@ -83,7 +88,9 @@ func Test1024VFsOn4PFs(t *testing.T) {
 
 	// The order of the inventory does not matter.
 	shuffled := slices.Clone(all)
-	slices.SortFunc(shuffled, func(a, b function.Function) int { return -cmp.Compare(a.ID.String(), b.ID.String()) })
+	slices.SortFunc(shuffled, func(a, b function.Function) int {
+		return -cmp.Compare(a.ID.String(), b.ID.String())
+	})
 	if n := differing(got, published(pooltest.DRA("fast", shuffled...))); n > 0 {
 		t.Errorf("%d slices differ with the Functions in another order", n)
 	}
@@ -92,7 +99,8 @@ func Test1024VFsOn4PFs(t *testing.T) {
 func TestAFunctionThatComesOrGoesChangesOneSlice(t *testing.T) {
 	var all []function.Function
 	for index := range 70 {
-		all = append(all, pooltest.VF(0x10, index), pooltest.SF(0x10, index), pooltest.VF(0x20, index))
+		all = append(all, pooltest.VF(0x10, index), pooltest.SF(0x10, index),
+			pooltest.VF(0x20, index))
 	}
 	before := published(pooltest.DRA("fast", all...))
 	if got := len(before.Pools); got != 2 {
@@ -111,7 +119,8 @@ func TestAPoolThatComesLeavesTheOthersAlone(t *testing.T) {
 	alone := published(fast)
 	both := published(pooltest.DRA("all", pooltest.VFs(0x10, 10)[5:]...), fast)
 	if n := differing(alone, both); n != 1 || len(both.Pools) != 2 {
-		t.Errorf("%d slices differ in %d pools, want only the one of the new pool", n, len(both.Pools))
+		t.Errorf("%d slices differ in %d pools, want only the one of the new pool",
+			n, len(both.Pools))
 	}
 	unpublished := pooltest.DRA("other", pooltest.VFs(0x20, 3)...)
 	unpublished.Spec.Publish = "DevicePlugin"
@@ -124,20 +133,29 @@ func TestDevice(t *testing.T) {
 	got := published(pooltest.DRA("fast", pooltest.VF(0x3b, 0), pooltest.SF(0x3b, 88)))
 	want := map[string]map[string]any{
 		"0000-3b-00-2": {
-			"kind": "VF", "pool": "fast", "pf": "0000:3b:00.0", "pfName": "ens59f0", "index": int64(0), "vendor": "15b3", "device": "101e",
-			"k8s.cni.cncf.io/deviceID": "0000:3b:00.2", "k8s.cni.cncf.io/resourceName": "xpu.opiproject.org/fast",
-			"resource.kubernetes.io/pciBusID": "0000:3b:00.2", "resource.kubernetes.io/pcieRoot": "pci0000:3a", "resource.kubernetes.io/numaNode": int64(1),
+			"kind": "VF", "pool": "fast", "pf": "0000:3b:00.0", "pfName": "ens59f0",
+			"index": int64(0), "vendor": "15b3", "device": "101e",
+			"k8s.cni.cncf.io/deviceID":        "0000:3b:00.2",
+			"k8s.cni.cncf.io/resourceName":    "xpu.opiproject.org/fast",
+			"resource.kubernetes.io/pciBusID": "0000:3b:00.2",
+			"resource.kubernetes.io/pcieRoot": "pci0000:3a",
+			"resource.kubernetes.io/numaNode": int64(1),
 		},
 		"0000-3b-00-0-sf88": {
-			"kind": "SF", "pool": "fast", "pf": "0000:3b:00.0", "pfName": "ens59f0", "index": int64(88), "vendor": "15b3", "device": "101e",
-			"k8s.cni.cncf.io/deviceID": "0000:3b:00.0/sf88", "k8s.cni.cncf.io/resourceName": "xpu.opiproject.org/fast",
-			"resource.kubernetes.io/pciBusID": "0000:3b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:3a", "resource.kubernetes.io/numaNode": int64(1),
+			"kind": "SF", "pool": "fast", "pf": "0000:3b:00.0", "pfName": "ens59f0",
+			"index": int64(88), "vendor": "15b3", "device": "101e",
+			"k8s.cni.cncf.io/deviceID":        "0000:3b:00.0/sf88",
+			"k8s.cni.cncf.io/resourceName":    "xpu.opiproject.org/fast",
+			"resource.kubernetes.io/pciBusID": "0000:3b:00.0",
+			"resource.kubernetes.io/pcieRoot": "pci0000:3a",
+			"resource.kubernetes.io/numaNode": int64(1),
 		},
 	}
 	if diff := gocmp.Diff(want, attributes(got)); diff != "" {
 		t.Errorf("attributes: -want +got\n%s", diff)
 	}
-	if name := slices.Collect(maps.Keys(got.Pools)); !slices.Equal(name, []string{"node1/0000-3b-00-0/fast"}) {
+	if name := slices.Collect(maps.Keys(got.Pools)); !slices.Equal(name,
+		[]string{"node1/0000-3b-00-0/fast"}) {
 		t.Errorf("pools are %q", name)
 	}
 }
@@ -148,13 +166,17 @@ func TestUnknownIsAbsent(t *testing.T) {
 	f.PFName, f.PCIeRoot, f.NUMANode = "", "", -1
 	long := strings.Repeat("x", 63)
 	got := attributes(published(pooltest.DRA(long, f)))["0000-3b-00-2"]
-	for _, absent := range []string{"pfName", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode", "k8s.cni.cncf.io/resourceName"} {
+	for _, absent := range []string{
+		"pfName", "resource.kubernetes.io/pcieRoot", "resource.kubernetes.io/numaNode",
+		"k8s.cni.cncf.io/resourceName",
+	} {
 		if value, ok := got[absent]; ok {
 			t.Errorf("%s is %q, want it to be absent", absent, value)
 		}
 	}
 	for name, value := range got {
-		if text, ok := value.(string); ok && (text == "" || len(text) > resourceapi.DeviceAttributeMaxValueLength) {
+		if text, ok := value.(string); ok &&
+			(text == "" || len(text) > resourceapi.DeviceAttributeMaxValueLength) {
 			t.Errorf("%s is %q, which the API refuses or makes no sense", name, text)
 		}
 	}
@@ -165,7 +187,8 @@ func TestNoAttributeChangesWhenAPodTakesTheNetdev(t *testing.T) {
 	f.Netdev, f.Driver = "ens3f0v0", "mlx5_core"
 	taken := f
 	taken.Netdev, taken.Driver = "", "vfio-pci"
-	if n := differing(published(pooltest.DRA("fast", f)), published(pooltest.DRA("fast", taken))); n != 0 {
+	if n := differing(published(pooltest.DRA("fast", f)),
+		published(pooltest.DRA("fast", taken))); n != 0 {
 		t.Error("the device changed")
 	}
 }
@@ -177,12 +200,17 @@ func TestBindingConditionsAndTaints(t *testing.T) {
 		if f.Index == 0 {
 			return nil
 		}
-		return []function.Problem{{Taint: v1alpha1.TaintLinkDown, Message: "no link"}, {Taint: v1alpha1.TaintReleasePending}}
+		return []function.Problem{
+			{Taint: v1alpha1.TaintLinkDown, Message: "no link"},
+			{Taint: v1alpha1.TaintReleasePending},
+		}
 	}, noneAhead)
 	devices := got.Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
 	for _, d := range devices {
-		if !slices.Equal(d.BindingConditions, []string{v1alpha1.ConditionProvisioned}) || !slices.Equal(d.BindingFailureConditions, []string{v1alpha1.ConditionProvisionFailed}) {
-			t.Errorf("%s has binding conditions %q and %q", d.Name, d.BindingConditions, d.BindingFailureConditions)
+		if !slices.Equal(d.BindingConditions, []string{v1alpha1.ConditionProvisioned}) ||
+			!slices.Equal(d.BindingFailureConditions, []string{v1alpha1.ConditionProvisionFailed}) {
+			t.Errorf("%s has binding conditions %q and %q", d.Name, d.BindingConditions,
+				d.BindingFailureConditions)
 		}
 	}
 	want := []resourceapi.DeviceTaint{
@@ -190,12 +218,14 @@ func TestBindingConditionsAndTaints(t *testing.T) {
 		{Key: v1alpha1.TaintReleasePending, Effect: resourceapi.DeviceTaintEffectNoSchedule},
 	}
 	if diff := gocmp.Diff(want, devices[1].Taints); diff != "" || len(devices[0].Taints) != 0 {
-		t.Errorf("taints of the healthy device: %v; of the other one: -want +got\n%s", devices[0].Taints, diff)
+		t.Errorf("taints of the healthy device: %v; of the other one: -want +got\n%s",
+			devices[0].Taints, diff)
 	}
 	p.Spec.Provision = v1alpha1.ProvisionOnPrepare
 	d := published(p).Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices[0]
 	if d.BindingConditions != nil || d.BindingFailureConditions != nil {
-		t.Errorf("binding conditions %q and %q on a device that is provisioned on Prepare", d.BindingConditions, d.BindingFailureConditions)
+		t.Errorf("binding conditions %q and %q on a device that is provisioned on Prepare",
+			d.BindingConditions, d.BindingFailureConditions)
 	}
 }
 
@@ -219,19 +249,23 @@ func attributes(r resourceslice.DriverResources) map[string]map[string]any {
 	return out
 }
 
-// The scheduler takes the first device of a slice that will do, and waits for the conditions of those that have some.
+// The scheduler takes the first device of a slice that will do, and waits for the conditions of
+// those that have some.
 func TestDevicesWithPortsMadeAheadComeFirst(t *testing.T) {
 	p := pooltest.DRA("fast", pooltest.VFs(0x3b, 5)...)
 	p.Spec.Provision, p.Spec.Network = v1alpha1.ProvisionAhead, "blue"
 	ahead := func(f function.ID, network string) bool {
 		return network == "blue" && (f == pooltest.VF(0x3b, 1).ID || f == pooltest.VF(0x3b, 3).ID)
 	}
-	devices := Resources("node1", []pool.Pool{p}, healthy, ahead).Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
+	devices := Resources("node1", []pool.Pool{p}, healthy,
+		ahead).Pools["node1/0000-3b-00-0/fast"].Slices[0].Devices
 	var order []int64
 	for i, d := range devices {
 		order = append(order, *d.Attributes["index"].IntValue)
-		if waits := d.BindingConditions != nil && d.BindingFailureConditions != nil; waits != (i >= 2) {
-			t.Errorf("device %s, at %d, has binding conditions %q and %q", d.Name, i, d.BindingConditions, d.BindingFailureConditions)
+		if waits := d.BindingConditions != nil &&
+			d.BindingFailureConditions != nil; waits != (i >= 2) {
+			t.Errorf("device %s, at %d, has binding conditions %q and %q", d.Name,
+				i, d.BindingConditions, d.BindingFailureConditions)
 		}
 	}
 	if want := []int64{1, 3, 0, 2, 4}; !slices.Equal(order, want) {

@@ -11,8 +11,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Features are what a cluster keeps of ResourceSlices: an API server silently drops the fields of feature gates that are off.
-// The gates are those of Kubernetes' pkg/features; all are on by default from Kubernetes 1.36 on.
+// Features are what a cluster keeps of ResourceSlices: an API server silently drops the fields of
+// feature gates that are off. The gates are those of Kubernetes' pkg/features; all are on by
+// default from Kubernetes 1.36 on.
 type Features struct {
 	Taints            bool // DRADeviceTaints
 	BindingConditions bool // DRADeviceBindingConditions
@@ -47,26 +48,31 @@ func (f Features) Fallbacks(spec v1alpha1.DevicePoolSpec) (list []v1alpha1.Fallb
 		list = append(list, v1alpha1.Fallback{Feature: feature, Message: message})
 	}
 	if !f.BindingConditions && spec.Provision == v1alpha1.ProvisionBeforeBind {
-		add(v1alpha1.FeatureBindingConditions, "provision BeforeBind works as OnPrepare: the API server drops binding conditions")
+		add(v1alpha1.FeatureBindingConditions,
+			"provision BeforeBind works as OnPrepare: the API server drops binding conditions")
 	}
 	if !f.BindingConditions && spec.Provision == v1alpha1.ProvisionAhead {
-		add(v1alpha1.FeatureBindingConditions, "a pod that gets a Function whose Port is not made yet is bound at once and waits on the node")
+		add(v1alpha1.FeatureBindingConditions, "a pod that gets a Function whose Port is not "+
+			"made yet is bound at once and waits on the node")
 	}
 	switch {
 	case f.Counters:
 	case spec.MaxAllocated != nil:
-		add(v1alpha1.FeatureCounters, "of each PF only the first Functions are offered, as many as may be allocated: they are not counted")
+		add(v1alpha1.FeatureCounters, "of each PF only the first Functions are offered, as many "+
+			"as may be allocated: they are not counted")
 	case spec.Model == v1alpha1.ModelCounters:
-		add(v1alpha1.FeatureCounters, "model Counters works as Functions: no claim gets a PF as a whole")
+		add(v1alpha1.FeatureCounters,
+			"model Counters works as Functions: no claim gets a PF as a whole")
 	}
 	if !f.SharedCapacity && spec.Model == v1alpha1.ModelPorts {
-		add(v1alpha1.FeatureSharedCapacity, "model Ports offers nothing: claims would get the PF as a whole")
+		add(v1alpha1.FeatureSharedCapacity,
+			"model Ports offers nothing: claims would get the PF as a whole")
 	}
 	return list
 }
 
-// Reduce leaves out of the slices what the cluster would drop, and the devices that would be taken for what they are not. Slices and
-// their order stay.
+// Reduce leaves out of the slices what the cluster would drop, and the devices that would be taken
+// for what they are not. Slices and their order stay.
 //
 //   - Without taints, devices with problems are not offered.
 //   - Without binding conditions, pods are bound before the xPU is ready; the agent's Prepare waits for it.
@@ -95,7 +101,8 @@ func (f Features) reducePool(pool resourceslice.Pool) resourceslice.Pool {
 		slice.Devices = nil
 		for _, d := range devices {
 			if limited && !f.Counters {
-				if left--; left < 0 || isPF(d) { // a device that is not offered now counts: a pod may have it
+				// a device that is not offered now counts: a pod may have it
+				if left--; left < 0 || isPF(d) {
 					continue
 				}
 			}

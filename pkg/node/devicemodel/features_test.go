@@ -14,8 +14,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/pooltest"
 )
 
-// offered are the names of the devices of a pool, and whether something is left that the features do not have.
-func offered(t *testing.T, f Features, p pool.Pool, problems func(function.Function) []function.Problem) (devices []string, slices int) {
+// offered are the names of the devices of a pool, and whether something is left that the features
+// do not have.
+func offered(
+	t *testing.T, f Features, p pool.Pool, problems func(function.Function) []function.Problem,
+) (devices []string, slices int) {
 	t.Helper()
 	full := Resources("node1", []pool.Pool{p}, problems, noneAhead)
 	for _, drapool := range f.Reduce(full).Pools {
@@ -26,8 +29,10 @@ func offered(t *testing.T, f Features, p pool.Pool, problems func(function.Funct
 			}
 			for _, d := range slice.Devices {
 				devices = append(devices, d.Name)
-				if !f.Taints && len(d.Taints) > 0 || !f.BindingConditions && len(d.BindingConditions)+len(d.BindingFailureConditions) > 0 ||
-					!f.Counters && len(d.ConsumesCounters) > 0 || !f.SharedCapacity && d.AllowMultipleAllocations != nil {
+				if !f.Taints && len(d.Taints) > 0 || !f.BindingConditions &&
+					len(d.BindingConditions)+len(d.BindingFailureConditions) > 0 ||
+					!f.Counters && len(d.ConsumesCounters) > 0 || !f.SharedCapacity &&
+					d.AllowMultipleAllocations != nil {
 					t.Errorf("device %+v has what the cluster drops", d)
 				}
 			}
@@ -56,11 +61,21 @@ func TestReduce(t *testing.T) {
 		problems func(function.Function) []function.Problem
 		want     []string
 	}{
-		"taints":                  {func(f *Features) { f.Taints = false }, pooltest.DRA("fast", vfs...), second, slices.Concat(names[:1], names[2:])},
-		"nothing, with a problem": {func(*Features) {}, pooltest.DRA("fast", vfs...), second, names},
-		"binding conditions":      {func(f *Features) { f.BindingConditions = false }, careful, healthy, names},
-		"counters, with a limit":  {func(f *Features) { f.Counters = false }, limited(3, vfs...), healthy, names[:3]},
-		"counters, with a limit and a problem": {func(f *Features) { f.Counters, f.Taints = false, false }, limited(3, vfs...), second,
+		"taints": {func(f *Features) {
+			f.Taints = false
+		}, pooltest.DRA("fast", vfs...), second, slices.Concat(names[:1], names[2:])},
+		"nothing, with a problem": {
+			func(*Features) {}, pooltest.DRA("fast", vfs...), second, names,
+		},
+		"binding conditions": {func(f *Features) {
+			f.BindingConditions = false
+		}, careful, healthy, names},
+		"counters, with a limit": {func(f *Features) {
+			f.Counters = false
+		}, limited(3, vfs...), healthy, names[:3]},
+		"counters, with a limit and a problem": {func(f *Features) {
+			f.Counters, f.Taints = false, false
+		}, limited(3, vfs...), second,
 			slices.Concat(names[:1], names[2:3])},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -74,10 +89,12 @@ func TestReduce(t *testing.T) {
 	}
 }
 
-// TestReduceModels: a PF is offered only where the scheduler knows that it is not free while its VFs are in use.
+// TestReduceModels: a PF is offered only where the scheduler knows that it is not free while its
+// VFs are in use.
 func TestReduceModels(t *testing.T) {
 	vfs := pooltest.VFs(0x3b, 4)
-	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0", NumVFs: 4, Index: -1, LinkUp: true, LinkSpeed: 25000}
+	pf := function.Function{ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF,
+		PF: "0000:3b:00.0", NumVFs: 4, Index: -1, LinkUp: true, LinkSpeed: 25000}
 	model := func(m v1alpha1.DeviceModel) pool.Pool {
 		p := pooltest.DRA("fast", vfs...)
 		p.Spec.Model = m
@@ -86,7 +103,8 @@ func TestReduceModels(t *testing.T) {
 	}
 	f := AllFeatures()
 	f.Counters = false
-	if got, _ := offered(t, f, model(v1alpha1.ModelCounters), healthy); len(got) != 4 || slices.Contains(got, pf.ID.DeviceName()) {
+	if got, _ := offered(t, f, model(v1alpha1.ModelCounters), healthy); len(got) != 4 ||
+		slices.Contains(got, pf.ID.DeviceName()) {
 		t.Errorf("model Counters without counters offers %v, want the VFs", got)
 	}
 	if got, _ := offered(t, AllFeatures(), model(v1alpha1.ModelCounters), healthy); len(got) != 5 {
@@ -94,8 +112,10 @@ func TestReduceModels(t *testing.T) {
 	}
 	f = AllFeatures()
 	f.SharedCapacity = false
-	if got, count := offered(t, f, model(v1alpha1.ModelPorts), healthy); len(got) != 0 || count != 1 {
-		t.Errorf("model Ports without shared capacity offers %v in %d slices, want nothing in one", got, count)
+	if got, count := offered(t, f, model(v1alpha1.ModelPorts), healthy); len(got) != 0 ||
+		count != 1 {
+		t.Errorf("model Ports without shared capacity offers %v in %d slices, want nothing in one",
+			got, count)
 	}
 }
 
@@ -103,7 +123,8 @@ func TestMissing(t *testing.T) {
 	if got := AllFeatures().Missing(); got != nil {
 		t.Errorf("missing %v", got)
 	}
-	want := []string{"DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints", "DRAPartitionableDevices"}
+	want := []string{"DRAConsumableCapacity", "DRADeviceBindingConditions", "DRADeviceTaints",
+		"DRAPartitionableDevices"}
 	if diff := gocmp.Diff(want, Features{}.Missing()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}

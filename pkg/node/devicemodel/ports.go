@@ -12,17 +12,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// shared returns the slice of a PF of a pool with model: Ports: one device that claims share. Its ports are the pool's VFs that can be
-// given to pods, and its bandwidth that of the link, if the driver tells it. What keeps all VFs from pods taints the device.
+// shared returns the slice of a PF of a pool with model: Ports: one device that claims share. Its
+// ports are the pool's VFs that can be given to pods, and its bandwidth that of the link, if the
+// driver tells it. What keeps all VFs from pods taints the device.
 func shared(
-	p pool.Pool, pf function.Function, functions []function.Function, problems func(function.Function) []function.Problem,
+	p pool.Pool, pf function.Function, functions []function.Function,
+	problems func(function.Function) []function.Problem,
 ) []resourceslice.Slice {
 	vfs := onlyVFs(functions)
 	if len(vfs) == 0 || pf.Kind != function.PF {
 		return nil
 	}
 	common, usable := ofAll(vfs, problems)
-	if usable == 0 { // the taints keep claims away, and the API refuses a capacity of 0 of which claims take 1
+	// the taints keep claims away, and the API refuses a capacity of 0 of which claims take 1
+	if usable == 0 {
 		usable = int64(len(vfs))
 	}
 	d := device(p, pf, common, false)
@@ -30,8 +33,10 @@ func shared(
 	one, most := quantity(1), min(allocatable(p, vfs), int64(len(vfs)))
 	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		claim.CapacityPorts: {
-			Value:         quantity(min(usable, most)),
-			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}},
+			Value: quantity(min(usable, most)),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{
+				Default: &one, ValidValues: []resource.Quantity{one},
+			},
 		},
 	}
 	if pf.LinkSpeed > 0 {
@@ -41,11 +46,16 @@ func shared(
 }
 
 func onlyVFs(functions []function.Function) []function.Function {
-	return slices.DeleteFunc(slices.Clone(functions), func(f function.Function) bool { return f.Kind != function.VF })
+	return slices.DeleteFunc(slices.Clone(functions), func(f function.Function) bool {
+		return f.Kind != function.VF
+	})
 }
 
-// ofAll are the problems that all VFs have, or, where each has others, those of the first; and how many VFs have none at all.
-func ofAll(vfs []function.Function, problems func(function.Function) []function.Problem) (common []function.Problem, usable int64) {
+// ofAll are the problems that all VFs have, or, where each has others, those of the first; and how
+// many VFs have none at all.
+func ofAll(
+	vfs []function.Function, problems func(function.Function) []function.Problem,
+) (common []function.Problem, usable int64) {
 	for i, f := range vfs {
 		has := problems(f)
 		if len(has) == 0 {
@@ -62,14 +72,18 @@ func ofAll(vfs []function.Function, problems func(function.Function) []function.
 	return common, usable
 }
 
-// bandwidth is the capacity of a link of so many Mbit/s. A claim that does not ask for bandwidth gets an equal share, as an unlimited VF
-// could take what others were promised.
+// bandwidth is the capacity of a link of so many Mbit/s. A claim that does not ask for bandwidth
+// gets an equal share, as an unlimited VF could take what others were promised.
 func bandwidth(speed, ports int64) resourceapi.DeviceCapacity {
-	share, step, all := quantity(max(1, speed/ports)*claim.Megabit), quantity(claim.Megabit), quantity(speed*claim.Megabit)
+	share, step, all := quantity(max(1, speed/ports)*claim.Megabit), quantity(
+		claim.Megabit,
+	), quantity(speed*claim.Megabit)
 	return resourceapi.DeviceCapacity{
 		Value: all,
 		RequestPolicy: &resourceapi.CapacityRequestPolicy{
-			Default: &share, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &step, Step: &step},
+			Default: &share, ValidRange: &resourceapi.CapacityRequestPolicyRange{
+				Min: &step, Step: &step,
+			},
 		},
 	}
 }

@@ -20,8 +20,8 @@ import (
 const (
 	// allocateTimeout is the default of Manager.AllocateTimeout.
 	allocateTimeout = 2500 * time.Millisecond
-	// impatience is how long the timeout is a fifth after an Allocate timed out, as an xPU that does not answer would block the
-	// kubelet for each pod that needs the xPU.
+	// impatience is how long the timeout is a fifth after an Allocate timed out, as an xPU that
+	// does not answer would block the kubelet for each pod that needs the xPU.
 	impatience = 10 * time.Second
 )
 
@@ -31,19 +31,23 @@ func ProvisionsAtAllocate(p pool.Pool) bool {
 }
 
 // GetDevicePluginOptions tells the kubelet to call GetPreferredAllocation.
-func (s *server) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+func (s *server) GetDevicePluginOptions(
+	context.Context, *pluginapi.Empty,
+) (*pluginapi.DevicePluginOptions, error) {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// GetPreferredAllocation chooses Functions by the pool's policy. It never fails, as the kubelet would fail the pod.
+// GetPreferredAllocation chooses Functions by the pool's policy. It never fails, as the kubelet
+// would fail the pod.
 func (s *server) GetPreferredAllocation(
 	ctx context.Context, r *pluginapi.PreferredAllocationRequest,
 ) (response *pluginapi.PreferredAllocationResponse, err error) {
 	if s.manager.aside.Load() {
-		err = s.forward(ctx, func(ctx context.Context, successor pluginapi.DevicePluginClient) error {
-			response, err = successor.GetPreferredAllocation(ctx, r)
-			return err
-		})
+		err = s.forward(ctx,
+			func(ctx context.Context, successor pluginapi.DevicePluginClient) error {
+				response, err = successor.GetPreferredAllocation(ctx, r)
+				return err
+			})
 		if err == nil {
 			return response, nil
 		}
@@ -52,21 +56,27 @@ func (s *server) GetPreferredAllocation(
 	o := s.offer.Load()
 	response = &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.ContainerRequests {
-		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
-			DeviceIDs: o.prefer(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize), s.manager.Taken),
-		})
+		response.ContainerResponses = append(response.ContainerResponses,
+			&pluginapi.ContainerPreferredAllocationResponse{
+				DeviceIDs: o.prefer(c.AvailableDeviceIDs, c.MustIncludeDeviceIDs,
+					int(c.AllocationSize),
+					s.manager.Taken),
+			})
 	}
 	return response, nil
 }
 
-// Allocate makes Functions ready for containers and returns what the containers get. The kubelet fails the pod with the text
-// of an error. The API has no call that undoes an Allocate.
-func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (response *pluginapi.AllocateResponse, err error) {
+// Allocate makes Functions ready for containers and returns what the containers get. The kubelet
+// fails the pod with the text of an error. The API has no call that undoes an Allocate.
+func (s *server) Allocate(
+	ctx context.Context, r *pluginapi.AllocateRequest,
+) (response *pluginapi.AllocateResponse, err error) {
 	if s.manager.aside.Load() {
-		err = s.forward(ctx, func(ctx context.Context, successor pluginapi.DevicePluginClient) error {
-			response, err = successor.Allocate(ctx, r)
-			return err
-		})
+		err = s.forward(ctx,
+			func(ctx context.Context, successor pluginapi.DevicePluginClient) error {
+				response, err = successor.Allocate(ctx, r)
+				return err
+			})
 		return response, err
 	}
 	metrics := s.manager.Metrics
@@ -82,14 +92,18 @@ func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (re
 			return nil, err
 		}
 		metrics.allocations.WithLabelValues(s.resource).Add(float64(len(c.DevicesIds)))
-		s.log.Info("Functions allocated", "functions", firstOf(c.DevicesIds), "count", len(c.DevicesIds))
+		s.log.Info("Functions allocated", "functions", firstOf(c.DevicesIds), "count",
+			len(c.DevicesIds))
 		response.ContainerResponses = append(response.ContainerResponses, one)
 	}
 	return response, nil
 }
 
-// allocate makes Functions ready for one container. If that fails, it gives up those that it reserved.
-func (s *server) allocate(ctx context.Context, ids []string) (_ *pluginapi.ContainerAllocateResponse, err error) {
+// allocate makes Functions ready for one container. If that fails, it gives up those that it
+// reserved.
+func (s *server) allocate(
+	ctx context.Context, ids []string,
+) (_ *pluginapi.ContainerAllocateResponse, err error) {
 	budget := &s.manager.budget
 	ctx, cancel := context.WithTimeout(ctx, budget.timeout(s.manager.AllocateTimeout))
 	defer cancel()
@@ -109,9 +123,11 @@ func (s *server) allocate(ctx context.Context, ids []string) (_ *pluginapi.Conta
 	return one, err
 }
 
-// awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending releases only, of which the
-// kubelet may not have known.
-func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Function, pool.Pool, error) {
+// awaitHealthy returns the Functions and their pool once all are healthy. It waits for pending
+// releases only, of which the kubelet may not have known.
+func (s *server) awaitHealthy(
+	ctx context.Context, ids []string,
+) ([]function.Function, pool.Pool, error) {
 	for {
 		o := s.offer.Load()
 		functions, err := o.find(s.resource, ids)
@@ -121,7 +137,8 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 		pending := "" // says which release to wait for
 		for _, f := range functions {
 			for _, problem := range s.manager.Problems(f) {
-				pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource, problem.Message)
+				pending = fmt.Sprintf("Function %s of resource %s: %s", f.ID, s.resource,
+					problem.Message)
 				if problem.Taint != v1alpha1.TaintReleasePending {
 					return nil, pool.Pool{}, status.Error(codes.FailedPrecondition, pending)
 				}
@@ -132,14 +149,15 @@ func (s *server) awaitHealthy(ctx context.Context, ids []string) ([]function.Fun
 		}
 		select {
 		case <-ctx.Done():
-			return nil, pool.Pool{}, status.Errorf(codes.DeadlineExceeded, "%s (waited for it: %v)", pending, ctx.Err())
+			return nil, pool.Pool{}, status.Errorf(codes.DeadlineExceeded, "%s (waited for it: %v)",
+				pending, ctx.Err())
 		case <-o.replaced:
 		}
 	}
 }
 
-// prepare reserves the Functions, has the xPU serve them where the pool wants that, and writes the files from which the runtime
-// and CNI plugins read what the container gets.
+// prepare reserves the Functions, has the xPU serve them where the pool wants that, and writes the
+// files from which the runtime and CNI plugins read what the container gets.
 func (s *server) prepare(
 	ctx context.Context, functions []function.Function, p pool.Pool,
 ) (*pluginapi.ContainerAllocateResponse, error) {
@@ -170,7 +188,8 @@ func (s *server) prepare(
 	}
 	for _, c := range contents {
 		if err := writeDeviceInfo(m.DeviceInfoDir, s.resource, c); err != nil {
-			return nil, status.Errorf(codes.Internal, "device-info file of Function %s: %v", c.function.ID, err)
+			return nil, status.Errorf(codes.Internal, "device-info file of Function %s: %v",
+				c.function.ID, err)
 		}
 	}
 	if m.CDI != nil {
@@ -181,8 +200,11 @@ func (s *server) prepare(
 	return response(s.resource, contents, m.CDI != nil), nil
 }
 
-// each calls do for all Functions at once and returns the errors in the form that the kubelet expects.
-func (s *server) each(functions []function.Function, do func(i int, f function.Function) error) error {
+// each calls do for all Functions at once and returns the errors in the form that the kubelet
+// expects.
+func (s *server) each(
+	functions []function.Function, do func(i int, f function.Function) error,
+) error {
 	errs := make([]error, len(functions))
 	var group sync.WaitGroup
 	for i, f := range functions {
@@ -199,9 +221,11 @@ func (s *server) each(functions []function.Function, do func(i int, f function.F
 	return nil
 }
 
-// allocateBudget bounds how long an Allocate may wait. The zero value is ready for use, by several goroutines at once.
+// allocateBudget bounds how long an Allocate may wait. The zero value is ready for use, by several
+// goroutines at once.
 type allocateBudget struct {
-	timedOut atomic.Pointer[time.Time] // when an Allocate last timed out; nil after one that succeeded
+	// when an Allocate last timed out; nil after one that succeeded
+	timedOut atomic.Pointer[time.Time]
 }
 
 // timeout returns how long the next Allocate may wait: usual, or a fifth of it.

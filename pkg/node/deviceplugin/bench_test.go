@@ -22,8 +22,11 @@ func bigPools(vfs, pools int) (all []pool.Pool, resources []string) {
 		functions := make([]function.Function, 0, vfs)
 		for i := range vfs {
 			functions = append(functions, function.Function{
-				ID:   function.ID{Address: pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", p, i/256, i/8%32, i%8))},
-				Kind: function.VF, PF: pci.Address(fmt.Sprintf("%04x:%02x:00.0", p, i*4/vfs)), Index: i, LinkUp: true,
+				ID: function.ID{
+					Address: pci.Address(fmt.Sprintf("%04x:%02x:%02x.%d", p, i/256, i/8%32, i%8)),
+				},
+				Kind: function.VF, PF: pci.Address(fmt.Sprintf("%04x:%02x:00.0", p, i*4/vfs)),
+				Index: i, LinkUp: true,
 			})
 		}
 		all = append(all, poolOf(fmt.Sprint("pool", p), functions...))
@@ -32,7 +35,8 @@ func bigPools(vfs, pools int) (all []pool.Pool, resources []string) {
 	return all, resources
 }
 
-// BenchmarkStart measures from the start of a manager whose pools are known to the last resource's first list.
+// BenchmarkStart measures from the start of a manager whose pools are known to the last resource's
+// first list.
 func BenchmarkStart(b *testing.B) {
 	for _, size := range []struct{ vfs, pools int }{{64, 1}, {1024, 1}, {1024, 10}} {
 		b.Run(fmt.Sprintf("%dx%d", size.vfs, size.pools), func(b *testing.B) {
@@ -90,14 +94,17 @@ func BenchmarkAllocate(b *testing.B) {
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx, nil) }()
-	if err := kubelet.Wait(ctx, func() bool { return len(kubelet.Devices(resources[0])) == 1024 }); err != nil {
+	if err := kubelet.Wait(ctx, func() bool {
+		return len(kubelet.Devices(resources[0])) == 1024
+	}); err != nil {
 		b.Fatal(err)
 	}
 	var took []time.Duration
 	i := 0
 	for b.Loop() {
 		begin := time.Now()
-		if _, err := kubelet.Allocate(ctx, resources[0], pools[0].Functions[i%1024].ID.String()); err != nil {
+		if _, err := kubelet.Allocate(ctx, resources[0],
+			pools[0].Functions[i%1024].ID.String()); err != nil {
 			b.Fatal(err)
 		}
 		took = append(took, time.Since(begin))

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestAllocateBudget: pods that wait for an xPU that is away do not stop the kubelet's loop one after the other.
+// TestAllocateBudget: pods that wait for an xPU that is away do not stop the kubelet's loop one
+// after the other.
 func TestAllocateBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var p allocateBudget
@@ -28,7 +29,9 @@ func TestAllocateBudget(t *testing.T) {
 			}
 			return time.Since(begin)
 		}
-		for i, want := range []time.Duration{2500 * time.Millisecond, 500 * time.Millisecond, 500 * time.Millisecond} {
+		for i, want := range []time.Duration{
+			2500 * time.Millisecond, 500 * time.Millisecond, 500 * time.Millisecond,
+		} {
 			if got := allocate(false, time.Hour); got != want {
 				t.Errorf("Allocate %d waited %s, want %s", i, got, want)
 			}

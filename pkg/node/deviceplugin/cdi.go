@@ -22,15 +22,16 @@ const (
 	cdiKind  = v1alpha1.GroupName + "/" + cdiClass
 )
 
-// CDI writes one file for each resource, with the device nodes of all Functions that the resource or a pod has, allocated or
-// not: after a reboot the directory is empty, and the kubelet creates containers again without an Allocate. The methods are
-// safe for concurrent use.
+// CDI writes one file for each resource, with the device nodes of all Functions that the resource
+// or a pod has, allocated or not: after a reboot the directory is empty, and the kubelet creates
+// containers again without an Allocate. The methods are safe for concurrent use.
 type CDI struct {
 	dir *cdi.Dir
 
-	mutex    sync.Mutex
-	files    map[string][]specs.Device // the content of files, by file name; devices are sorted by name
-	unneeded map[string]bool           // names of devices that were not needed at the last prune
+	mutex sync.Mutex
+	// the content of files, by file name; devices are sorted by name
+	files    map[string][]specs.Device
+	unneeded map[string]bool // names of devices that were not needed at the last prune
 }
 
 // NewCDI reads and writes the files in dir, "/var/run/cdi".
@@ -53,16 +54,19 @@ func (c *CDI) include(resource string, contents []content) error {
 	for _, one := range contents {
 		name := cdiDeviceName(resource, one.function.ID)
 		if delete(devices, name); len(one.Nodes) > 0 {
-			devices[name] = specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: one.Nodes}}
+			devices[name] = specs.Device{
+				Name: name, ContainerEdits: specs.ContainerEdits{DeviceNodes: one.Nodes},
+			}
 		}
 	}
-	return c.replace(cdiFile(resource), slices.SortedFunc(maps.Values(devices), func(a, b specs.Device) int {
-		return cmp.Compare(a.Name, b.Name)
-	}))
+	return c.replace(cdiFile(resource),
+		slices.SortedFunc(maps.Values(devices), func(a, b specs.Device) int {
+			return cmp.Compare(a.Name, b.Name)
+		}))
 }
 
-// prune removes devices that are needed neither now nor were at the last call: the kubelet assigns a Function to a pod only
-// after the Allocate that listed it.
+// prune removes devices that are needed neither now nor were at the last call: the kubelet assigns
+// a Function to a pod only after the Allocate that listed it.
 func (c *CDI) prune(needed map[string]bool) error {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
@@ -81,7 +85,8 @@ func (c *CDI) prune(needed map[string]bool) error {
 
 // replace writes a file unless it has these devices already. Without devices it removes the file.
 func (c *CDI) replace(file string, devices []specs.Device) error {
-	if equality.Semantic.DeepEqual(devices, c.files[file]) { // a list without devices may be nil or empty
+	// a list without devices may be nil or empty
+	if equality.Semantic.DeepEqual(devices, c.files[file]) {
 		return nil
 	}
 	if err := c.dir.Write(file, cdiKind, devices); err != nil {
@@ -93,10 +98,12 @@ func (c *CDI) replace(file string, devices []specs.Device) error {
 
 // cdiFile is the name of a resource's file: "xpu.opiproject.org-deviceplugin-intel.com_dpdk.json".
 func cdiFile(resource string) string {
-	return v1alpha1.GroupName + "-" + cdiClass + "-" + strings.ReplaceAll(resource, "/", "_") + ".json"
+	return v1alpha1.GroupName + "-" + cdiClass + "-" + strings.ReplaceAll(resource, "/", "_") +
+		".json"
 }
 
-// cdiDeviceName contains the resource: a Function may move to another pool while a pod still has it, and be listed twice.
+// cdiDeviceName contains the resource: a Function may move to another pool while a pod still has
+// it, and be listed twice.
 func cdiDeviceName(resource string, id function.ID) string {
 	return strings.ReplaceAll(resource, "/", "_") + "_" + id.DeviceName()
 }

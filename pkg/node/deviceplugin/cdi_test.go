@@ -47,7 +47,9 @@ func nullFunction(index int) function.Function {
 
 // nullNodes are the device nodes of a Function that has one, which every machine has.
 func nullNodes() devnode.Set {
-	return devnode.Set{Nodes: []*specs.DeviceNode{{HostPath: "/dev/null", Path: "/dev/null", Permissions: "rw"}}}
+	return devnode.Set{
+		Nodes: []*specs.DeviceNode{{HostPath: "/dev/null", Path: "/dev/null", Permissions: "rw"}},
+	}
 }
 
 func TestAllocateByCDI(t *testing.T) {
@@ -71,7 +73,8 @@ func TestAllocateByCDI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]*pluginapi.CDIDevice{{Name: name0}}, got.CdiDevices, protocmp.Transform()); diff != "" {
+	if diff := cmp.Diff([]*pluginapi.CDIDevice{{Name: name0}}, got.CdiDevices,
+		protocmp.Transform()); diff != "" {
 		t.Errorf("CDI devices: -want +got\n%s", diff)
 	}
 	if len(got.Devices) != 0 || len(got.Envs) != 2 {
@@ -89,7 +92,8 @@ func TestAllocateByCDI(t *testing.T) {
 	if _, err := s.kubelet.Allocate(t.Context(), fast, vf0); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"/dev/full", "/dev/zero"}, injected(t, dir, name0, name1)); diff != "" {
+	if diff := cmp.Diff([]string{"/dev/full", "/dev/zero"},
+		injected(t, dir, name0, name1)); diff != "" {
 		t.Errorf("nodes after the device changed: -want +got\n%s", diff)
 	}
 
@@ -112,19 +116,21 @@ func TestCDIFileNotWritten(t *testing.T) {
 	s.run()
 	s.awaitHealthy("registered", fast, vf0)
 	old := filepath.Join(s.manager.Nodes.SysRoot, "bus/pci/devices/0000:3b:00.2/uio/null")
-	if err := os.Rename(old, filepath.Join(filepath.Dir(old), "full")); err != nil { // so that there is something to write
+	// so that there is something to write
+	if err := os.Rename(old, filepath.Join(filepath.Dir(old), "full")); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := s.kubelet.Allocate(t.Context(), fast, vf0); err == nil || !strings.Contains(err.Error(), "CDI file") {
+	if got, err := s.kubelet.Allocate(t.Context(), fast, vf0); err == nil ||
+		!strings.Contains(err.Error(), "CDI file") {
 		t.Errorf("Allocate = %v, %v; want an error about the CDI file", got, err)
 	}
 }
 
-// TestCDILeftovers: a device stays as long as its pool or a pod has the Function, also for a process that comes later:
-// the pod's containers may be made again at any time.
+// TestCDILeftovers: a device stays as long as its pool or a pod has the Function, also for a
+// process that comes later: the pod's containers may be made again at any time.
 func TestCDILeftovers(t *testing.T) {
 	m := newManager(t, must.SocketDir(t), &node{}, testr.New(t))
 	dir := t.TempDir()
@@ -140,7 +146,8 @@ func TestCDILeftovers(t *testing.T) {
 		m.reset()
 	}
 	restart()
-	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0)), nodes(vf("3b", 1)), nodes(vf("3b", 2))}); err != nil {
+	if err := m.CDI.include(fast,
+		[]content{nodes(vf("3b", 0)), nodes(vf("3b", 1)), nodes(vf("3b", 2))}); err != nil {
 		t.Fatal(err)
 	}
 	written, err := os.Stat(filepath.Join(dir, cdiFile(fast)))
@@ -151,7 +158,8 @@ func TestCDILeftovers(t *testing.T) {
 	if err := m.CDI.include(fast, []content{nodes(vf("3b", 0))}); err != nil {
 		t.Fatal(err)
 	}
-	if now, err := os.Stat(filepath.Join(dir, cdiFile(fast))); err != nil || !os.SameFile(written, now) {
+	if now, err := os.Stat(filepath.Join(dir, cdiFile(fast))); err != nil ||
+		!os.SameFile(written, now) {
 		t.Errorf("file was written again by a process that has nothing to add, %v", err)
 	}
 

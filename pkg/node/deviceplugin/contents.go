@@ -18,16 +18,19 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// content is what a container gets of one Function. Its Info is the Function's entry in PCIDEVICE_.._INFO.
+// content is what a container gets of one Function. Its Info is the Function's entry in
+// PCIDEVICE_.._INFO.
 type content struct {
 	function function.Function
 	devnode.Set
 }
 
-// contentOf returns what a container gets of a Function of the pool. It fails if the container could not use the Function.
+// contentOf returns what a container gets of a Function of the pool. It fails if the container
+// could not use the Function.
 func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content, error) {
 	set, err := nodes.Of(f, devnode.Wish{
-		Driver: string(p.Spec.Driver), Options: p.Options(f), VhostNet: devicePlugin(p).NeedVhostNet,
+		Driver: string(p.Spec.Driver), Options: p.Options(f),
+		VhostNet: devicePlugin(p).NeedVhostNet,
 	})
 	if err != nil {
 		return content{}, fmt.Errorf("Function %s: %w", f.ID, err)
@@ -42,8 +45,9 @@ func contentOf(nodes *devnode.Finder, f function.Function, p pool.Pool) (content
 	return content{function: f, Set: set}, nil
 }
 
-// writeDeviceInfo atomically replaces a Function's device-info file in dir, in which Multus looks up a device ID. It writes
-// none for a Function that the specification cannot describe. Nothing is synced, as the directory is in memory.
+// writeDeviceInfo atomically replaces a Function's device-info file in dir, in which Multus looks
+// up a device ID. It writes none for a Function that the specification cannot describe. Nothing is
+// synced, as the directory is in memory.
 func writeDeviceInfo(dir, resource string, c content) error {
 	_, asVDPA := c.Info["vdpa"]
 	info := deviceinfo.Of(c.function, asVDPA)
@@ -78,7 +82,9 @@ func deviceInfoName(resource string, id function.ID) string {
 	return deviceInfoPrefix(resource) + strings.ReplaceAll(id.String(), "/", "-") + deviceInfoSuffix
 }
 
-func deviceInfoPrefix(resource string) string { return strings.ReplaceAll(resource, "/", "-") + "-" }
+func deviceInfoPrefix(resource string) string {
+	return strings.ReplaceAll(resource, "/", "-") + "-"
+}
 
 // devicePlugin returns spec.devicePlugin of the pool.
 func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
@@ -86,7 +92,9 @@ func devicePlugin(p pool.Pool) v1alpha1.DevicePluginSpec {
 }
 
 // response is the kubelet's answer for one container, in the format of sriov-network-device-plugin.
-func response(resource string, contents []content, byCDI bool) *pluginapi.ContainerAllocateResponse {
+func response(
+	resource string, contents []content, byCDI bool,
+) *pluginapi.ContainerAllocateResponse {
 	ids := make([]string, 0, len(contents))
 	info := map[string]map[string]map[string]string{}
 	out := &pluginapi.ContainerAllocateResponse{}
@@ -103,7 +111,9 @@ func response(resource string, contents []content, byCDI bool) *pluginapi.Contai
 			if !byCDI && !seen[n.HostPath] {
 				seen[n.HostPath] = true
 				out.Devices = append(out.Devices,
-					&pluginapi.DeviceSpec{HostPath: n.HostPath, ContainerPath: n.Path, Permissions: n.Permissions})
+					&pluginapi.DeviceSpec{
+						HostPath: n.HostPath, ContainerPath: n.Path, Permissions: n.Permissions,
+					})
 			}
 		}
 	}
@@ -113,8 +123,8 @@ func response(resource string, contents []content, byCDI bool) *pluginapi.Contai
 	return out
 }
 
-// environmentName is the name of the variable with the Functions' IDs: "PCIDEVICE_INTEL_COM_DPDK-1" for "intel.com/dpdk-1".
-// Programs expect the hyphen, although shells do not accept it.
+// environmentName is the name of the variable with the Functions' IDs: "PCIDEVICE_INTEL_COM_DPDK-1"
+// for "intel.com/dpdk-1". Programs expect the hyphen, although shells do not accept it.
 func environmentName(resource string) string {
 	return "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer("/", "_", ".", "_").Replace(resource))
 }

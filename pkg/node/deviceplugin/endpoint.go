@@ -23,8 +23,9 @@ const (
 	// pluginsRegistry is where the kubelet looks for plugins' sockets, below its directory.
 	pluginsRegistry = "plugins_registry"
 
-	// socketName is the name of a socket, with at most 20 bytes of the resource, as the kernel allows 107 bytes for the whole
-	// path. Every socket has a new name, as the kubelet refuses an endpoint at a path that it has not forgotten yet.
+	// socketName is the name of a socket, with at most 20 bytes of the resource, as the kernel
+	// allows 107 bytes for the whole path. Every socket has a new name, as the kubelet refuses an
+	// endpoint at a path that it has not forgotten yet.
 	socketName, socketPattern = "xpu-dp-%.20s-%08x.sock", "xpu-dp-*.sock"
 )
 
@@ -52,12 +53,17 @@ func openEndpoint(s *server) (*endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	listener.SetUnlinkOnClose(false) // the kubelet cuts calls off when the socket goes: it goes last
+	// the kubelet cuts calls off when the socket goes: it goes last
+	listener.SetUnlinkOnClose(false)
 	if err := os.Chmod(path, 0o600); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		_ = errors.Join(listener.Close(), os.Remove(path))
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	e := &endpoint{server: s, path: path, grpc: grpc.NewServer(grpc.StatsHandler(allocates{&s.manager.allocating})), ending: make(chan struct{})}
+	e := &endpoint{
+		server: s, path: path,
+		grpc:   grpc.NewServer(grpc.StatsHandler(allocates{&s.manager.allocating})),
+		ending: make(chan struct{}),
+	}
 	if info, err := os.Stat(path); err == nil {
 		e.made = info.ModTime()
 	}
@@ -71,8 +77,8 @@ func openEndpoint(s *server) (*endpoint, error) {
 	return e, nil
 }
 
-// close ends the endpoint and removes its socket. Streams end after the last offer is sent, other calls in flight at the latest
-// after patience. It must be called once.
+// close ends the endpoint and removes its socket. Streams end after the last offer is sent, other
+// calls in flight at the latest after patience. It must be called once.
 func (e *endpoint) close(patience time.Duration) {
 	close(e.ending)
 	over := time.AfterFunc(patience, e.grpc.Stop)
@@ -84,9 +90,12 @@ func (e *endpoint) close(patience time.Duration) {
 }
 
 // GetInfo tells the kubelet, which found the socket, the resource and the version of the API.
-func (e *endpoint) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+func (e *endpoint) GetInfo(
+	context.Context, *registerapi.InfoRequest,
+) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
-		Type: registerapi.DevicePlugin, Name: e.resource, Endpoint: e.path, SupportedVersions: []string{pluginapi.Version},
+		Type: registerapi.DevicePlugin, Name: e.resource, Endpoint: e.path,
+		SupportedVersions: []string{pluginapi.Version},
 	}, nil
 }
 
@@ -102,8 +111,10 @@ func (e *endpoint) NotifyRegistrationStatus(
 		e.log.Info("Registered with the kubelet", "endpoint", name)
 		e.streamsChanged()
 	} else if refusal = cmp.Or(r.Error, "the kubelet gave no reason"); refusal != e.refusal {
-		e.log.Info("The kubelet refused the resource, so no pod can have it. It tries again by itself: correct the "+
-			"resource's name in the DevicePool, or look into the kubelet's log", "endpoint", name, "error", refusal)
+		e.log.Info("The kubelet refused the resource, so no pod can have it. It tries again by "+
+			"itself: correct the "+
+			"resource's name in the DevicePool, or look into the kubelet's log", "endpoint",
+			name, "error", refusal)
 	}
 	e.refusal = refusal
 	e.manager.Metrics.registrations.WithLabelValues(e.resource, result).Inc()
@@ -119,7 +130,8 @@ func (e *endpoint) ListAndWatch(
 	var sent *pluginapi.ListAndWatchResponse
 	for ending := false; ; {
 		next := e.offer.Load()
-		if list := (&pluginapi.ListAndWatchResponse{Devices: next.devices}); !proto.Equal(sent, list) {
+		if list := (&pluginapi.ListAndWatchResponse{Devices: next.devices}); !proto.Equal(sent,
+			list) {
 			if err := stream.Send(list); err != nil {
 				return err
 			}

@@ -1,8 +1,9 @@
-// Package deviceplugin offers the Functions of pools with publish: DevicePlugin to the kubelet as extended resources,
-// through its device plugin API (v1beta1). Each resource has a server.
+// Package deviceplugin offers the Functions of pools with publish: DevicePlugin to the kubelet as
+// extended resources, through its device plugin API (v1beta1). Each resource has a server.
 //
-// When pools or health change, the [Manager] starts, updates and retires servers, and each [server] publishes an [offer], which
-// ListAndWatch sends to the kubelet. A server that the kubelet lost opens a new [endpoint], which the kubelet finds and registers.
+// When pools or health change, the [Manager] starts, updates and retires servers, and each [server]
+// publishes an [offer], which ListAndWatch sends to the kubelet. A server that the kubelet lost
+// opens a new [endpoint], which the kubelet finds and registers.
 package deviceplugin
 
 import (
@@ -30,45 +31,54 @@ import (
 )
 
 const (
-	// settle is how long the manager waits for more changes after the first: a PF's VFs change one after the other.
+	// settle is how long the manager waits for more changes after the first: a PF's VFs change one
+	// after the other.
 	settle = 50 * time.Millisecond
 	// firstRetry and lastRetry bound the pauses between attempts to open a socket.
 	firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
-	// stopTimeout is the time for the kubelet to read the last list of a resource, and for calls in flight to end.
+	// stopTimeout is the time for the kubelet to read the last list of a resource, and for calls in
+	// flight to end.
 	stopTimeout = time.Second
 )
 
-// Allocator makes Functions and the xPU ready for containers. Its methods are idempotent and may be called for several
-// Functions at once. When ctx ends, their error says what is missing.
+// Allocator makes Functions and the xPU ready for containers. Its methods are idempotent and may be
+// called for several Functions at once. When ctx ends, their error says what is missing.
 type Allocator interface {
-	// Reserve returns the Function once its last pod has released it and it is set up as its pool wants it.
+	// Reserve returns the Function once its last pod has released it and it is set up as its pool
+	// wants it.
 	Reserve(ctx context.Context, f function.Function, p pool.Pool) (function.Function, error)
 	// Ready returns once the xPU serves a reserved Function of a pool with provisionAt: Allocate.
 	Ready(ctx context.Context, f function.Function, p pool.Pool) error
-	// GiveUp undoes Reserve and Ready for a Function that no container gets. What cannot be undone now is undone later.
+	// GiveUp undoes Reserve and Ready for a Function that no container gets. What cannot be undone
+	// now is undone later.
 	GiveUp(ctx context.Context, f function.Function, p pool.Pool)
 }
 
-// Manager runs a server for every resource of the node's pools. CDI, Assigned and AllocateTimeout may be left out.
+// Manager runs a server for every resource of the node's pools. CDI, Assigned and AllocateTimeout
+// may be left out.
 type Manager struct {
-	// KubeletDir is the kubelet's directory, "/var/lib/kubelet". The kubelet must see it at the same path.
+	// KubeletDir is the kubelet's directory, "/var/lib/kubelet". The kubelet must see it at the
+	// same path.
 	KubeletDir string
 	// Pools returns the current pools; known is false until they have been read once.
 	Pools func() (pools []pool.Pool, known bool)
-	// Problems returns what is wrong with a Function; none means healthy. It does not block and is safe for concurrent use.
+	// Problems returns what is wrong with a Function; none means healthy. It does not block and is
+	// safe for concurrent use.
 	Problems  func(function.Function) []function.Problem
 	Allocator Allocator
-	// Taken says whether a pod has the Function, or had it and it is not free yet. It does not block and is safe for concurrent use.
+	// Taken says whether a pod has the Function, or had it and it is not free yet. It does not
+	// block and is safe for concurrent use.
 	Taken func(function.ID) bool
 	Nodes devnode.Finder
-	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp". It need not exist.
+	// DeviceInfoDir is the directory of device-info files, "/var/run/k8s.cni.cncf.io/devinfo/dp".
+	// It need not exist.
 	DeviceInfoDir string
 	// CDI gives containers their device nodes. Without it containers get them from the kubelet.
 	CDI *CDI
 	// Assigned returns what pods have, by [function.ID.String]. Without it no file is removed.
 	Assigned func(ctx context.Context) (map[string]podresources.Assignment, error)
-	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or provisioned, 0 for 2.5 s.
-	// The kubelet starts and ends no other pod meanwhile.
+	// AllocateTimeout bounds how long one Allocate waits for Functions that are being released or
+	// provisioned, 0 for 2.5 s. The kubelet starts and ends no other pod meanwhile.
 	AllocateTimeout time.Duration
 	Metrics         *Metrics
 	Log             logr.Logger
@@ -78,19 +88,21 @@ type Manager struct {
 	budget  allocateBudget
 	running sync.WaitGroup // all goroutines
 
-	// allocating is held by Allocates that run, see [allocates], and by StandAside until they have ended. aside is set from then on.
+	// allocating is held by Allocates that run, see [allocates], and by StandAside until they have
+	// ended. aside is set from then on.
 	allocating sync.RWMutex
 	aside      atomic.Bool
 
 	mutex   sync.Mutex
 	servers map[string]*server // by resource
 	updated bool               // the servers are those of the pools, as they were read once
-	// resources are all resources that have or had a server. Pods may still have Functions of a resource without one.
+	// resources are all resources that have or had a server. Pods may still have Functions of a
+	// resource without one.
 	resources sets.Set[string]
 }
 
-// Run serves the pools until ctx ends. A value from changes says that pools or health may have changed. An error means that it
-// could not begin.
+// Run serves the pools until ctx ends. A value from changes says that pools or health may have
+// changed. An error means that it could not begin.
 func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 	m.reset()
 	sockets, err := watchdir.Open(m.socketDir(), m.socketRemoved)
@@ -115,7 +127,8 @@ func (m *Manager) Run(ctx context.Context, changes <-chan struct{}) error {
 func (m *Manager) reset() {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
-	m.AllocateTimeout, m.unwatchedFor = cmp.Or(m.AllocateTimeout, allocateTimeout), cmp.Or(m.unwatchedFor, unwatchedFor)
+	m.AllocateTimeout, m.unwatchedFor = cmp.Or(m.AllocateTimeout,
+		allocateTimeout), cmp.Or(m.unwatchedFor, unwatchedFor)
 	m.servers, m.resources = map[string]*server{}, sets.New[string]()
 }
 
@@ -131,12 +144,14 @@ func (m *Manager) followPools(ctx context.Context, changes <-chan struct{}) {
 	}
 }
 
-// update starts, updates and retires servers so that every pool that has Functions, or had some, has one. A server stays
-// when its pool becomes empty: the kubelet would show the capacity of a resource without a server for minutes.
+// update starts, updates and retires servers so that every pool that has Functions, or had some,
+// has one. A server stays when its pool becomes empty: the kubelet would show the capacity of a
+// resource without a server for minutes.
 func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	wanted := map[string]pool.Pool{}
 	for _, p := range pools {
-		// A pool with an error is empty. It may name the resource of a pool without an error, which has priority.
+		// A pool with an error is empty. It may name the resource of a pool without an error, which
+		// has priority.
 		resource := p.ResourceName()
 		if other, claimed := wanted[resource]; resource != "" && (!claimed || other.Err != nil) {
 			wanted[resource] = p
@@ -160,8 +175,8 @@ func (m *Manager) update(ctx context.Context, pools []pool.Pool) {
 	m.updated = true
 }
 
-// retire ends a server whose pool is gone. Pods keep what they have, so the files for containers stay. Of the metrics only the
-// counters stay. The caller holds the mutex.
+// retire ends a server whose pool is gone. Pods keep what they have, so the files for containers
+// stay. Of the metrics only the counters stay. The caller holds the mutex.
 func (m *Manager) retire(ctx context.Context, s *server) {
 	delete(m.servers, s.resource)
 	s.publish(newOffer(pool.Pool{}, nil))
@@ -172,7 +187,8 @@ func (m *Manager) retire(ctx context.Context, s *server) {
 	})
 }
 
-// followSockets tells the servers when a socket or the directory of the sockets was removed, until ctx ends.
+// followSockets tells the servers when a socket or the directory of the sockets was removed, until
+// ctx ends.
 func (m *Manager) followSockets(ctx context.Context, sockets *watchdir.Dir) {
 	for loop.Wait(ctx, sockets.Changes(), 0) {
 		if err := m.watchSockets(sockets); err != nil {
@@ -194,8 +210,8 @@ func (m *Manager) watchSockets(sockets *watchdir.Dir) error {
 	return sockets.Watch()
 }
 
-// socketRemoved says whether an event is the removal of a server's current socket. A server that closes its old socket
-// must not end the pauses of servers that failed to open one.
+// socketRemoved says whether an event is the removal of a server's current socket. A server that
+// closes its old socket must not end the pauses of servers that failed to open one.
 func (m *Manager) socketRemoved(event fsnotify.Event) bool {
 	if !event.Has(fsnotify.Remove) && !event.Has(fsnotify.Rename) {
 		return false

@@ -65,7 +65,9 @@ func (n *node) Problems(f function.Function) []function.Problem {
 	return nil
 }
 
-func (n *node) Reserve(_ context.Context, f function.Function, _ pool.Pool) (function.Function, error) {
+func (n *node) Reserve(
+	_ context.Context, f function.Function, _ pool.Pool,
+) (function.Function, error) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	if n.reserve == nil {
@@ -123,9 +125,11 @@ type scene struct {
 // newManager makes a manager that is complete but for what a test changes.
 func newManager(t testing.TB, dir string, n *node, log logr.Logger) *Manager {
 	return &Manager{
-		KubeletDir: dir, Pools: n.Pools, Problems: n.Problems, Allocator: n, Taken: func(function.ID) bool { return false },
-		Nodes: devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()}, DeviceInfoDir: filepath.Join(dir, "devinfo/dp"),
-		Metrics: NewMetrics(prometheus.NewRegistry()), Log: log,
+		KubeletDir: dir, Pools: n.Pools, Problems: n.Problems, Allocator: n,
+		Taken:         func(function.ID) bool { return false },
+		Nodes:         devnode.Finder{SysRoot: t.TempDir(), DevRoot: t.TempDir()},
+		DeviceInfoDir: filepath.Join(dir, "devinfo/dp"),
+		Metrics:       NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
 }
 
@@ -171,7 +175,9 @@ func (s *scene) await(what string, condition func() bool) {
 // awaitHealthy waits until the kubelet may give exactly these Functions.
 func (s *scene) awaitHealthy(what, resource string, ids ...string) {
 	s.Helper()
-	s.await(fmt.Sprintf("%s: want %q", what, ids), func() bool { return slices.Equal(s.kubelet.Healthy(resource), ids) })
+	s.await(fmt.Sprintf("%s: want %q", what, ids), func() bool {
+		return slices.Equal(s.kubelet.Healthy(resource), ids)
+	})
 }
 
 const (
@@ -184,16 +190,21 @@ const (
 func TestManager(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.run()
-	s.set(poolOf("fast", vfs("3b:0-1")...), pool.Pool{Name: "dra", Functions: vfs("5e:0"), Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}}, poolOf("none"))
+	s.set(poolOf("fast", vfs("3b:0-1")...),
+		pool.Pool{Name: "dra", Functions: vfs("5e:0"),
+			Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}}, poolOf("none"))
 	s.awaitHealthy("registered", fast, vf0, vf1)
 	want := []*pluginapi.Device{
-		{ID: vf0, Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
-		{ID: vf1, Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
+		{ID: vf0, Health: "Healthy",
+			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
+		{ID: vf1, Health: "Healthy",
+			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 0}}}},
 	}
 	if diff := cmp.Diff(want, s.kubelet.Devices(fast), protocmp.Transform()); diff != "" {
 		t.Errorf("devices: -want +got\n%s", diff)
 	}
-	if info, err := os.Stat(s.kubelet.Endpoints(fast)[0]); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(s.kubelet.Endpoints(fast)[0]); err != nil ||
+		info.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v, %v, want mode 0600", info, err)
 	}
 
@@ -210,7 +221,8 @@ func TestManager(t *testing.T) {
 	s.set(excluded)
 	s.awaitHealthy("a Function came", fast, vf1, vf2)
 	if got := s.kubelet.Lists(fast); got != lists+1 {
-		t.Errorf("%d lists were sent, want 1: another reason is no change for the kubelet", got-lists)
+		t.Errorf("%d lists were sent, want 1: another reason is no change for the kubelet",
+			got-lists)
 	}
 	if topology := s.kubelet.Devices(fast)[0].Topology; topology != nil {
 		t.Errorf("topology is %v, want none", topology)
@@ -219,7 +231,8 @@ func TestManager(t *testing.T) {
 		t.Errorf("registered %d times, want once", got)
 	}
 	for health, want := range map[string]float64{"Healthy": 2, "Unhealthy": 1} {
-		if got := testutil.ToFloat64(s.manager.Metrics.devices.WithLabelValues(fast, health)); got != want {
+		if got := testutil.ToFloat64(s.manager.Metrics.devices.WithLabelValues(fast,
+			health)); got != want {
 			t.Errorf("metric of devices that are %s = %v, want %v", health, got, want)
 		}
 	}
@@ -227,7 +240,9 @@ func TestManager(t *testing.T) {
 	s.set(poolOf("fast"))
 	s.await("all Functions went", func() bool { return len(s.kubelet.Devices(fast)) == 0 })
 	if len(s.kubelet.Endpoints(fast)) != 1 {
-		t.Error("the server of a pool that had Functions is gone, want it to say that there are none")
+		t.Error(
+			"the server of a pool that had Functions is gone, want it to say that there are none",
+		)
 	}
 	s.set(excluded, poolOf("slow", vfs("5e:0")...))
 	s.awaitHealthy("they are back", fast, vf1, vf2)
@@ -245,7 +260,8 @@ func TestManager(t *testing.T) {
 	}
 }
 
-// TestManagerKeepsServers: what a DevicePool is called does not matter, nor what else claims its resource.
+// TestManagerKeepsServers: what a DevicePool is called does not matter, nor what else claims its
+// resource.
 func TestManagerKeepsServers(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.run()
@@ -256,11 +272,14 @@ func TestManagerKeepsServers(t *testing.T) {
 	s.set(named(poolOf("old", vfs("3b:0")...)))
 	s.awaitHealthy("registered", "intel.com/sriov_dpdk", vf0)
 	broken := named(poolOf("broken"))
-	broken.Err = errors.New("DevicePool broken: resource intel.com/sriov_dpdk is that of DevicePool new")
+	broken.Err = errors.New("DevicePool broken: resource intel.com/sriov_dpdk is that of " +
+		"DevicePool new")
 	s.set(broken, named(poolOf("new", vfs("3b:0-1")...)))
 	s.awaitHealthy("renamed", "intel.com/sriov_dpdk", vf0, vf1)
 	s.set(broken)
-	s.await("only the broken one is left", func() bool { return len(s.kubelet.Devices("intel.com/sriov_dpdk")) == 0 })
+	s.await("only the broken one is left", func() bool {
+		return len(s.kubelet.Devices("intel.com/sriov_dpdk")) == 0
+	})
 	s.set(named(poolOf("new", vfs("3b:0")...)))
 	s.awaitHealthy("repaired", "intel.com/sriov_dpdk", vf0)
 	if got := s.kubelet.Registrations("intel.com/sriov_dpdk"); got != 1 {
@@ -285,7 +304,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// TestSocketsRemoved: whether or not a kubelet had a stream, and again before the server could be found anew.
+// TestSocketsRemoved: whether or not a kubelet had a stream, and again before the server could be
+// found anew.
 func TestSocketsRemoved(t *testing.T) {
 	for _, blind := range []bool{false, true} {
 		t.Run(fmt.Sprintf("blind %t", blind), func(t *testing.T) {
@@ -293,7 +313,9 @@ func TestSocketsRemoved(t *testing.T) {
 			s.set(poolOf("fast", vfs("3b:0")...))
 			s.run()
 			for i := range 10 {
-				s.await(fmt.Sprint("registration ", i), func() bool { return len(s.kubelet.Endpoints(fast)) == 1 })
+				s.await(fmt.Sprint("registration ", i), func() bool {
+					return len(s.kubelet.Endpoints(fast)) == 1
+				})
 				if err := s.kubelet.RemoveSockets(); err != nil {
 					t.Fatal(err)
 				}
@@ -303,7 +325,9 @@ func TestSocketsRemoved(t *testing.T) {
 					}
 				}
 			}
-			s.await("the last registration", func() bool { return len(s.kubelet.Endpoints(fast)) == 1 })
+			s.await("the last registration", func() bool {
+				return len(s.kubelet.Endpoints(fast)) == 1
+			})
 			if blind {
 				return
 			}
@@ -345,8 +369,8 @@ func TestStreamLost(t *testing.T) {
 	s.awaitHealthy("found again", fast, vf0)
 }
 
-// TestRetired: a server whose pool is gone opens no endpoint any more. Its empty list would replace that of the resource's next
-// server.
+// TestRetired: a server whose pool is gone opens no endpoint any more. Its empty list would replace
+// that of the resource's next server.
 func TestRetired(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	s.set(poolOf("fast", vfs("3b:0")...))
@@ -366,7 +390,8 @@ func TestRetired(t *testing.T) {
 	retired.lostAt = time.Now()
 	s.manager.mutex.Unlock()
 	if pause, err := retired.register(); pause != 0 || err != nil || retired.endpoint != endpoint {
-		t.Errorf("register = %s, %v, with a new endpoint: %t", pause, err, retired.endpoint != endpoint)
+		t.Errorf("register = %s, %v, with a new endpoint: %t", pause, err,
+			retired.endpoint != endpoint)
 	}
 }
 
@@ -383,7 +408,8 @@ func TestKubeletIsLate(t *testing.T) {
 	s.awaitHealthy("registered", fast, vf0)
 }
 
-// TestRefused: a kubelet that refuses a resource is left to try again, and is heard when it succeeds.
+// TestRefused: a kubelet that refuses a resource is left to try again, and is heard when it
+// succeeds.
 func TestRefused(t *testing.T) {
 	var options kubelettest.Options
 	var mutex sync.Mutex
@@ -426,7 +452,8 @@ func TestLeftovers(t *testing.T) {
 		}
 		return path
 	}
-	dead, alive, other := listen("xpu-dp-fast-00000001.sock", false), listen("xpu-dp-fast-00000002.sock", true), listen("other.sock", false)
+	dead, alive, other := listen("xpu-dp-fast-00000001.sock",
+		false), listen("xpu-dp-fast-00000002.sock", true), listen("other.sock", false)
 	s.set(poolOf("fast", vfs("3b:0")...))
 	stop := s.run()
 	s.awaitHealthy("registered", fast, vf0)
@@ -463,11 +490,14 @@ func TestAllocate(t *testing.T) {
 		t.Errorf("response: -want +got\n%s", diff)
 	}
 	names, err := filepath.Glob(filepath.Join(s.dir, "devinfo/dp/*"))
-	if err != nil || len(names) != 2 || filepath.Base(names[0]) != "xpu.opiproject.org-fast-0000:3b:00.2-device.json" {
+	if err != nil || len(names) != 2 ||
+		filepath.Base(names[0]) != "xpu.opiproject.org-fast-0000:3b:00.2-device.json" {
 		t.Errorf("device-info files are %q, %v", names, err)
 	}
-	preferred, err := s.kubelet.Prefer(t.Context(), fast, []string{vf0, vf1, vf2, "0000:5e:00.2", "0000:99:00.0"}, []string{"0000:5e:00.3"}, 2)
-	if diff := cmp.Diff([]string{"0000:5e:00.3", "0000:5e:00.2"}, preferred); diff != "" || err != nil {
+	preferred, err := s.kubelet.Prefer(t.Context(),
+		fast, []string{vf0, vf1, vf2, "0000:5e:00.2", "0000:99:00.0"}, []string{"0000:5e:00.3"}, 2)
+	if diff := cmp.Diff([]string{"0000:5e:00.3", "0000:5e:00.2"}, preferred); diff != "" ||
+		err != nil {
 		t.Errorf("preferred, %v: -want +got\n%s", err, diff)
 	}
 
@@ -511,7 +541,8 @@ func TestAllocateWaitsForRelease(t *testing.T) {
 	s.hurt(v1alpha1.TaintReleasePending, "is not back yet", vf0)
 	s.awaitHealthy("being released", fast)
 	_, err := s.kubelet.Allocate(t.Context(), fast, vf0)
-	if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "is not back yet") || !strings.Contains(err.Error(), vf0) {
+	if status.Code(err) != codes.DeadlineExceeded ||
+		!strings.Contains(err.Error(), "is not back yet") || !strings.Contains(err.Error(), vf0) {
 		t.Errorf("Allocate = %v, want that it gave up on %s, which is not back yet", err, vf0)
 	}
 	go func() {
@@ -523,8 +554,8 @@ func TestAllocateWaitsForRelease(t *testing.T) {
 	}
 }
 
-// TestAllocateLooksFirst: the xPU is not asked for a Function that the container could not use, as nobody would take that
-// back.
+// TestAllocateLooksFirst: the xPU is not asked for a Function that the container could not use, as
+// nobody would take that back.
 func TestAllocateLooksFirst(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	p := poolOf("fast", vfs("3b:0")...)
@@ -580,7 +611,9 @@ func TestAllocateProvisions(t *testing.T) {
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "XPUPort of "+vf0) {
 		t.Errorf("Allocate = %v, want the reason of the xPU", err)
 	}
-	p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ProvisionAt: v1alpha1.ProvisionAtAdd, ExcludeTopology: true}
+	p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{
+		ProvisionAt: v1alpha1.ProvisionAtAdd, ExcludeTopology: true,
+	}
 	s.set(p)
 	s.await("changed", func() bool { return s.kubelet.Devices(fast)[0].Topology == nil })
 	if _, err := s.kubelet.Allocate(t.Context(), fast, vf0); err != nil {
@@ -615,7 +648,10 @@ func TestSweepDoesNotHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var looked atomic.Int32
 		kubelet := &hanging{}
-		m := &Manager{Pools: func() ([]pool.Pool, bool) { looked.Add(1); return nil, true }, Assigned: kubelet.Assigned, Log: testr.New(t)}
+		m := &Manager{Pools: func() ([]pool.Pool, bool) {
+			looked.Add(1)
+			return nil, true
+		}, Assigned: kubelet.Assigned, Log: testr.New(t)}
 		m.reset()
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
@@ -677,13 +713,16 @@ func TestDeviceInfoRemoved(t *testing.T) {
 		}
 		var names []string
 		for _, entry := range entries {
-			names = append(names, strings.TrimSuffix(strings.ReplaceAll(entry.Name(), "0000:3b:00.", ""), "-device.json"))
+			names = append(names,
+				strings.TrimSuffix(strings.ReplaceAll(entry.Name(), "0000:3b:00.", ""),
+					"-device.json"))
 		}
 		return strings.Join(names, " ")
 	}
 	m.reset()
 	m.resources.Insert("intel.com/dpdk")
-	const all = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
+	const all = "intel.com-dpdk-2 intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 " +
+		"other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2 xpu.opiproject.org-fast-3"
 	m.sweep(t.Context())
 	if got := left(); got != all {
 		t.Errorf("without podresources, files are %q, want all", got)
@@ -693,15 +732,19 @@ func TestDeviceInfoRemoved(t *testing.T) {
 	if got := left(); got != all {
 		t.Errorf("while the kubelet is away, files are %q, want all", got)
 	}
-	m.Assigned = assigned{vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"}}.Assigned
+	m.Assigned = assigned{
+		vf0: {Resource: fast, Pod: "a"}, vf1: {Resource: "intel.com/dpdk", Pod: "b"},
+	}.Assigned
 	changedAt(time.Now())
 	m.sweep(t.Context())
 	if got := left(); got != all {
-		t.Errorf("when they are new, files are %q, want all: the kubelet may not have written down the pod yet", got)
+		t.Errorf("when they are new, files are %q, want all: the kubelet may not have written "+
+			"down the pod yet", got)
 	}
 	changedAt(time.Now().Add(-2 * young))
 	m.sweep(t.Context())
-	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {
+	if got, want := left(), "intel.com-dpdk-3 intel.com-dpdk-sf-mlx5_core.sf.2 other.com-nic-2 "+
+		"other.com-nic-3 xpu.opiproject.org-fast-2"; got != want {
 		t.Errorf("files are %q, want %q", got, want)
 	}
 }

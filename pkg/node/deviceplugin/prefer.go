@@ -10,11 +10,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function/pci"
 )
 
-// prefer chooses size device IDs: all of must, then those of available that nobody has, by the pool's policy, then those that
-// are taken. The order of available does not matter. It chooses fewer only if there are not enough, and skips unknown ones.
+// prefer chooses size device IDs: all of must, then those of available that nobody has, by the
+// pool's policy, then those that are taken. The order of available does not matter. It chooses
+// fewer only if there are not enough, and skips unknown ones.
 //
-// The kubelet offers Functions that pods still have, as it forgets an Allocate that runs when another pod ends meanwhile
-// (kubernetes/kubernetes#137534).
+// The kubelet offers Functions that pods still have, as it forgets an Allocate that runs when
+// another pod ends meanwhile (kubernetes/kubernetes#137534).
 func (o *offer) prefer(available, must []string, size int, taken func(function.ID) bool) []string {
 	c := &choice{taken: map[pci.Address]int{}, roots: map[string]int{}, nodes: map[int]int{}}
 	for _, id := range must {
@@ -40,7 +41,9 @@ func (o *offer) prefer(available, must []string, size int, taken func(function.I
 }
 
 // takeFrom takes the best of the Functions by the policy until size are chosen, or all are.
-func (c *choice) takeFrom(functions []function.Function, size int, policy v1alpha1.PreferredAllocation) {
+func (c *choice) takeFrom(
+	functions []function.Function, size int, policy v1alpha1.PreferredAllocation,
+) {
 	slices.SortFunc(functions, func(a, b function.Function) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID.String(), b.ID.String()))
 	})
@@ -49,10 +52,12 @@ func (c *choice) takeFrom(functions []function.Function, size int, policy v1alph
 		c.free[f.PF] = append(c.free[f.PF], f)
 	}
 	for len(c.chosen) < size && len(c.free) > 0 {
-		byAddress := slices.Sorted(maps.Keys(c.free)) // of PFs that are equally good, the first is chosen
+		// of PFs that are equally good, the first is chosen
+		byAddress := slices.Sorted(maps.Keys(c.free))
 		pf := slices.MinFunc(byAddress, func(a, b pci.Address) int {
 			if policy == v1alpha1.PreferSpread {
-				return cmp.Or(cmp.Compare(c.taken[a], c.taken[b]), cmp.Compare(len(c.free[b]), len(c.free[a])))
+				return cmp.Or(cmp.Compare(c.taken[a], c.taken[b]),
+					cmp.Compare(len(c.free[b]), len(c.free[a])))
 			}
 			return c.pack(a, b, size-len(c.chosen))
 		})
@@ -64,11 +69,12 @@ func (c *choice) takeFrom(functions []function.Function, size int, policy v1alph
 }
 
 type choice struct {
-	chosen []string                            // device IDs
-	free   map[pci.Address][]function.Function // to choose from, by PF, sorted by index; a PF without any is absent
-	taken  map[pci.Address]int                 // how many of each PF are chosen
-	roots  map[string]int                      // 1 for each PCIe root that has one of the chosen
-	nodes  map[int]int                         // 1 for each NUMA node that has one of the chosen
+	chosen []string // device IDs
+	// to choose from, by PF, sorted by index; a PF without any is absent
+	free  map[pci.Address][]function.Function
+	taken map[pci.Address]int // how many of each PF are chosen
+	roots map[string]int      // 1 for each PCIe root that has one of the chosen
+	nodes map[int]int         // 1 for each NUMA node that has one of the chosen
 }
 
 func (c *choice) take(f function.Function) {
@@ -82,9 +88,10 @@ func (c *choice) take(f function.Function) {
 	}
 }
 
-// pack compares two PFs for the next Function; wanted is how many are still to be chosen. To use few PFs, a PF that is in
-// use comes first, then the one that lacks least of wanted, then the one nearest to what was chosen. To leave room for
-// large requests, the one with the fewest free Functions is next.
+// pack compares two PFs for the next Function; wanted is how many are still to be chosen. To use
+// few PFs, a PF that is in use comes first, then the one that lacks least of wanted, then the one
+// nearest to what was chosen. To leave room for large requests, the one with the fewest free
+// Functions is next.
 func (c *choice) pack(a, b pci.Address, wanted int) int {
 	ofA, ofB := c.free[a], c.free[b]
 	return cmp.Or(

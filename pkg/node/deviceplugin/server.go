@@ -20,8 +20,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new endpoint, as a kubelet that lost
-// its stream does not begin another. The time doubles up to unwatchedAtMost while the kubelet stays away.
+// unwatchedFor is how long a server waits for the kubelet's ListAndWatch before it opens a new
+// endpoint, as a kubelet that lost its stream does not begin another. The time doubles up to
+// unwatchedAtMost while the kubelet stays away.
 const unwatchedFor, unwatchedAtMost = 10 * time.Second, 10 * time.Minute
 
 // server offers one resource to the kubelet, at one endpoint at a time.
@@ -39,8 +40,8 @@ type server struct {
 
 	endpoint *endpoint // the current one; nil before the first
 	refusal  string    // why the kubelet refused the resource last, "" if it did not
-	// lostAt is when a kubelet without a stream is taken to have lost the endpoint. It is zero while the kubelet has a stream
-	// or has not registered the endpoint.
+	// lostAt is when a kubelet without a stream is taken to have lost the endpoint. It is zero
+	// while the kubelet has a stream or has not registered the endpoint.
 	lostAt   time.Time
 	patience time.Duration // from the end of the last stream to lostAt
 }
@@ -49,7 +50,8 @@ type server struct {
 func (m *Manager) serve(ctx context.Context, resource string, p pool.Pool) *server {
 	ctx, stop := context.WithCancel(ctx)
 	s := &server{
-		manager: m, resource: resource, log: m.Log.WithValues("resource", resource), stop: stop, patience: m.unwatchedFor,
+		manager: m, resource: resource, log: m.Log.WithValues("resource", resource), stop: stop,
+		patience: m.unwatchedFor,
 	}
 	m.Metrics.begin(resource)
 	s.offer.Store(newOffer(pool.Pool{}, nil))
@@ -58,7 +60,8 @@ func (m *Manager) serve(ctx context.Context, resource string, p pool.Pool) *serv
 	return s
 }
 
-// keepRegistered keeps an endpoint open that the kubelet can find, which then registers it by itself, until ctx ends.
+// keepRegistered keeps an endpoint open that the kubelet can find, which then registers it by
+// itself, until ctx ends.
 func (s *server) keepRegistered(ctx context.Context) {
 	changes := s.changed.Subscribe(ctx)
 	pauses := loop.Backoff(firstRetry, lastRetry)
@@ -81,9 +84,9 @@ func (s *server) keepRegistered(ctx context.Context) {
 	}
 }
 
-// register opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. It returns when to look again
-// if nothing changes; 0 is never. It does nothing for a server that is retired, as another may have its resource, and when another
-// agent has the node.
+// register opens a new endpoint if there is none, its socket is gone, or the kubelet lost it. It
+// returns when to look again if nothing changes; 0 is never. It does nothing for a server that is
+// retired, as another may have its resource, and when another agent has the node.
 func (s *server) register() (pause time.Duration, err error) {
 	m := s.manager
 	m.mutex.Lock()
@@ -116,17 +119,20 @@ func (s *server) update(p pool.Pool) {
 	if s.manager.CDI != nil {
 		var contents []content
 		for _, f := range p.Functions {
-			if c, err := contentOf(&s.manager.Nodes, f, p); err == nil { // otherwise Allocate returns the error
+			// otherwise Allocate returns the error
+			if c, err := contentOf(&s.manager.Nodes, f, p); err == nil {
 				contents = append(contents, c)
 			}
 		}
 		if err := s.manager.CDI.include(s.resource, contents); err != nil {
-			s.log.Error(err, "Containers that are made again after a reboot may lack device nodes until this is repaired")
+			s.log.Error(err, "Containers that are made again after a reboot may lack device "+
+				"nodes until this is repaired")
 		}
 	}
 	next := newOffer(p, s.manager.Problems)
 	devices := s.manager.Metrics.devices
-	devices.WithLabelValues(s.resource, pluginapi.Healthy).Set(float64(len(next.devices) - next.unhealthy))
+	devices.WithLabelValues(s.resource,
+		pluginapi.Healthy).Set(float64(len(next.devices) - next.unhealthy))
 	devices.WithLabelValues(s.resource, pluginapi.Unhealthy).Set(float64(next.unhealthy))
 	next.report(s.publish(next), s.log)
 }
@@ -150,18 +156,21 @@ func (s *server) streamsChanged() {
 
 // offer is a list of Functions for the kubelet. It is immutable.
 type offer struct {
-	pool      pool.Pool
-	functions map[string]function.Function // by the kubelet's device ID, which is [function.ID.String]
-	devices   []*pluginapi.Device          // in the order of the pool
-	unhealthy int                          // how many of the devices
-	// reasons say why devices are unhealthy, by ID. A device whose only problem is a pending release, which is usual, has none.
+	pool pool.Pool
+	// by the kubelet's device ID, which is [function.ID.String]
+	functions map[string]function.Function
+	devices   []*pluginapi.Device // in the order of the pool
+	unhealthy int                 // how many of the devices
+	// reasons say why devices are unhealthy, by ID. A device whose only problem is a pending
+	// release, which is usual, has none.
 	reasons  map[string]string
 	replaced chan struct{} // closed when the resource has a new offer
 }
 
 func newOffer(p pool.Pool, problemsOf func(function.Function) []function.Problem) *offer {
 	o := &offer{
-		pool: p, functions: map[string]function.Function{}, reasons: map[string]string{}, replaced: make(chan struct{}),
+		pool: p, functions: map[string]function.Function{}, reasons: map[string]string{},
+		replaced: make(chan struct{}),
 	}
 	for _, f := range p.Functions {
 		id := f.ID.String()
@@ -179,7 +188,9 @@ func newOffer(p pool.Pool, problemsOf func(function.Function) []function.Problem
 			}
 		}
 		if f.NUMANode >= 0 && !devicePlugin(p).ExcludeTopology {
-			device.Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}}}
+			device.Topology = &pluginapi.TopologyInfo{
+				Nodes: []*pluginapi.NUMANode{{ID: int64(f.NUMANode)}},
+			}
 		}
 		o.devices = append(o.devices, device)
 	}
@@ -192,7 +203,8 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 	for i, id := range ids {
 		f, ok := o.functions[id]
 		if !ok {
-			return nil, status.Errorf(codes.NotFound, "device %q: resource %s has no such Function on this node", id, resource)
+			return nil, status.Errorf(codes.NotFound,
+				"device %q: resource %s has no such Function on this node", id, resource)
 		}
 		if slices.Contains(ids[:i], id) {
 			return nil, status.Errorf(codes.NotFound, "device %q is asked for twice", id)
@@ -202,10 +214,11 @@ func (o *offer) find(resource string, ids []string) ([]function.Function, error)
 	return functions, nil
 }
 
-// report logs which devices have another health since the offer before, with one line for each reason, and whether devices
-// came or went.
+// report logs which devices have another health since the offer before, with one line for each
+// reason, and whether devices came or went.
 func (o *offer) report(before *offer, log logr.Logger) {
-	changed := map[string][]string{} // IDs by reason, which is "" for a device that is healthy again
+	// IDs by reason, which is "" for a device that is healthy again
+	changed := map[string][]string{}
 	for _, d := range o.devices {
 		if reason := o.reasons[d.ID]; reason != before.reasons[d.ID] {
 			changed[reason] = append(changed[reason], d.ID)
@@ -216,7 +229,8 @@ func (o *offer) report(before *offer, log logr.Logger) {
 		if reason == "" {
 			log.Info("Functions are healthy again", "count", len(ids), "functions", firstOf(ids))
 		} else {
-			log.Info("Functions are unhealthy", "count", len(ids), "functions", firstOf(ids), "reason", reason)
+			log.Info("Functions are unhealthy", "count", len(ids), "functions", firstOf(ids),
+				"reason", reason)
 		}
 	}
 	if len(o.devices) != len(before.devices) {

@@ -21,7 +21,8 @@ import (
 // madePool offers SFs with RDMA, which do not exist before they are allocated.
 func madePool() (p pool.Pool, ids []string) {
 	pf := function.Function{
-		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0", PFName: "ens3f0",
+		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, PF: "0000:3b:00.0",
+		PFName:   "ens3f0",
 		NUMANode: 1, LinkUp: true,
 	}
 	p = poolOf("fast", function.PotentialSF(pf, 1), function.PotentialSF(pf, 2))
@@ -32,12 +33,14 @@ func madePool() (p pool.Pool, ids []string) {
 
 // made is an SF as it is once it exists.
 func made(f function.Function) function.Function {
-	f.Potential, f.Netdev, f.AuxDevice, f.RDMADevices = false, "eth7", "mlx5_core.sf.4", []string{"mlx5_4"}
+	f.Potential, f.Netdev, f.AuxDevice, f.RDMADevices = false, "eth7", "mlx5_core.sf.4", []string{
+		"mlx5_4",
+	}
 	return f
 }
 
-// TestAllocateSetsUp: a container gets what belongs to the Function that was made for it, and the kubelet sees the
-// same device all the while.
+// TestAllocateSetsUp: a container gets what belongs to the Function that was made for it, and the
+// kubelet sees the same device all the while.
 func TestAllocateSetsUp(t *testing.T) {
 	s := newScene(t, kubelettest.Options{})
 	p, ids := madePool()
@@ -64,7 +67,8 @@ func TestAllocateSetsUp(t *testing.T) {
 	}
 }
 
-// TestAllocateGivesUp: of a container that gets no Function, none stays reserved, whatever went wrong.
+// TestAllocateGivesUp: of a container that gets no Function, none stays reserved, whatever went
+// wrong.
 func TestAllocateGivesUp(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -79,17 +83,27 @@ func TestAllocateGivesUp(t *testing.T) {
 			}
 			return made(f), nil
 		}, nil, codes.Unavailable,
-			"Function 0000:3b:00.0/sf2 of resource xpu.opiproject.org/fast: the PF can have no more SFs"},
-		{"the container could not use it", func(f function.Function) (function.Function, error) { return f, nil },
+			"Function 0000:3b:00.0/sf2 of resource xpu.opiproject.org/fast: the PF can have no " +
+				"more SFs"},
+		{"the container could not use it", func(f function.Function) (function.Function, error) {
+			return f, nil
+		},
 			nil, codes.Internal, "RDMA"},
-		{"the xPU refuses", func(f function.Function) (function.Function, error) { return made(f), nil },
-			errors.New("no such network"), codes.Unavailable, "xPU not ready for it: no such network"},
+		{"the xPU refuses", func(f function.Function) (function.Function, error) {
+			return made(f), nil
+		},
+			errors.New("no such network"), codes.Unavailable,
+			"xPU not ready for it: no such network"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newScene(t, kubelettest.Options{})
 			p, ids := madePool()
 			p.Spec.Network, p.Spec.DevicePlugin.ProvisionAt = "blue", v1alpha1.ProvisionAtAllocate
-			s.reserve, s.ready = test.reserve, func(context.Context, function.Function, pool.Pool) error { return test.ready }
+			s.reserve, s.ready = test.reserve, func(
+				context.Context, function.Function, pool.Pool,
+			) error {
+				return test.ready
+			}
 			s.set(p)
 			s.run()
 			s.awaitHealthy("registered", fast, ids...)

@@ -21,16 +21,18 @@ import (
 const (
 	sweepEvery = 5 * time.Minute  // the kubelet does not report the end of pods
 	askTimeout = 10 * time.Second // for the kubelet to say what pods have
-	// young is the age up to which a device-info file stays, as the kubelet assigns a Function to a pod after the Allocate.
+	// young is the age up to which a device-info file stays, as the kubelet assigns a Function to a
+	// pod after the Allocate.
 	young = 10 * time.Minute
 )
 
 // sweepRegularly sweeps until ctx ends.
 func (m *Manager) sweepRegularly(ctx context.Context) {
-	_ = wait.PollUntilContextCancel(ctx, sweepEvery, false, func(ctx context.Context) (done bool, err error) {
-		m.sweep(ctx)
-		return false, nil
-	})
+	_ = wait.PollUntilContextCancel(ctx, sweepEvery,
+		false, func(ctx context.Context) (done bool, err error) {
+			m.sweep(ctx)
+			return false, nil
+		})
 }
 
 // sweep asks the kubelet what pods have, and removes the files of Functions that no pod has.
@@ -42,7 +44,8 @@ func (m *Manager) sweep(ctx context.Context) {
 	defer cancel()
 	assigned, err := m.Assigned(ctx)
 	if err != nil {
-		m.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all", "retry", sweepEvery.String())
+		m.Log.Error(err, "Cannot tell which files nobody needs any more, keeping all", "retry",
+			sweepEvery.String())
 		return
 	}
 	m.mutex.Lock()
@@ -70,7 +73,8 @@ func (m *Manager) sweep(ctx context.Context) {
 	}
 }
 
-// removeDeviceInfo removes this plugin's device-info files, except those that are needed and those that are young.
+// removeDeviceInfo removes this plugin's device-info files, except those that are needed and those
+// that are young.
 func removeDeviceInfo(dir string, resources []string, needed map[string]bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -85,13 +89,14 @@ func removeDeviceInfo(dir string, resources []string, needed map[string]bool) er
 		if err != nil || time.Since(info.ModTime()) < young {
 			continue // it is gone, or new
 		}
-		errs = append(errs, os.RemoveAll(filepath.Join(dir, entry.Name()))) // no error if it is gone already
+		// no error if it is gone already
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, entry.Name())))
 	}
 	return errors.Join(errs...)
 }
 
-// ours says whether a file, finished or not, has the project's own prefix, or one of the resources and an address: the resource
-// of another plugin may have a longer name that begins with ours.
+// ours says whether a file, finished or not, has the project's own prefix, or one of the resources
+// and an address: the resource of another plugin may have a longer name that begins with ours.
 func ours(name string, resources []string) bool {
 	name, isInfo := strings.CutSuffix(strings.TrimPrefix(name, "."), deviceInfoSuffix)
 	if !isInfo {

@@ -1,5 +1,5 @@
-// Package devnode finds the files below /dev that a program needs to use a Function: those of its IOMMU group, its UIO,
-// RDMA and vDPA devices.
+// Package devnode finds the files below /dev that a program needs to use a Function: those of its
+// IOMMU group, its UIO, RDMA and vDPA devices.
 package devnode
 
 import (
@@ -20,14 +20,17 @@ import (
 // Finder looks device nodes up. Its methods may be called by several goroutines at once.
 type Finder struct {
 	SysRoot string // where the host's sysfs is, "/sys"
-	DevRoot string // where the host's device nodes are seen, "/dev"; containers get paths below /dev in any case
+	// where the host's device nodes are seen, "/dev"; containers get paths below /dev in any case
+	DevRoot string
 }
 
 // Wish is what a container is to get of a Function, beside the device nodes of its driver.
 type Wish struct {
-	// Driver is the driver that will be bound when the container starts, "" for the one that is bound now.
+	// Driver is the driver that will be bound when the container starts, "" for the one that is
+	// bound now.
 	Driver string
-	// Options are ignored with a driver that hands the Function to a program: it has no RDMA and vDPA devices then.
+	// Options are ignored with a driver that hands the Function to a program: it has no RDMA and
+	// vDPA devices then.
 	pool.Options
 	// VhostNet asks for the nodes that a virtual machine monitor needs for a software NIC.
 	VhostNet bool
@@ -36,12 +39,14 @@ type Wish struct {
 // Set is what a container gets of one Function.
 type Set struct {
 	Nodes []*specs.DeviceNode
-	// Info says what the nodes are, by the keys and fields of PCIDEVICE_.._INFO (docs/reference/device-plugin.md). Values are
-	// paths in the container, except that rdma_dev is a device name.
+	// Info says what the nodes are, by the keys and fields of PCIDEVICE_.._INFO
+	// (docs/reference/device-plugin.md). Values are paths in the container, except that rdma_dev is
+	// a device name.
 	Info map[string]map[string]string
 }
 
-// add adds a device node, which has the same path on the host and in the container, and its entry in Info.
+// add adds a device node, which has the same path on the host and in the container, and its entry
+// in Info.
 func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
 	node := &specs.DeviceNode{Path: path, HostPath: path, Permissions: permissions}
 	s.Nodes = append(s.Nodes, node)
@@ -49,8 +54,8 @@ func (s *Set) add(subject, name, path, permissions string) *specs.DeviceNode {
 	return node
 }
 
-// Of looks up what a container gets of a Function. It fails if the container could not use the Function. The error's text
-// follows the Function's name in a sentence.
+// Of looks up what a container gets of a Function. It fails if the container could not use the
+// Function. The error's text follows the Function's name in a sentence.
 func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 	handedBy := of.HandedBy()
 	if wish.Driver != "" {
@@ -82,10 +87,12 @@ func (f *Finder) Of(of function.Function, wish Wish) (Set, error) {
 
 func vfio(set *Set, of function.Function) error {
 	if of.IOMMUGroup == "" {
-		return fmt.Errorf("is bound to %s but has no IOMMU group: turn the IOMMU on, or the no-IOMMU mode of vfio", of.Driver)
+		return fmt.Errorf("is bound to %s but has no IOMMU group: turn the IOMMU on, or the "+
+			"no-IOMMU mode of vfio", of.Driver)
 	}
 	set.add("vfio", "mount", "/dev/vfio/vfio", "rw")
-	node := set.add("vfio", "dev-mount", "/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")
+	node := set.add("vfio", "dev-mount",
+		"/dev/vfio/"+strings.TrimPrefix(of.IOMMUGroup, quirk.NoIOMMUPrefix), "rw")
 	// Without an IOMMU the path on the host has a prefix, which programs do not know.
 	node.HostPath = "/dev/vfio/" + of.IOMMUGroup
 	return nil
@@ -115,10 +122,12 @@ func vdpa(set *Set, of function.Function) error {
 
 func (f *Finder) rdma(set *Set, of function.Function) error {
 	if len(of.RDMADevices) == 0 {
-		return errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of the NIC")
+		return errors.New("has no RDMA device, which its pool asks for: load the RDMA driver of " +
+			"the NIC")
 	}
 	set.Info["rdma"]["rdma_dev"] = of.RDMADevices[0]
-	// Each directory has an entry for every character device, which is below /dev/infiniband: uverbs0, umad0, issm0.
+	// Each directory has an entry for every character device, which is below /dev/infiniband:
+	// uverbs0, umad0, issm0.
 	for _, class := range []string{"infiniband_verbs", "infiniband_mad"} {
 		names, err := f.device(of).Dir(class).Sorted()
 		if err != nil {
@@ -135,9 +144,12 @@ func (f *Finder) rdma(set *Set, of function.Function) error {
 }
 
 func (f *Finder) vhost(set *Set, _ function.Function) error {
-	for _, node := range []struct{ name, file string }{{"net-mount", "vhost-net"}, {"tun-mount", "net/tun"}} {
+	for _, node := range []struct{ name, file string }{
+		{"net-mount", "vhost-net"}, {"tun-mount", "net/tun"},
+	} {
 		if !f.exists(node.file) {
-			return fmt.Errorf("its pool needs /dev/%s, which the node does not have: load the modules vhost_net and tun", node.file)
+			return fmt.Errorf("its pool needs /dev/%s, which the node does not have: load the "+
+				"modules vhost_net and tun", node.file)
 		}
 		set.add("vhost", node.name, "/dev/"+node.file, "rw")
 	}

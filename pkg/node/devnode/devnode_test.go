@@ -25,7 +25,8 @@ func tree(t *testing.T, paths ...string) string {
 	return root
 }
 
-var vf = function.Function{ID: function.ID{Address: "0000:3b:00.2"}, Kind: function.VF, Driver: "mlx5_core", IOMMUGroup: "42"}
+var vf = function.Function{ID: function.ID{Address: "0000:3b:00.2"}, Kind: function.VF,
+	Driver: "mlx5_core", IOMMUGroup: "42"}
 
 // with is the VF with something changed.
 func with(change func(*function.Function)) function.Function {
@@ -36,7 +37,8 @@ func with(change func(*function.Function)) function.Function {
 
 func TestOf(t *testing.T) {
 	finder := devnode.Finder{
-		SysRoot: tree(t, "bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2", "bus/auxiliary/devices/mlx5_core.sf.7/infiniband_mad/umad9"),
+		SysRoot: tree(t, "bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2",
+			"bus/auxiliary/devices/mlx5_core.sf.7/infiniband_mad/umad9"),
 		DevRoot: tree(t, "vhost-net", "net/tun"),
 	}
 	rdma := with(func(f *function.Function) { f.RDMADevices = []string{"mlx5_2"} })
@@ -51,21 +53,39 @@ func TestOf(t *testing.T) {
 		info     map[string]map[string]string
 	}{
 		{"a netdev is all", vf, devnode.Wish{}, "", map[string]map[string]string{}},
-		{"vfio-pci will be bound", vf, devnode.Wish{Driver: "vfio-pci"}, "/dev/vfio/vfio /dev/vfio/42",
-			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}}},
-		{"vfio-pci without an IOMMU", with(func(f *function.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" }),
-			devnode.Wish{}, "/dev/vfio/vfio /dev/vfio/noiommu-3",
-			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/3"}}},
-		{"RDMA of a VF", rdma, devnode.Wish{Options: pool.Options{RDMA: true}}, "/dev/infiniband/uverbs2",
-			map[string]map[string]string{"rdma": {"rdma_dev": "mlx5_2", "uverbs": "/dev/infiniband/uverbs2"}}},
-		{"RDMA of an SF", sf, devnode.Wish{Options: pool.Options{RDMA: true}}, "/dev/infiniband/umad9",
-			map[string]map[string]string{"rdma": {"rdma_dev": "mlx5_9", "umad": "/dev/infiniband/umad9"}}},
-		{"what the own driver makes ends with it", rdma, devnode.Wish{Driver: "vfio-pci", Options: pool.Options{RDMA: true, VDPA: "vhost"}},
+		{"vfio-pci will be bound", vf, devnode.Wish{Driver: "vfio-pci"},
 			"/dev/vfio/vfio /dev/vfio/42",
-			map[string]map[string]string{"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"}}},
+			map[string]map[string]string{
+				"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"},
+			}},
+		{"vfio-pci without an IOMMU", with(func(f *function.Function) {
+			f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3"
+		}),
+			devnode.Wish{}, "/dev/vfio/vfio /dev/vfio/noiommu-3",
+			map[string]map[string]string{
+				"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/3"},
+			}},
+		{"RDMA of a VF", rdma, devnode.Wish{Options: pool.Options{RDMA: true}},
+			"/dev/infiniband/uverbs2",
+			map[string]map[string]string{
+				"rdma": {"rdma_dev": "mlx5_2", "uverbs": "/dev/infiniband/uverbs2"},
+			}},
+		{"RDMA of an SF", sf, devnode.Wish{Options: pool.Options{RDMA: true}},
+			"/dev/infiniband/umad9",
+			map[string]map[string]string{
+				"rdma": {"rdma_dev": "mlx5_9", "umad": "/dev/infiniband/umad9"},
+			}},
+		{"what the own driver makes ends with it", rdma,
+			devnode.Wish{Driver: "vfio-pci", Options: pool.Options{RDMA: true, VDPA: "vhost"}},
+			"/dev/vfio/vfio /dev/vfio/42",
+			map[string]map[string]string{
+				"vfio": {"mount": "/dev/vfio/vfio", "dev-mount": "/dev/vfio/42"},
+			}},
 		{"RDMA that nobody asks for", rdma, devnode.Wish{}, "", map[string]map[string]string{}},
 		{"vhost-net", vf, devnode.Wish{VhostNet: true}, "/dev/vhost-net /dev/net/tun",
-			map[string]map[string]string{"vhost": {"net-mount": "/dev/vhost-net", "tun-mount": "/dev/net/tun"}}},
+			map[string]map[string]string{
+				"vhost": {"net-mount": "/dev/vhost-net", "tun-mount": "/dev/net/tun"},
+			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := finder.Of(test.function, test.wish)
@@ -96,13 +116,15 @@ func TestOfWhatAContainerCouldNotUse(t *testing.T) {
 		want     string
 	}{
 		{"vfio-pci", noGroup, devnode.Wish{Driver: "vfio-pci"}, "has no IOMMU group"},
-		{"uio", with(func(f *function.Function) { f.Driver = "uio_pci_generic" }), devnode.Wish{}, "has no UIO device"},
+		{"uio", with(func(f *function.Function) { f.Driver = "uio_pci_generic" }), devnode.Wish{},
+			"has no UIO device"},
 		{"RDMA", vf, devnode.Wish{Options: pool.Options{RDMA: true}}, "has no RDMA device"},
 		{"vDPA", vf, devnode.Wish{Options: pool.Options{VDPA: "vhost"}}, "has no vDPA device"},
 		{"vhost-net", vf, devnode.Wish{VhostNet: true}, "its pool needs /dev/vhost-net"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if _, err := finder.Of(test.function, test.wish); err == nil || !strings.Contains(err.Error(), test.want) {
+			if _, err := finder.Of(test.function, test.wish); err == nil ||
+				!strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want one with %q", err, test.want)
 			}
 		})

@@ -12,9 +12,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// withoutAdmins prepares the devices with adminAccess: containers get their attributes in the device metadata file, and nothing else. It
-// writes down that the claim only sees them, as the kubelet tells them like devices that a pod has. It returns the other devices.
-func (d *Driver) withoutAdmins(c *resourceapi.ResourceClaim, all []claim.Device) (prepared []kubeletplugin.Device, others []claim.Device, _ error) {
+// withoutAdmins prepares the devices with adminAccess: containers get their attributes in the
+// device metadata file, and nothing else. It writes down that the claim only sees them, as the
+// kubelet tells them like devices that a pod has. It returns the other devices.
+func (d *Driver) withoutAdmins(
+	c *resourceapi.ResourceClaim, all []claim.Device,
+) (prepared []kubeletplugin.Device, others []claim.Device, _ error) {
 	sight := journal.Sight{Namespace: c.Namespace, Name: c.Name}
 	for _, device := range all {
 		if !device.Admin {
@@ -24,7 +27,8 @@ func (d *Driver) withoutAdmins(c *resourceapi.ResourceClaim, all []claim.Device)
 		sight.Functions = append(sight.Functions, device.Function)
 		attributes, err := d.seen(device)
 		if err != nil {
-			return nil, nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace, c.Name, device.Request, device.Function, err)
+			return nil, nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w", c.Namespace,
+				c.Name, device.Request, device.Function, err)
 		}
 		prepared = append(prepared, kubeletplugin.Device{
 			Requests: []string{device.Request}, PoolName: device.Pool, DeviceName: device.Name,
@@ -40,8 +44,9 @@ func (d *Driver) withoutAdmins(c *resourceapi.ResourceClaim, all []claim.Device)
 	return prepared, others, nil
 }
 
-// seen is what a pod with adminAccess sees of a Function: the attributes that the ResourceSlice has, and, as counters, how many Functions
-// of the DevicePool the PF has and how many of these are in use.
+// seen is what a pod with adminAccess sees of a Function: the attributes that the ResourceSlice
+// has, and, as counters, how many Functions of the DevicePool the PF has and how many of these are
+// in use.
 func (d *Driver) seen(device claim.Device) (map[string]resourceapi.DeviceAttribute, error) {
 	pools, _ := d.Pools()
 	for _, p := range pools {
@@ -71,8 +76,9 @@ func (d *Driver) seen(device claim.Device) (map[string]resourceapi.DeviceAttribu
 	return nil, errGone
 }
 
-// excluded says why a claim cannot have a device although the scheduler allocated it. It only happens in clusters whose API server drops
-// what keeps the scheduler from it, as it lacks a feature.
+// excluded says why a claim cannot have a device although the scheduler allocated it. It only
+// happens in clusters whose API server drops what keeps the scheduler from it, as it lacks a
+// feature.
 func (d *Driver) excluded(device claim.Device) error {
 	pf := function.ID{Address: device.ID.PF}
 	if device.Function != pf {
@@ -82,13 +88,16 @@ func (d *Driver) excluded(device claim.Device) error {
 		return nil
 	}
 	if p, has := d.DevicePool(device.ID.DevicePool); has && devicemodel.Shared(p) {
-		return fmt.Errorf("DevicePool %s has claims share the PF, but this cluster allocates it as a whole: feature gate "+
+		return fmt.Errorf("DevicePool %s has claims share the PF, but this cluster allocates it "+
+			"as a whole: feature gate "+
 			"DRAConsumableCapacity is off; turn it on, or use another model", device.ID.DevicePool)
 	}
 	for _, a := range d.Journal.All() {
 		if a.PF == pf.Address && a.Function != pf {
-			return fmt.Errorf("pod %s/%s has its VF or SF %s, and this cluster allocates the PF all the same: feature gate "+
-				"DRAPartitionableDevices is off; turn it on, or use another model", a.Pod.Namespace, a.Pod.Name, a.Function)
+			return fmt.Errorf("pod %s/%s has its VF or SF %s, and this cluster allocates the PF "+
+				"all the same: feature gate "+
+				"DRAPartitionableDevices is off; turn it on, or use another model", a.Pod.Namespace,
+				a.Pod.Name, a.Function)
 		}
 	}
 	return nil

@@ -26,7 +26,8 @@ func looking(c *resourceapi.ResourceClaim) {
 	}
 }
 
-// TestAdminAccess: pods see Functions that another pod has, with how many are in use, and take nothing.
+// TestAdminAccess: pods see Functions that another pod has, with how many are in use, and take
+// nothing.
 func TestAdminAccess(t *testing.T) {
 	n := newNode(t)
 	d := n.driver()
@@ -34,7 +35,8 @@ func TestAdminAccess(t *testing.T) {
 	d.Pools = func() ([]pool.Pool, bool) { return []pool.Pool{p}, true }
 	n.wantPrepared(of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2")))
 	before := n.journal.All()
-	c := of("monitor-1", "all", claimtest.Result("all", fastPool, "0000-3b-00-2"), claimtest.Result("all", fastPool, "0000-3b-00-3"),
+	c := of("monitor-1", "all", claimtest.Result("all", fastPool, "0000-3b-00-2"),
+		claimtest.Result("all", fastPool, "0000-3b-00-3"),
 		claimtest.ReservedFor("monitor-2"), looking)
 	result := prepare(t, d, c)[c.UID]
 	if result.Err != nil || len(result.Devices) != 2 {
@@ -42,7 +44,8 @@ func TestAdminAccess(t *testing.T) {
 	}
 	for i, device := range result.Devices {
 		a := device.Metadata.Attributes
-		if len(device.CDIDeviceIDs) > 0 || *a["index"].IntValue != int64(i) || *a["kind"].StringValue != "VF" || !*a["adminAccess"].BoolValue ||
+		if len(device.CDIDeviceIDs) > 0 || *a["index"].IntValue != int64(i) ||
+			*a["kind"].StringValue != "VF" || !*a["adminAccess"].BoolValue ||
 			*a["functions"].IntValue != 4 || *a["functionsInUse"].IntValue != 1 {
 			t.Errorf("device %s: %v, %v", device.DeviceName, device.CDIDeviceIDs, a)
 		}
@@ -56,16 +59,20 @@ func TestAdminAccess(t *testing.T) {
 	results, err := d.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{
 		NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, UID: c.UID,
 	}})
-	if err != nil || results[c.UID] != nil || n.journal.Sees("default", "all", function.ID{Address: "0000:3b:00.2"}) {
+	if err != nil || results[c.UID] != nil ||
+		n.journal.Sees("default", "all", function.ID{Address: "0000:3b:00.2"}) {
 		t.Errorf("unprepared: %v, %v; the claim still looks", err, results[c.UID])
 	}
 	gone := of("monitor-1", "gone", claimtest.Result("all", fastPool, "0000-3b-07-0"), looking)
-	if err := prepare(t, d, gone)[gone.UID].Err; err == nil || !strings.Contains(err.Error(), "request all, Function 0000:3b:07.0: is gone from this node") {
+	if err := prepare(t, d, gone)[gone.UID].Err; err == nil ||
+		!strings.Contains(err.Error(),
+			"request all, Function 0000:3b:07.0: is gone from this node") {
 		t.Errorf("a Function that is gone: error %v", err)
 	}
 }
 
-// TestExcluded: a cluster that does not know counters or shares allocates what excludes each other, and is told which feature it lacks.
+// TestExcluded: a cluster that does not know counters or shares allocates what excludes each other,
+// and is told which feature it lacks.
 func TestExcluded(t *testing.T) {
 	pf := function.ID{Address: "0000:3b:00.0"}
 	for name, test := range map[string]struct {
@@ -74,20 +81,33 @@ func TestExcluded(t *testing.T) {
 		device string
 		want   string
 	}{
-		"PF of a VF":         {v1alpha1.ModelCounters, pooltest.VF(0x3b, 1).ID, "0000-3b-00-0", "pod default/other has its VF or SF 0000:3b:00.3"},
-		"VF of a PF":         {v1alpha1.ModelCounters, pf, "0000-3b-00-2", "pod default/other has its PF 0000:3b:00.0 as a whole"},
-		"PF instead of port": {v1alpha1.ModelPorts, function.ID{Address: "0000:5e:00.2"}, "0000-3b-00-0", "feature gate DRAConsumableCapacity is off"},
+		"PF of a VF": {v1alpha1.ModelCounters, pooltest.VF(0x3b, 1).ID, "0000-3b-00-0",
+			"pod default/other has its VF or SF 0000:3b:00.3"},
+		"VF of a PF": {
+			v1alpha1.ModelCounters, pf, "0000-3b-00-2",
+			"pod default/other has its PF 0000:3b:00.0 as a whole",
+		},
+		"PF instead of port": {
+			v1alpha1.ModelPorts, function.ID{Address: "0000:5e:00.2"}, "0000-3b-00-0",
+			"feature gate DRAConsumableCapacity is off",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			n.specs["fast"] = v1alpha1.DevicePoolSpec{Model: test.model}
-			n.functions[pf] = function.Function{ID: pf, Kind: function.PF, PF: pf.Address, Index: -1}
+			n.functions[pf] = function.Function{
+				ID: pf, Kind: function.PF, PF: pf.Address, Index: -1,
+			}
 			must.Succeed(t, n.journal.Put(journal.Attachment{
-				Function: test.has, PF: pci.Address(strings.Replace(string(test.has.Address), "00.3", "00.0", 1)), State: journal.Reserved,
-				Pod: journal.Pod{Namespace: "default", Name: "other"}, Claim: journal.Claim{UID: "other"},
+				Function: test.has,
+				PF:       pci.Address(strings.Replace(string(test.has.Address), "00.3", "00.0", 1)),
+				State:    journal.Reserved,
+				Pod:      journal.Pod{Namespace: "default", Name: "other"},
+				Claim:    journal.Claim{UID: "other"},
 			}))
 			c := of("pod1", "net", claimtest.Result("nic", fastPool, test.device))
-			if err := prepare(t, n.driver(), c)[c.UID].Err; err == nil || !strings.Contains(err.Error(), test.want) {
+			if err := prepare(t, n.driver(), c)[c.UID].Err; err == nil ||
+				!strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
 		})

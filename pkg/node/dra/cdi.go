@@ -17,16 +17,17 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// namespaceDir is the directory in a container at which the runtime mounts the network namespace that a Function is attached
-// to. The mount keeps containers of a later sandbox from starting without the Function while the agent is away, as the file of
-// the old namespace is gone.
+// namespaceDir is the directory in a container at which the runtime mounts the network namespace
+// that a Function is attached to. The mount keeps containers of a later sandbox from starting
+// without the Function while the agent is away, as the file of the old namespace is gone.
 const namespaceDir = "/run/" + v1alpha1.GroupName + "/netns"
 
 // cdiFile returns the name of the claim's file.
 func cdiFile(uid types.UID) string { return v1alpha1.GroupName + "-" + string(uid) + ".yaml" }
 
-// Expose lists the attached Functions in the CDI file of the attachment's claim. The runtime refuses to create a container whose
-// CDI devices are not listed. If the file cannot be written for an attachment that is not attached, the file is removed.
+// Expose lists the attached Functions in the CDI file of the attachment's claim. The runtime
+// refuses to create a container whose CDI devices are not listed. If the file cannot be written for
+// an attachment that is not attached, the file is removed.
 func (d *Driver) Expose(a journal.Attachment) error {
 	err := d.writeCDI(a)
 	if err == nil || a.State == journal.Attached {
@@ -37,13 +38,15 @@ func (d *Driver) Expose(a journal.Attachment) error {
 	return d.CDI.Remove(cdiFile(a.Claim.UID))
 }
 
-// Recover brings the CDI files up to date with the journal: the agent may have ended before it wrote one. A claim whose file
-// cannot be written does not stop it.
+// Recover brings the CDI files up to date with the journal: the agent may have ended before it
+// wrote one. A claim whose file cannot be written does not stop it.
 func (d *Driver) Recover(all []journal.Attachment) {
 	for _, a := range all {
-		if a.State == journal.Lost || a.State == journal.Attached && !d.CDI.Has(cdiFile(a.Claim.UID)) {
+		if a.State == journal.Lost || a.State == journal.Attached &&
+			!d.CDI.Has(cdiFile(a.Claim.UID)) {
 			if err := d.writeCDI(a); err != nil {
-				d.Log.Error(err, "Containers of the claim cannot start", "claim", klog.KRef(a.Claim.Namespace, a.Claim.Name))
+				d.Log.Error(err, "Containers of the claim cannot start", "claim",
+					klog.KRef(a.Claim.Namespace, a.Claim.Name))
 			}
 		}
 	}
@@ -55,8 +58,9 @@ type content struct {
 	devnode.Set
 }
 
-// writeCDI writes the file of the attachment's claim, with a CDI device for each Function that is attached. Of this one the
-// journal may have an earlier state. It removes a file without devices, and does nothing for a Function without a claim.
+// writeCDI writes the file of the attachment's claim, with a CDI device for each Function that is
+// attached. Of this one the journal may have an earlier state. It removes a file without devices,
+// and does nothing for a Function without a claim.
 func (d *Driver) writeCDI(current journal.Attachment) error {
 	uid := current.Claim.UID
 	if uid == "" {
@@ -74,7 +78,8 @@ func (d *Driver) writeCDI(current journal.Attachment) error {
 		}
 		set, err := d.deviceNodes(a)
 		if err != nil {
-			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace, a.Claim.Name, a.Function, err)
+			return fmt.Errorf("CDI file of claim %s/%s: Function %s: %w", a.Claim.Namespace,
+				a.Claim.Name, a.Function, err)
 		}
 		contents = append(contents, content{a, set})
 	}
@@ -83,10 +88,12 @@ func (d *Driver) writeCDI(current journal.Attachment) error {
 		devices = append(devices, specs.Device{
 			Name: claim.CDIDeviceName(uid, c.attachment.Function.DeviceName()),
 			ContainerEdits: specs.ContainerEdits{
-				Env:         environment(d.suffix(c.attachment), c.attachment.Claim.Request, contents),
+				Env: environment(d.suffix(c.attachment),
+					c.attachment.Claim.Request, contents),
 				DeviceNodes: c.Nodes,
 				Mounts: []*specs.Mount{{
-					HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" + c.attachment.Function.DeviceName(),
+					HostPath: c.attachment.Place.NetNS, ContainerPath: namespaceDir + "/" +
+						c.attachment.Function.DeviceName(),
 					Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
 				}},
 			},
@@ -105,7 +112,8 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 		return devnode.Set{}, errGone
 	}
 	if a.Setup != nil && a.Setup.Driver != "" && a.Setup.Driver != function.Driver {
-		return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants", function.Driver, a.Setup.Driver)
+		return devnode.Set{}, fmt.Errorf("has driver %s, not %s, which its claim wants",
+			function.Driver, a.Setup.Driver)
 	}
 	var wish devnode.Wish
 	if id, err := claim.ParsePoolID(a.Claim.Pool); err == nil {
@@ -115,15 +123,19 @@ func (d *Driver) deviceNodes(a journal.Attachment) (devnode.Set, error) {
 	return d.DeviceNodes.Of(function, wish)
 }
 
-// environment returns variables with the Functions of a request, their interfaces and their device nodes. A container gets all
-// Functions of a request, so each of the request's CDI devices sets the same variables, with comma-separated values.
+// environment returns variables with the Functions of a request, their interfaces and their device
+// nodes. A container gets all Functions of a request, so each of the request's CDI devices sets the
+// same variables, with comma-separated values.
 func environment(suffix, request string, contents []content) []string {
 	variables := []struct {
 		name  string
 		value func(content) string
 	}{
 		{"XPU_FUNCTION_", func(c content) string { return c.attachment.Function.String() }},
-		{"XPU_INTERFACE_", func(c content) string { return cmp.Or(c.attachment.Observed.Name, c.attachment.Interface.Name) }},
+		{"XPU_INTERFACE_", func(c content) string {
+			return cmp.Or(c.attachment.Observed.Name,
+				c.attachment.Interface.Name)
+		}},
 		{"XPU_VFIO_", func(c content) string { return c.Info["vfio"]["dev-mount"] }},
 		{"XPU_UIO_", func(c content) string { return c.Info["uio"]["mount"] }},
 		{"XPU_RDMA_", func(c content) string { return c.Info["rdma"]["rdma_dev"] }},
@@ -144,19 +156,22 @@ func environment(suffix, request string, contents []content) []string {
 	return out
 }
 
-// suffix is the end of variables' names: the request's name, preceded by the pod's name for the claim if another claim of the
-// pod has a request of the same name.
+// suffix is the end of variables' names: the request's name, preceded by the pod's name for the
+// claim if another claim of the pod has a request of the same name.
 func (d *Driver) suffix(a journal.Attachment) string {
 	suffix := environmentName(a.Claim.Request)
-	if a.Pod.UID != "" && slices.ContainsFunc(d.Journal.ByPod(a.Pod.UID), func(other journal.Attachment) bool {
-		return other.Claim.UID != "" && other.Claim.UID != a.Claim.UID && environmentName(other.Claim.Request) == suffix
-	}) {
+	if a.Pod.UID != "" &&
+		slices.ContainsFunc(d.Journal.ByPod(a.Pod.UID), func(other journal.Attachment) bool {
+			return other.Claim.UID != "" && other.Claim.UID != a.Claim.UID &&
+				environmentName(other.Claim.Request) == suffix
+		}) {
 		return environmentName(cmp.Or(a.Claim.PodClaim, a.Claim.Name)) + "_" + suffix
 	}
 	return suffix
 }
 
-// environmentName is a request's name in the name of an environment variable: "blue/vf" is "BLUE_VF".
+// environmentName is a request's name in the name of an environment variable: "blue/vf" is
+// "BLUE_VF".
 func environmentName(request string) string {
 	return strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request))
 }

@@ -28,10 +28,13 @@ type API struct {
 	Client kubernetes.Interface
 }
 
-// Consumers returns the pods that the claim is reserved for. isAllocated is false if the claim was deleted or is allocated the
-// device no longer.
-func (a API) Consumers(ctx context.Context, known journal.Claim) (pods []types.UID, isAllocated bool, err error) {
-	object, err := a.Client.ResourceV1().ResourceClaims(known.Namespace).Get(ctx, known.Name, metav1.GetOptions{})
+// Consumers returns the pods that the claim is reserved for. isAllocated is false if the claim was
+// deleted or is allocated the device no longer.
+func (a API) Consumers(
+	ctx context.Context, known journal.Claim,
+) (pods []types.UID, isAllocated bool, err error) {
+	object, err := a.Client.ResourceV1().ResourceClaims(known.Namespace).Get(ctx, known.Name,
+		metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, false, nil
@@ -61,8 +64,9 @@ func (a API) Going(ctx context.Context, pod journal.Pod) (bool, error) {
 // fieldManager is the agent's name in the managedFields of ResourceClaim.status.devices.
 const fieldManager = "xpu-agent"
 
-// StatusReporter writes the state of claims' devices, by the journal, into ResourceClaim.status.devices (KEP-4817). No pod
-// waits for it: a status that cannot be written is written later.
+// StatusReporter writes the state of claims' devices, by the journal, into
+// ResourceClaim.status.devices (KEP-4817). No pod waits for it: a status that cannot be written is
+// written later.
 type StatusReporter struct {
 	claims  resourceclient.ResourceClaimsGetter
 	journal *journal.Journal
@@ -73,15 +77,19 @@ type StatusReporter struct {
 
 // NewStatusReporter makes a reporter that writes nothing before [StatusReporter.Run].
 func NewStatusReporter(
-	claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics, log logr.Logger,
+	claims resourceclient.ResourceClaimsGetter, j *journal.Journal, metrics *Metrics,
+	log logr.Logger,
 ) *StatusReporter {
 	return &StatusReporter{
 		claims: claims, journal: j, metrics: metrics, log: log,
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[journal.Claim]()),
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.DefaultTypedControllerRateLimiter[journal.Claim](),
+		),
 	}
 }
 
-// Report asks for the claim's status to be written. It does not block, and does nothing for a Function without a claim.
+// Report asks for the claim's status to be written. It does not block, and does nothing for a
+// Function without a claim.
 func (r *StatusReporter) Report(c journal.Claim) {
 	if c.UID != "" {
 		r.queue.Add(journal.Claim{Namespace: c.Namespace, Name: c.Name, UID: c.UID})
@@ -98,7 +106,8 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 		}
 		if err := r.write(ctx, c); err != nil && ctx.Err() == nil {
 			r.metrics.statusWrites.WithLabelValues("error").Inc()
-			r.log.Error(err, "Status of claim is written later", "claim", klog.KRef(c.Namespace, c.Name))
+			r.log.Error(err, "Status of claim is written later", "claim",
+				klog.KRef(c.Namespace, c.Name))
 			r.queue.AddRateLimited(c)
 		} else {
 			r.queue.Forget(c)
@@ -107,8 +116,9 @@ func (r *StatusReporter) Run(ctx context.Context) error {
 	}
 }
 
-// write brings the claim's status up to date. It uses Update: a server-side apply changes the order of keys in the opaque
-// parameters of the allocation, which the API server refuses as a change of the allocation.
+// write brings the claim's status up to date. It uses Update: a server-side apply changes the order
+// of keys in the opaque parameters of the allocation, which the API server refuses as a change of
+// the allocation.
 func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	claims := r.claims.ResourceClaims(c.Namespace)
 	object, err := claims.Get(ctx, c.Name, metav1.GetOptions{})
@@ -124,7 +134,8 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 			continue
 		}
 		if err := setDeviceStatus(&object.Status, a); err != nil {
-			return fmt.Errorf("status of claim %s/%s: Function %s: %w", c.Namespace, c.Name, a.Function, err)
+			return fmt.Errorf("status of claim %s/%s: Function %s: %w", c.Namespace, c.Name,
+				a.Function, err)
 		}
 	}
 	if equality.Semantic.DeepEqual(before, &object.Status) {
@@ -138,8 +149,9 @@ func (r *StatusReporter) write(ctx context.Context, c journal.Claim) error {
 	return nil
 }
 
-// setDeviceStatus sets the Ready condition and the network data of a device that is still allocated to the claim, once it is attached; and
-// which Function was chosen for a share, so that the controller can make its Port.
+// setDeviceStatus sets the Ready condition and the network data of a device that is still allocated
+// to the claim, once it is attached; and which Function was chosen for a share, so that the
+// controller can make its Port.
 func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachment) error {
 	if !allocated(status, a.Claim) {
 		return nil
@@ -149,7 +161,8 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 	})
 	if i < 0 {
 		i = len(status.Devices)
-		status.Devices = append(status.Devices, claim.NewEntry(a.Claim.Pool, a.Claim.Device, a.Claim.Share))
+		status.Devices = append(status.Devices,
+			claim.NewEntry(a.Claim.Pool, a.Claim.Device, a.Claim.Share))
 	}
 	entry := &status.Devices[i]
 	if a.Claim.Share != "" {
@@ -170,18 +183,23 @@ func setDeviceStatus(status *resourceapi.ResourceClaimStatus, a journal.Attachme
 func ready(a journal.Attachment) metav1.Condition {
 	if a.State == journal.Attached {
 		return metav1.Condition{
-			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAttached,
-			Message:            fmt.Sprintf("Function %s is %s in pod %s", a.Function, a.Interface.Name, a.Pod.Name),
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue,
+			Reason: v1alpha1.ReasonAttached,
+			Message: fmt.Sprintf("Function %s is %s in pod %s", a.Function,
+				a.Interface.Name, a.Pod.Name),
 			LastTransitionTime: metav1.NewTime(a.AttachedAt),
 		}
 	}
-	message := "pod %s lost Function %s with its device; it gets it back when the device is there again"
+	message := "pod %s lost Function %s with its device; it gets it back when the device is " +
+		"there again"
 	if a.Interface.Userspace {
-		message = "pod %s lost Function %s with its device, and its program cannot get it back: delete the pod"
+		message = "pod %s lost Function %s with its device, and its program cannot get it back: " +
+			"delete the pod"
 	}
 	return metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonLost,
-		Message: fmt.Sprintf(message, a.Pod.Name, a.Function), LastTransitionTime: metav1.NewTime(a.LostAt),
+		Message:            fmt.Sprintf(message, a.Pod.Name, a.Function),
+		LastTransitionTime: metav1.NewTime(a.LostAt),
 	}
 }
 
@@ -189,7 +207,9 @@ func allocated(status *resourceapi.ResourceClaimStatus, c journal.Claim) bool {
 	if status.Allocation == nil {
 		return false
 	}
-	return slices.ContainsFunc(status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == v1alpha1.GroupName && r.Pool == c.Pool && r.Device == c.Device && ptr.Deref(r.ShareID, "") == c.Share
-	})
+	return slices.ContainsFunc(status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return r.Driver == v1alpha1.GroupName && r.Pool == c.Pool && r.Device == c.Device &&
+				ptr.Deref(r.ShareID, "") == c.Share
+		})
 }

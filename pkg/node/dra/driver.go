@@ -1,5 +1,6 @@
-// Package dra offers the node's Functions through Dynamic Resource Allocation: it publishes them in ResourceSlices,
-// prepares those that the scheduler allocated, and reports their health and what became of them.
+// Package dra offers the node's Functions through Dynamic Resource Allocation: it publishes them in
+// ResourceSlices, prepares those that the scheduler allocated, and reports their health and what
+// became of them.
 package dra
 
 import (
@@ -44,9 +45,11 @@ type Lifecycle interface {
 const (
 	// runtimeTimeout is how long one Prepare waits for a runtime that is being started again.
 	runtimeTimeout = 5 * time.Second
-	// podInterval is how often a Prepare asks whether its pod is being deleted: the kubelet waits for the Prepare then.
+	// podInterval is how often a Prepare asks whether its pod is being deleted: the kubelet waits
+	// for the Prepare then.
 	podInterval = time.Second
-	// healthRefresh is the longest pause between two health reports. After healthTimeout the kubelet takes health for unknown.
+	// healthRefresh is the longest pause between two health reports. After healthTimeout the
+	// kubelet takes health for unknown.
 	healthRefresh, healthTimeout = 10 * time.Second, 30 * time.Second
 )
 
@@ -59,11 +62,13 @@ type Driver struct {
 	Function func(function.ID) (f function.Function, exists bool)
 	// DevicePool returns the spec of a DevicePool that is meant for this node.
 	DevicePool func(name string) (spec v1alpha1.DevicePoolSpec, exists bool)
-	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before,
-	// the error says what is missing.
-	WaitForPort func(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error)
-	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes. If ctx ends before, the
-	// error says what to do.
+	// WaitForPort returns the Port of a Function that is allocated to a claim, once the xPU serves
+	// it. If ctx ends before, the error says what is missing.
+	WaitForPort func(
+		ctx context.Context, c *resourceapi.ResourceClaim, f function.ID,
+	) (*v1alpha1.XPUPort, error)
+	// RuntimeConnected returns nil once the container runtime is connected and reports sandboxes.
+	// If ctx ends before, the error says what to do.
 	RuntimeConnected func(ctx context.Context) error
 	// Report has the status of a claim written, when a Function was chosen for it.
 	Report func(journal.Claim)
@@ -71,21 +76,23 @@ type Driver struct {
 	PodGoing func(ctx context.Context, pod journal.Pod) (bool, error)
 	// CDI has a file for each claim.
 	CDI *cdi.Dir
-	// Node is the node's name. Pools returns all of its pools, and Health what is wrong with their Functions.
+	// Node is the node's name. Pools returns all of its pools, and Health what is wrong with their
+	// Functions.
 	Node   string
 	Pools  func() (pools []pool.Pool, known bool)
 	Health *health.Checker
-	// Changes returns a channel that receives a value when the health of a Function may have changed, until ctx ends.
+	// Changes returns a channel that receives a value when the health of a Function may have
+	// changed, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
-	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the Functions' last owners. The
-	// kubelet ends a call after 45 s (pkg/kubelet/cm/dra).
+	// ProvisionTimeout is how long one Prepare waits for the xPU and for the hooks of the
+	// Functions' last owners. The kubelet ends a call after 45 s (pkg/kubelet/cm/dra).
 	ProvisionTimeout time.Duration
 	Metrics          *Metrics
 	Tracer           *tracing.Tracer // takes Prepares; nil for none
 	Log              logr.Logger
 
-	// calls lets one Prepare or Unprepare run at a time for each claim. A later call ends an earlier Prepare, on which the
-	// kubelet has given up.
+	// calls lets one Prepare or Unprepare run at a time for each claim. A later call ends an
+	// earlier Prepare, on which the kubelet has given up.
 	calls keylock.Locks[types.UID]
 	files sync.Mutex // held while the content of a CDI file is determined and written
 }
@@ -96,8 +103,9 @@ var (
 	errPreparedAgain = errors.New("the claim is prepared again meanwhile")
 )
 
-// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions, which sets them up for
-// the pod. The interfaces are attached when the runtime makes the pod's sandbox.
+// PrepareResourceClaims waits until the xPU serves each claim's Ports and reserves the Functions,
+// which sets them up for the pod. The interfaces are attached when the runtime makes the pod's
+// sandbox.
 func (d *Driver) PrepareResourceClaims(
 	ctx context.Context, claims []*resourceapi.ResourceClaim,
 ) (map[types.UID]kubeletplugin.PrepareResult, error) {
@@ -108,7 +116,8 @@ func (d *Driver) PrepareResourceClaims(
 		group.Go(func() {
 			begin := time.Now()
 			ctx, end := d.Tracer.Stage(ctx, c.UID, "prepare claim",
-				attribute.String("k8s.namespace.name", c.Namespace), attribute.String("k8s.node.name", d.Node), attribute.String("xpu.claim", c.Name))
+				attribute.String("k8s.namespace.name", c.Namespace),
+				attribute.String("k8s.node.name", d.Node), attribute.String("xpu.claim", c.Name))
 			devices, err := d.prepare(ctx, c, claims)
 			end(err)
 			d.Metrics.prepare.observe(begin, err)
@@ -137,7 +146,8 @@ func (d *Driver) prepare(
 	}
 	ctx, end, err := d.calls.TakeOver(ctx, c.UID, errPreparedAgain)
 	if err != nil {
-		return nil, fmt.Errorf("claim %s/%s: wait for the claim's last call: %w", c.Namespace, c.Name, err)
+		return nil, fmt.Errorf("claim %s/%s: wait for the claim's last call: %w", c.Namespace,
+			c.Name, err)
 	}
 	defer end()
 	prepared, devices, err := d.withoutAdmins(c, devices)
@@ -167,18 +177,20 @@ func (d *Driver) prepare(
 			err = d.Lifecycle.Reserve(ctx, attachment)
 		}
 		if err == nil {
-			_, err = d.deviceNodes(attachment) // Prepare fails if containers could not get their device nodes
+			// Prepare fails if containers could not get their device nodes
+			_, err = d.deviceNodes(attachment)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("claim %s/%s, request %s, Function %s: %w",
 				c.Namespace, c.Name, device.Request, device.Function, loop.WithCause(ctx, err))
 		}
 		ready := kubeletplugin.Device{
-			Requests:     []string{device.Request},
-			PoolName:     device.Pool,
-			DeviceName:   device.Name,
-			CDIDeviceIDs: []string{claim.CDIKind + "=" + claim.CDIDeviceName(c.UID, device.Function.DeviceName())},
-			Metadata:     metadata(attachment),
+			Requests:   []string{device.Request},
+			PoolName:   device.Pool,
+			DeviceName: device.Name,
+			CDIDeviceIDs: []string{claim.CDIKind + "=" +
+				claim.CDIDeviceName(c.UID, device.Function.DeviceName())},
+			Metadata: metadata(attachment),
 		}
 		if device.Share != "" {
 			ready.ShareID = &device.Share
@@ -189,7 +201,9 @@ func (d *Driver) prepare(
 }
 
 // whilePodStays returns a context that ends when the pod is being deleted. stop must be called.
-func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.Context, stop func()) {
+func (d *Driver) whilePodStays(
+	ctx context.Context, pod journal.Pod,
+) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() {
@@ -206,23 +220,28 @@ func (d *Driver) whilePodStays(ctx context.Context, pod journal.Pod) (_ context.
 	}
 }
 
-// consumer returns the one pod that the claim is reserved for: an interface can be in one network namespace only.
+// consumer returns the one pod that the claim is reserved for: an interface can be in one network
+// namespace only.
 func consumer(c *resourceapi.ResourceClaim) (journal.Pod, error) {
 	if len(c.Status.ReservedFor) != 1 {
-		return journal.Pod{}, fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; "+
-			"give each pod its own claim, by a ResourceClaimTemplate", c.Namespace, c.Name, len(c.Status.ReservedFor))
+		return journal.Pod{},
+			fmt.Errorf("claim %s/%s: %d pods share it, but an interface can be in one pod only; "+
+				"give each pod its own claim, by a ResourceClaimTemplate", c.Namespace, c.Name,
+				len(c.Status.ReservedFor))
 	}
 	pod := c.Status.ReservedFor[0]
 	if pod.APIGroup != "" || pod.Resource != "pods" {
-		return journal.Pod{}, fmt.Errorf("claim %s/%s: reserved for %s %s, want a pod", c.Namespace, c.Name, pod.Resource, pod.Name)
+		return journal.Pod{}, fmt.Errorf("claim %s/%s: reserved for %s %s, want a pod", c.Namespace,
+			c.Name, pod.Resource, pod.Name)
 	}
 	return journal.Pod{Namespace: c.Namespace, Name: pod.Name, UID: pod.UID}, nil
 }
 
-// wanted returns the attachment to reserve for a device of the claim, once the last owner has released the Function and the xPU
-// serves its Port.
+// wanted returns the attachment to reserve for a device of the claim, once the last owner has
+// released the Function and the xPU serves its Port.
 func (d *Driver) wanted(
-	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device, name chosenName,
+	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device,
+	name chosenName,
 ) (journal.Attachment, error) {
 	if device.ConfigErr != nil {
 		return journal.Attachment{}, device.ConfigErr
@@ -264,7 +283,8 @@ func (d *Driver) wanted(
 		return want, err
 	}
 	if port == nil && earlier.Claim.UID != "" {
-		// The DevicePool changed or was deleted since. The xPU still relies on what the Port said then.
+		// The DevicePool changed or was deleted since. The xPU still relies on what the Port said
+		// then.
 		want.Interface = earlier.BackToReserved().Interface
 	}
 	want.Setup = setup.Wanted(spec, function.ID, driver, want.Interface.MAC)
@@ -273,7 +293,9 @@ func (d *Driver) wanted(
 }
 
 // reservation is an attachment that says for whom a Function is, and nothing else.
-func reservation(c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device) journal.Attachment {
+func reservation(
+	c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Device,
+) journal.Attachment {
 	return journal.Attachment{
 		Function: device.Function, Pod: pod,
 		Claim: journal.Claim{
@@ -287,7 +309,8 @@ func reservation(c *resourceapi.ResourceClaim, pod journal.Pod, device claim.Dev
 // errGone is the error for a Function that the node does not have.
 var errGone = errors.New("is gone from this node")
 
-// earlier returns what an earlier Prepare of the claim reserved; it is empty if there was none, or if the Function was only chosen for a share.
+// earlier returns what an earlier Prepare of the claim reserved; it is empty if there was none, or
+// if the Function was only chosen for a share.
 func (d *Driver) earlier(claim types.UID, id function.ID) journal.Attachment {
 	if a, _ := d.Journal.Get(id); a.Claim.UID == claim && a.Interface.Name != "" {
 		return a
@@ -295,23 +318,28 @@ func (d *Driver) earlier(claim types.UID, id function.ID) journal.Attachment {
 	return journal.Attachment{}
 }
 
-// ownersDriver returns the driver that the claim or its pool asks for, "" for the Function's own. A driver that an earlier
-// Prepare of the claim bound stays, even if the pool has changed.
+// ownersDriver returns the driver that the claim or its pool asks for, "" for the Function's own. A
+// driver that an earlier Prepare of the claim bound stays, even if the pool has changed.
 func ownersDriver(
-	earlier journal.Attachment, device claim.Device, f function.Function, spec v1alpha1.DevicePoolSpec,
+	earlier journal.Attachment, device claim.Device, f function.Function,
+	spec v1alpha1.DevicePoolSpec,
 ) (v1alpha1.FunctionDriver, error) {
 	if earlier.Setup != nil && earlier.Setup.Driver != "" {
 		return v1alpha1.FunctionDriver(earlier.Setup.Driver), nil
 	}
-	if device.Config.Driver != "" && spec.Driver == "" && f.Kind != function.SF && f.IOMMUGroup == "" {
-		return "", fmt.Errorf("driver %s: there is no IOMMU, without which a program that has a Function can read and change "+
-			"all of the node's memory: only spec.driver of DevicePool %s may ask for it, which is the administrator's",
+	if device.Config.Driver != "" && spec.Driver == "" && f.Kind != function.SF &&
+		f.IOMMUGroup == "" {
+		return "", fmt.Errorf("driver %s: there is no IOMMU, without which a program that has a "+
+			"Function can read and change "+
+			"all of the node's memory: only spec.driver of DevicePool %s may ask for it, which "+
+			"is the administrator's",
 			device.Config.Driver, device.ID.DevicePool)
 	}
 	return cmp.Or(device.Config.Driver, spec.Driver), nil
 }
 
-// UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it again until it succeeds.
+// UnprepareResourceClaims takes the claims' Functions back. The kubelet calls it again until it
+// succeeds.
 func (d *Driver) UnprepareResourceClaims(
 	ctx context.Context, claims []kubeletplugin.NamespacedObject,
 ) (map[types.UID]error, error) {
@@ -330,7 +358,8 @@ func (d *Driver) UnprepareResourceClaims(
 }
 
 func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
-	// The context that TakeOver returns is not used: a Prepare that follows must not end an Unprepare.
+	// The context that TakeOver returns is not used: a Prepare that follows must not end an
+	// Unprepare.
 	_, end, err := d.calls.TakeOver(ctx, claim, errUnprepared)
 	if err != nil {
 		return fmt.Errorf("wait for the claim's last call: %w", err)
@@ -345,8 +374,11 @@ func (d *Driver) unprepare(ctx context.Context, claim types.UID) error {
 	return d.CDI.Remove(cdiFile(claim))
 }
 
-// WatchHealthStatus tells the kubelet about the health of devices (KEP-4680): at once, on every change, and every healthRefresh.
-func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+// WatchHealthStatus tells the kubelet about the health of devices (KEP-4680): at once, on every
+// change, and every healthRefresh.
+func (d *Driver) WatchHealthStatus(
+	ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport,
+) error {
 	changes := d.Changes(ctx)
 	for {
 		select {
@@ -367,7 +399,9 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 	for _, p := range pools {
 		for _, f := range devicemodel.Devices(p) {
 			device := kubeletplugin.DeviceHealth{
-				PoolName:           claim.PoolID{Node: d.Node, PF: f.PF, DevicePool: p.Name}.String(),
+				PoolName: claim.PoolID{
+					Node: d.Node, PF: f.PF, DevicePool: p.Name,
+				}.String(),
 				DeviceName:         f.ID.DeviceName(),
 				Health:             kubeletplugin.HealthStatusHealthy,
 				LastUpdated:        now,
@@ -385,7 +419,8 @@ func (d *Driver) healthReport() kubeletplugin.DeviceHealthReport {
 	return out
 }
 
-// HandleError logs an error of the background. Fields of slices that the API server drops belong to features that it lacks.
+// HandleError logs an error of the background. Fields of slices that the API server drops belong to
+// features that it lacks.
 func (d *Driver) HandleError(_ context.Context, err error, msg string) {
 	if dropped, ok := errors.AsType[*resourceslice.DroppedFieldsError](err); ok {
 		d.Log.Error(err, "This cluster ignores parts of the ResourceSlices: it lacks features",

@@ -65,14 +65,18 @@ func newNode(t *testing.T) *node {
 	n := &node{
 		t: t, journal: j, cdiDir: t.TempDir(),
 		functions: map[function.ID]function.Function{},
-		specs:     map[string]v1alpha1.DevicePoolSpec{"fast": {Network: "lab", Allow: v1alpha1.PrivilegedFields()}, "plain": {Allow: v1alpha1.PrivilegedFields()}},
-		ports:     map[function.ID]*v1alpha1.XPUPort{},
+		specs: map[string]v1alpha1.DevicePoolSpec{
+			"fast":  {Network: "lab", Allow: v1alpha1.PrivilegedFields()},
+			"plain": {Allow: v1alpha1.PrivilegedFields()},
+		},
+		ports: map[function.ID]*v1alpha1.XPUPort{},
 	}
 	for _, f := range pooltest.VFs(0x3b, 4) {
 		f.IOMMUGroup = "42"
 		n.functions[f.ID] = f
 		n.ports[f.ID] = &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
-			MAC: "02:00:00:00:00:0" + f.ID.DeviceName()[11:], MTU: 1500, Addresses: []string{"10.1.0.2/24"},
+			MAC: "02:00:00:00:00:0" + f.ID.DeviceName()[11:], MTU: 1500,
+			Addresses: []string{"10.1.0.2/24"},
 		}}
 	}
 	return n
@@ -88,7 +92,9 @@ func (n *node) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 	return spec, ok
 }
 
-func (n *node) Wait(ctx context.Context, _ *resourceapi.ResourceClaim, id function.ID) (*v1alpha1.XPUPort, error) {
+func (n *node) Wait(
+	ctx context.Context, _ *resourceapi.ResourceClaim, id function.ID,
+) (*v1alpha1.XPUPort, error) {
 	n.mutex.Lock()
 	n.waits++
 	port := n.ports[id]
@@ -141,12 +147,14 @@ func (n *node) driver() *Driver {
 		n.t.Fatal(err)
 	}
 	return &Driver{
-		Function: n.Get, DevicePool: n.DevicePool, WaitForPort: n.Wait, Journal: n.journal, CDI: files,
+		Function: n.Get, DevicePool: n.DevicePool, WaitForPort: n.Wait, Journal: n.journal,
+		CDI:              files,
 		DeviceNodes:      &devnode.Finder{SysRoot: n.t.TempDir(), DevRoot: n.t.TempDir()},
 		Lifecycle:        n.lifecycle(lifecycle.Options{}),
 		RuntimeConnected: func(context.Context) error { return nil },
 		PodGoing:         func(context.Context, journal.Pod) (bool, error) { return false, nil },
-		Metrics:          NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t), ProvisionTimeout: time.Minute,
+		Metrics:          NewMetrics(prometheus.NewRegistry()), Log: testr.New(n.t),
+		ProvisionTimeout: time.Minute,
 	}
 }
 
@@ -170,7 +178,9 @@ func (n *node) attach(d *Driver) {
 }
 
 // prepare prepares the claims with one call, as the kubelet does for a pod.
-func prepare(t *testing.T, d *Driver, claims ...*resourceapi.ResourceClaim) map[types.UID]kubeletplugin.PrepareResult {
+func prepare(
+	t *testing.T, d *Driver, claims ...*resourceapi.ResourceClaim,
+) map[types.UID]kubeletplugin.PrepareResult {
 	t.Helper()
 	results, err := d.PrepareResourceClaims(t.Context(), claims)
 	if err != nil || len(results) != len(claims) {
@@ -227,9 +237,12 @@ func of(pod, name string, options ...claimtest.Option) *resourceapi.ResourceClai
 func TestPrepare(t *testing.T) {
 	n := newNode(t)
 	c := of("pod1", "net",
-		claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.Result("red/vf", fastPool, "0000-3b-00-3"),
+		claimtest.Result("blue", fastPool, "0000-3b-00-2"),
+		claimtest.Result("red/vf", fastPool, "0000-3b-00-3"),
 		claimtest.FromClass(`"routes": [{"to": "10.9.0.0/16", "via": "10.1.0.1"}]`),
-		claimtest.FromClaim(`"mtu": 9000, "mac": "02:00:00:00:00:99", "addresses": ["10.1.0.77/24"]`, "blue"))
+		claimtest.FromClaim(
+			`"mtu": 9000, "mac": "02:00:00:00:00:99", "addresses": ["10.1.0.77/24"]`, "blue",
+		))
 	got := prepare(t, n.driver(), c)[c.UID]
 	if got.Err != nil {
 		t.Fatal(got.Err)
@@ -240,10 +253,14 @@ func TestPrepare(t *testing.T) {
 			CDIDeviceIDs: []string{"xpu.opiproject.org/function=net-uid-0000-3b-00-2"},
 			Metadata: &kubeletplugin.DeviceMetadata{
 				Attributes: map[string]resourceapi.DeviceAttribute{
-					"resource.kubernetes.io/pciBusID": {StringValue: new("0000:3b:00.2")}, "pf": {StringValue: new("0000:3b:00.0")},
+					"resource.kubernetes.io/pciBusID": {StringValue: new("0000:3b:00.2")},
+					"pf":                              {StringValue: new("0000:3b:00.0")},
 				},
 				// What the Port says, because that is what the xPU counts on.
-				NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:02", IPs: []string{"10.1.0.2/24"}},
+				NetworkData: &resourceapi.NetworkDeviceData{
+					InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:02",
+					IPs: []string{"10.1.0.2/24"},
+				},
 			},
 		},
 		{
@@ -251,9 +268,13 @@ func TestPrepare(t *testing.T) {
 			CDIDeviceIDs: []string{"xpu.opiproject.org/function=net-uid-0000-3b-00-3"},
 			Metadata: &kubeletplugin.DeviceMetadata{
 				Attributes: map[string]resourceapi.DeviceAttribute{
-					"resource.kubernetes.io/pciBusID": {StringValue: new("0000:3b:00.3")}, "pf": {StringValue: new("0000:3b:00.0")},
+					"resource.kubernetes.io/pciBusID": {StringValue: new("0000:3b:00.3")},
+					"pf":                              {StringValue: new("0000:3b:00.0")},
 				},
-				NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: "net2", HardwareAddress: "02:00:00:00:00:03", IPs: []string{"10.1.0.2/24"}},
+				NetworkData: &resourceapi.NetworkDeviceData{
+					InterfaceName: "net2", HardwareAddress: "02:00:00:00:00:03",
+					IPs: []string{"10.1.0.2/24"},
+				},
 			},
 		},
 	}
@@ -262,17 +283,23 @@ func TestPrepare(t *testing.T) {
 	}
 	record, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
 	wantRecord := journal.Attachment{
-		Function: function.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", PFName: "ens59f0", VFIndex: 0,
-		Claim: journal.Claim{Namespace: "default", Name: "net", UID: "net-uid", Request: "blue", Pool: fastPool, Device: "0000-3b-00-2"},
-		Pod:   journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"},
+		Function: function.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", PFName: "ens59f0",
+		VFIndex: 0,
+		Claim: journal.Claim{Namespace: "default", Name: "net", UID: "net-uid", Request: "blue",
+			Pool: fastPool, Device: "0000-3b-00-2"},
+		Pod: journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"},
 		Interface: function.Interface{
-			Name: "net1", MTU: 1500, MAC: "02:00:00:00:00:02", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
-			Routes: []function.Route{{To: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.1.0.1")}},
+			Name: "net1", MTU: 1500, MAC: "02:00:00:00:00:02",
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
+			Routes: []function.Route{
+				{To: netip.MustParsePrefix("10.9.0.0/16"), Via: netip.MustParseAddr("10.1.0.1")},
+			},
 		},
 		AnyName: true,
 		State:   journal.Reserved,
 	}
-	options := gocmp.Options{cmpopts.IgnoreFields(journal.Attachment{}, "ReservedAt", "Made"), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
+	options := gocmp.Options{cmpopts.IgnoreFields(journal.Attachment{}, "ReservedAt", "Made"),
+		cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{})}
 	if diff := gocmp.Diff(wantRecord, record, options); diff != "" {
 		t.Errorf("journal: -want +got\n%s", diff)
 	}
@@ -281,7 +308,8 @@ func TestPrepare(t *testing.T) {
 func TestPrepareIsTraced(t *testing.T) {
 	n := newNode(t)
 	exporter := tracetest.NewInMemoryExporter()
-	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent", logr.Discard())
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent",
+		logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -291,9 +319,11 @@ func TestPrepareIsTraced(t *testing.T) {
 	c.UID = "4b1a7e9c-52d3-4c1e-9f00-0123456789ab"
 	result := prepare(t, d, c)[c.UID]
 	spans := exporter.GetSpans()
-	if result.Err == nil || len(spans) != 1 || spans[0].Name != "prepare claim" || spans[0].Status.Description != result.Err.Error() ||
+	if result.Err == nil || len(spans) != 1 || spans[0].Name != "prepare claim" ||
+		spans[0].Status.Description != result.Err.Error() ||
 		spans[0].SpanContext.TraceID().String() != "4b1a7e9c52d34c1e9f000123456789ab" {
-		t.Errorf("error %v, spans %v; want a failed prepare claim of the claim's trace", result.Err, spans)
+		t.Errorf("error %v, spans %v; want a failed prepare claim of the claim's trace",
+			result.Err, spans)
 	}
 }
 
@@ -304,22 +334,29 @@ func TestNetwork(t *testing.T) {
 		waits  int
 		wanted function.MAC
 	}{
-		{"of the pool", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2")), 1, "02:00:00:00:00:02"},
-		{"of the claim", of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"network": "lab"`)), 1, "02:00:00:00:00:02"},
-		{"none, hence no Port", of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"mac": "02:00:00:00:00:99"`)), 0, "02:00:00:00:00:99"},
+		{"of the pool", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2")),
+			1, "02:00:00:00:00:02"},
+		{"of the claim", of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"),
+			claimtest.FromClaim(`"network": "lab"`)), 1, "02:00:00:00:00:02"},
+		{"none, hence no Port",
+			of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"),
+				claimtest.FromClaim(`"mac": "02:00:00:00:00:99"`)), 0, "02:00:00:00:00:99"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := newNode(t)
 			n.wantPrepared(test.claim)
-			if record := n.journal.All()[0]; n.waits != test.waits || record.Interface.MAC != test.wanted {
-				t.Errorf("waited for %d Ports and reserved with MAC %q, want %d and %q", n.waits, record.Interface.MAC, test.waits, test.wanted)
+			if record := n.journal.All()[0]; n.waits != test.waits ||
+				record.Interface.MAC != test.wanted {
+				t.Errorf("waited for %d Ports and reserved with MAC %q, want %d and %q", n.waits,
+					record.Interface.MAC, test.waits, test.wanted)
 			}
 		})
 	}
 }
 
 func TestPrepareRefuses(t *testing.T) {
-	shared := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.ReservedFor("pod2"))
+	shared := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"),
+		claimtest.ReservedFor("pod2"))
 	unused := claimtest.Allocated("net", claimtest.Result("blue", fastPool, "0000-3b-00-2"))
 	notAPod := of("group1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"))
 	notAPod.Status.ReservedFor[0].APIGroup, notAPod.Status.ReservedFor[0].Resource = "scheduling.k8s.io", "podgroups"
@@ -328,14 +365,20 @@ func TestPrepareRefuses(t *testing.T) {
 		claim *resourceapi.ResourceClaim
 		want  []string
 	}{
-		{"shared", shared, []string{"claim default/net", "2 pods share it", "ResourceClaimTemplate"}},
+		{"shared", shared,
+			[]string{"claim default/net", "2 pods share it", "ResourceClaimTemplate"}},
 		{"reserved for nobody", unused, []string{"claim default/net", "0 pods"}},
 		{"reserved for something else", notAPod, []string{"podgroups group1", "want a pod"}},
-		{"bad parameters", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.FromClaim(`"mtu": 1`)),
-			[]string{"claim default/net", "request blue", "Function 0000:3b:00.2", "mtu 1: must be 68-9216"}},
-		{"unknown Function", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-1f-7")), []string{"Function 0000:3b:1f.7", "gone from this node"}},
-		{"two of one name", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.Result("red", fastPool, "0000-3b-00-3"),
-			claimtest.FromClaim(`"interfaceName": "fast0"`)), []string{"request red", `interfaceName "fast0"`, "choose another"}},
+		{"bad parameters", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"),
+			claimtest.FromClaim(`"mtu": 1`)),
+			[]string{"claim default/net", "request blue", "Function 0000:3b:00.2",
+				"mtu 1: must be 68-9216"}},
+		{"unknown Function", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-1f-7")),
+			[]string{"Function 0000:3b:1f.7", "gone from this node"}},
+		{"two of one name", of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"),
+			claimtest.Result("red", fastPool, "0000-3b-00-3"),
+			claimtest.FromClaim(`"interfaceName": "fast0"`)),
+			[]string{"request red", `interfaceName "fast0"`, "choose another"}},
 	} {
 		t.Run(test.name, func(t *testing.T) { newNode(t).wantRefused(test.claim, test.want...) })
 	}
@@ -347,16 +390,19 @@ func TestPortMissing(t *testing.T) {
 		n.ports = nil
 		d := n.driver()
 		d.ProvisionTimeout = 20 * time.Second
-		first := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.Result("red", fastPool, "0000-3b-00-3"))
+		first := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"),
+			claimtest.Result("red", fastPool, "0000-3b-00-3"))
 		second := of("pod1", "other", claimtest.Result("blue", fastPool, "0000-3b-00-4"))
 		begin := time.Now()
 		for uid, result := range prepare(t, d, first, second) {
-			if result.Err == nil || !strings.Contains(result.Err.Error(), "the xPU is not provisioned") {
+			if result.Err == nil ||
+				!strings.Contains(result.Err.Error(), "the xPU is not provisioned") {
 				t.Errorf("claim %s: error %v, want what is missing", uid, result.Err)
 			}
 		}
 		if waited := time.Since(begin); waited != d.ProvisionTimeout {
-			t.Errorf("Prepare took %s, want %s however many Functions and claims there are", waited, d.ProvisionTimeout)
+			t.Errorf("Prepare took %s, want %s however many Functions and claims there are",
+				waited, d.ProvisionTimeout)
 		}
 		if all := n.journal.All(); len(all) != 0 {
 			t.Errorf("%v were reserved although the xPU does not serve them", all)
@@ -371,27 +417,35 @@ func TestPortNotUnderstood(t *testing.T) {
 		want   string
 	}{
 		{func(s *v1alpha1.XPUPortSpec) { s.MAC = "x" }, "spec.mac"},
-		{func(s *v1alpha1.XPUPortSpec) { s.Addresses = []string{"10.1.0.2/24", "x"} }, "spec.addresses[1]"},
+		{func(s *v1alpha1.XPUPortSpec) {
+			s.Addresses = []string{"10.1.0.2/24", "x"}
+		}, "spec.addresses[1]"},
 	} {
 		n := newNode(t)
 		for _, port := range n.ports {
 			port.Namespace, port.Name = "default", "node1-0000-3b-00-2"
 			test.change(&port.Spec)
 		}
-		n.wantRefused(of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2")), "XPUPort default/node1-0000-3b-00-2", test.want)
+		n.wantRefused(of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2")),
+			"XPUPort default/node1-0000-3b-00-2", test.want)
 	}
 }
 
 func TestInterfaceNames(t *testing.T) {
 	n := newNode(t)
-	one := of("pod1", "one", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"interfaceName": "net2"`))
-	two := of("pod1", "two", claimtest.Result("a", plainPool, "0000-3b-00-3"), claimtest.Result("b", plainPool, "0000-3b-00-4"))
+	one := of("pod1", "one", claimtest.Result("blue", plainPool, "0000-3b-00-2"),
+		claimtest.FromClaim(`"interfaceName": "net2"`))
+	two := of("pod1", "two", claimtest.Result("a", plainPool, "0000-3b-00-3"),
+		claimtest.Result("b", plainPool, "0000-3b-00-4"))
 	n.wantPrepared(one)
 	n.wantPrepared(two)
-	names := map[string]string{"0000-3b-00-2": "net2", "0000-3b-00-3": "net1", "0000-3b-00-4": "net3"}
+	names := map[string]string{
+		"0000-3b-00-2": "net2", "0000-3b-00-3": "net1", "0000-3b-00-4": "net3",
+	}
 	n.wantInterfaces(names)
 
-	// The kubelet prepares again, after its restart or the agent's: nothing changes, not even with a name free.
+	// The kubelet prepares again, after its restart or the agent's: nothing changes, not even with
+	// a name free.
 	if err := n.journal.Delete(function.ID{Address: "0000:3b:00.3"}); err != nil {
 		t.Fatal(err)
 	}
@@ -399,23 +453,29 @@ func TestInterfaceNames(t *testing.T) {
 	n.wantPrepared(one)
 	n.wantInterfaces(names)
 
-	n.wantRefused(of("pod1", "three", claimtest.Result("a", plainPool, "0000-3b-00-5"), claimtest.FromClaim(`"interfaceName": "net3"`)),
+	n.wantRefused(of("pod1", "three", claimtest.Result("a", plainPool, "0000-3b-00-5"),
+		claimtest.FromClaim(`"interfaceName": "net3"`)),
 		"claim default/three", `interfaceName "net3"`, "claim two")
-	n.wantPrepared(of("pod2", "three", claimtest.Result("a", plainPool, "0000-3b-00-5"), claimtest.FromClaim(`"interfaceName": "net3"`)))
+	n.wantPrepared(of("pod2", "three", claimtest.Result("a", plainPool, "0000-3b-00-5"),
+		claimtest.FromClaim(`"interfaceName": "net3"`)))
 }
 
-// TestClaimsOfAPodTogether: names are chosen one after the other although the claims are prepared at the same time.
+// TestClaimsOfAPodTogether: names are chosen one after the other although the claims are prepared
+// at the same time.
 func TestClaimsOfAPodTogether(t *testing.T) {
 	n := newNode(t)
 	n.wantPrepared(
-		of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2")), of("pod1", "two", claimtest.Result("a", fastPool, "0000-3b-00-3")),
-		of("pod1", "three", claimtest.Result("a", fastPool, "0000-3b-00-4")), of("pod2", "four", claimtest.Result("a", fastPool, "0000-3b-00-5")))
+		of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2")),
+		of("pod1", "two", claimtest.Result("a", fastPool, "0000-3b-00-3")),
+		of("pod1", "three", claimtest.Result("a", fastPool, "0000-3b-00-4")),
+		of("pod2", "four", claimtest.Result("a", fastPool, "0000-3b-00-5")))
 	got := n.interfaces()
 	if got["0000-3b-00-5"] != "net1" {
 		t.Errorf("the other pod's interface is %q, want net1", got["0000-3b-00-5"])
 	}
 	delete(got, "0000-3b-00-5")
-	if names := slices.Sorted(maps.Values(got)); !slices.Equal(names, []string{"net1", "net2", "net3"}) {
+	if names := slices.Sorted(maps.Values(got)); !slices.Equal(names,
+		[]string{"net1", "net2", "net3"}) {
 		t.Errorf("interfaces are %q, want net1, net2 and net3", names)
 	}
 }
@@ -423,13 +483,16 @@ func TestClaimsOfAPodTogether(t *testing.T) {
 func TestFunctionOfAnotherClaim(t *testing.T) {
 	n := newNode(t)
 	n.wantPrepared(of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2")))
-	n.wantRefused(of("pod2", "two", claimtest.Result("a", fastPool, "0000-3b-00-2")), "claim default/two", "belongs to claim default/one")
+	n.wantRefused(of("pod2", "two", claimtest.Result("a", fastPool, "0000-3b-00-2")),
+		"claim default/two", "belongs to claim default/one")
 }
 
-// TestLastUserIsAwaited: a Function whose last user's hooks are not done yet is waited for, as long as for the xPU.
+// TestLastUserIsAwaited: a Function whose last user's hooks are not done yet is waited for, as long
+// as for the xPU.
 func TestLastUserIsAwaited(t *testing.T) {
 	last := journal.Attachment{
-		Function: function.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0", State: journal.Releasing, RestoredAt: time.Unix(1e9, 0),
+		Function: function.ID{Address: "0000:3b:00.2"}, PF: "0000:3b:00.0",
+		State: journal.Releasing, RestoredAt: time.Unix(1e9, 0),
 		Resource: "xpu.opiproject.org/fast", Pod: journal.Pod{Namespace: "default", Name: "before"},
 		Hooks: &journal.Hooks{Next: "port", Error: "xPU xpu-1 is away"},
 	}
@@ -455,7 +518,8 @@ func TestLastUserIsAwaited(t *testing.T) {
 			if err := n.journal.Put(last); err != nil {
 				t.Fatal(err)
 			}
-			n.wantRefused(next, "claim default/net", "0000:3b:00.2", "pod default/before", "post-delete hook port", "xPU xpu-1 is away")
+			n.wantRefused(next, "claim default/net", "0000:3b:00.2", "pod default/before",
+				"post-delete hook port", "xPU xpu-1 is away")
 			if n.waits > 0 {
 				t.Error("the xPU was waited for")
 			}
@@ -466,13 +530,18 @@ func TestLastUserIsAwaited(t *testing.T) {
 func TestUnprepare(t *testing.T) {
 	n := newNode(t)
 	d := n.driver()
-	n.wantPrepared(of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2"), claimtest.Result("b", fastPool, "0000-3b-00-3")))
+	n.wantPrepared(of("pod1", "one", claimtest.Result("a", fastPool, "0000-3b-00-2"),
+		claimtest.Result("b", fastPool, "0000-3b-00-3")))
 	n.wantPrepared(of("pod1", "two", claimtest.Result("a", fastPool, "0000-3b-00-4")))
 	unprepare := func(names ...string) map[types.UID]error {
 		t.Helper()
 		var claims []kubeletplugin.NamespacedObject
 		for _, name := range names {
-			claims = append(claims, kubeletplugin.NamespacedObject{NamespacedName: types.NamespacedName{Namespace: "default", Name: name}, UID: types.UID(name + "-uid")})
+			claims = append(claims,
+				kubeletplugin.NamespacedObject{
+					NamespacedName: types.NamespacedName{Namespace: "default", Name: name},
+					UID:            types.UID(name + "-uid"),
+				})
 		}
 		results, err := d.UnprepareResourceClaims(t.Context(), claims)
 		if err != nil || len(results) != len(names) {
@@ -484,11 +553,13 @@ func TestUnprepare(t *testing.T) {
 	n.wantNoCDI() // a container that starts now would not have them
 	n.attach(d)
 	n.release = errors.New("Function 0000:3b:00.2: netdev is in another namespace")
-	if err := unprepare("one")["one-uid"]; !errors.Is(err, n.release) || !strings.Contains(err.Error(), "claim default/one") {
+	if err := unprepare("one")["one-uid"]; !errors.Is(err, n.release) ||
+		!strings.Contains(err.Error(), "claim default/one") {
 		t.Errorf("error %v, want %v with the claim's name", err, n.release)
 	}
 	if got := len(n.devicesInCDI()); got != 3 {
-		t.Errorf("%d devices in CDI files, want all 3: the runtime may need them until the Functions are back", got)
+		t.Errorf("%d devices in CDI files, want all 3: the runtime may need them until the "+
+			"Functions are back", got)
 	}
 
 	n.release = nil
@@ -498,7 +569,8 @@ func TestUnprepare(t *testing.T) {
 				t.Errorf("claim %s, again %t: %v", uid, again, err)
 			}
 		}
-		if diff := gocmp.Diff([]string{"xpu.opiproject.org/function=two-uid-0000-3b-00-4"}, n.devicesInCDI()); diff != "" {
+		if diff := gocmp.Diff([]string{"xpu.opiproject.org/function=two-uid-0000-3b-00-4"},
+			n.devicesInCDI()); diff != "" {
 			t.Errorf("devices in CDI files: -want +got\n%s", diff)
 		}
 		n.wantInterfaces(map[string]string{"0000-3b-00-4": "net3"})
@@ -534,10 +606,15 @@ func (n *node) wantNoCDI() {
 
 func TestCDI(t *testing.T) {
 	n := newNode(t)
-	n.wantPrepared(of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.Result("red-one/vf", fastPool, "0000-3b-00-3")))
+	n.wantPrepared(of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"),
+		claimtest.Result("red-one/vf", fastPool, "0000-3b-00-3")))
 	want := map[string][]string{
-		"xpu.opiproject.org/function=net-uid-0000-3b-00-2": {"XPU_FUNCTION_BLUE=0000:3b:00.2", "XPU_INTERFACE_BLUE=net1"},
-		"xpu.opiproject.org/function=net-uid-0000-3b-00-3": {"XPU_FUNCTION_RED_ONE_VF=0000:3b:00.3", "XPU_INTERFACE_RED_ONE_VF=net2"},
+		"xpu.opiproject.org/function=net-uid-0000-3b-00-2": {
+			"XPU_FUNCTION_BLUE=0000:3b:00.2", "XPU_INTERFACE_BLUE=net1",
+		},
+		"xpu.opiproject.org/function=net-uid-0000-3b-00-3": {
+			"XPU_FUNCTION_RED_ONE_VF=0000:3b:00.3", "XPU_INTERFACE_RED_ONE_VF=net2",
+		},
 	}
 	n.wantNoCDI()
 	n.attach(n.driver())
@@ -553,8 +630,10 @@ func TestCDI(t *testing.T) {
 		t.Errorf("environment: -want +got\n%s", diff)
 	}
 	// A container of a later sandbox does not start: this namespace is gone by then.
-	mounts := n.runtime().GetDevice("xpu.opiproject.org/function=net-uid-0000-3b-00-2").ContainerEdits.Mounts
-	if len(mounts) != 1 || mounts[0].HostPath != "/run/netns/s-pod1-uid" || mounts[0].ContainerPath != "/run/xpu.opiproject.org/netns/0000-3b-00-2" {
+	mounts := n.runtime().GetDevice("xpu.opiproject.org/function=net-uid-0000-3b-00-2").
+		ContainerEdits.Mounts
+	if len(mounts) != 1 || mounts[0].HostPath != "/run/netns/s-pod1-uid" ||
+		mounts[0].ContainerPath != "/run/xpu.opiproject.org/netns/0000-3b-00-2" {
 		t.Errorf("mounts %+v", mounts)
 	}
 
@@ -572,17 +651,20 @@ func TestCDI(t *testing.T) {
 	lost.State, lost.Before, lost.Observed = journal.Lost, &netdev.Snapshot{}, &netdev.Observed{}
 	attached := n.journal.All()[0]
 	must.Succeed(t, n.driver().Expose(lost))
-	if got := environment(); len(got) != 1 || got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
+	if got := environment(); len(got) != 1 ||
+		got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
 		t.Errorf("environment of a claim that loses one of its Functions: %v", got)
 	}
 	must.Succeed(t, n.driver().Expose(attached))
 
-	// The agent ended when it had written down that a pod lost a Function, and before its container could not get it any more.
+	// The agent ended when it had written down that a pod lost a Function, and before its container
+	// could not get it any more.
 	if err := n.journal.Put(lost); err != nil {
 		t.Fatal(err)
 	}
 	n.driver().Recover(n.journal.All())
-	if got := environment(); len(got) != 1 || got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
+	if got := environment(); len(got) != 1 ||
+		got["xpu.opiproject.org/function=net-uid-0000-3b-00-3"] == nil {
 		t.Errorf("environment of a claim that lost one of its Functions: %v", got)
 	}
 	if err := n.journal.Put(attached); err != nil {
@@ -606,7 +688,8 @@ func TestHandleError(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	d := &Driver{Metrics: NewMetrics(registry), Log: testr.New(t)}
 	d.HandleError(t.Context(), &resourceslice.DroppedFieldsError{
-		PoolName: fastPool, DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{},
+		PoolName: fastPool, DesiredSlice: &resourceapi.ResourceSlice{},
+		ActualSlice: &resourceapi.ResourceSlice{},
 	}, "pool")
 	d.HandleError(t.Context(), errors.New("refused"), "pool")
 	families, err := registry.Gather()
@@ -616,7 +699,8 @@ func TestHandleError(t *testing.T) {
 	for _, family := range families {
 		if family.GetName() == "xpu_dra_background_errors_total" {
 			if got := family.GetMetric()[0].GetCounter().GetValue(); got != 1 {
-				t.Errorf("%v errors were counted, want 1: what an older cluster ignores is none", got)
+				t.Errorf("%v errors were counted, want 1: what an older cluster ignores is none",
+					got)
 			}
 			return
 		}
@@ -624,12 +708,14 @@ func TestHandleError(t *testing.T) {
 	t.Error("xpu_dra_background_errors_total is missing")
 }
 
-// TestAskedNameFirst: a name that a later claim asks for is not given to an earlier one that asks for none.
+// TestAskedNameFirst: a name that a later claim asks for is not given to an earlier one that asks
+// for none.
 func TestAskedNameFirst(t *testing.T) {
 	n := newNode(t)
 	n.wantPrepared(
 		of("pod1", "any", claimtest.Result("a", plainPool, "0000-3b-00-2")),
-		of("pod1", "net1", claimtest.Result("a", plainPool, "0000-3b-00-3"), claimtest.FromClaim(`"interfaceName": "net1"`)))
+		of("pod1", "net1", claimtest.Result("a", plainPool, "0000-3b-00-3"),
+			claimtest.FromClaim(`"interfaceName": "net1"`)))
 	n.wantInterfaces(map[string]string{"0000-3b-00-2": "net2", "0000-3b-00-3": "net1"})
 }
 
@@ -665,24 +751,32 @@ func TestVFIO(t *testing.T) {
 		name, parameters string
 		pool             v1alpha1.DevicePoolSpec
 	}{
-		{"claim asks", `"driver": "vfio-pci"`, v1alpha1.DevicePoolSpec{Network: "lab", Allow: v1alpha1.PrivilegedFields()}},
-		{"pool asks", `"vf": {"vlan": 5}`, v1alpha1.DevicePoolSpec{Network: "lab", Driver: vfio, Allow: v1alpha1.PrivilegedFields()}},
-		{"what goes with the own driver is not there", `"driver": "vfio-pci"`, v1alpha1.DevicePoolSpec{
-			Network: "lab", Selectors: []v1alpha1.FunctionSelector{{IsRdma: true}}, Allow: v1alpha1.PrivilegedFields(),
+		{"claim asks", `"driver": "vfio-pci"`, v1alpha1.DevicePoolSpec{
+			Network: "lab", Allow: v1alpha1.PrivilegedFields(),
 		}},
+		{"pool asks", `"vf": {"vlan": 5}`, v1alpha1.DevicePoolSpec{
+			Network: "lab", Driver: vfio, Allow: v1alpha1.PrivilegedFields(),
+		}},
+		{"what goes with the own driver is not there", `"driver": "vfio-pci"`,
+			v1alpha1.DevicePoolSpec{
+				Network: "lab", Selectors: []v1alpha1.FunctionSelector{{IsRdma: true}},
+				Allow: v1alpha1.PrivilegedFields(),
+			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := newNode(t)
 			n.specs["fast"] = test.pool
 			d := n.fitting()
-			c := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"), claimtest.FromClaim(test.parameters))
+			c := of("pod1", "net", claimtest.Result("blue", fastPool, "0000-3b-00-2"),
+				claimtest.FromClaim(test.parameters))
 			for range 2 { // the kubelet repeats a Prepare
 				if err := prepare(t, d, c)[c.UID].Err; err != nil {
 					t.Fatal(err)
 				}
 			}
 			record := n.journal.All()[0]
-			if o := record.Setup; o == nil || o.Driver != "vfio-pci" || !record.Interface.Userspace || record.Interface.MTU != 0 ||
+			if o := record.Setup; o == nil || o.Driver != "vfio-pci" ||
+				!record.Interface.Userspace || record.Interface.MTU != 0 ||
 				len(record.Interface.Addresses) != 1 {
 				t.Errorf("record %+v with setup %+v", record, o)
 			}
@@ -714,7 +808,8 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	bound.Driver, bound.Netdev, bound.IOMMUGroup = "vfio-pci", "", "42"
 	n.functions[id] = bound
 	n.freed = func() { n.functions[id] = own }
-	n.wantPrepared(of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"mtu": 1400`)))
+	n.wantPrepared(of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"),
+		claimtest.FromClaim(`"mtu": 1400`)))
 	if a, _ := n.journal.Get(id); a.Interface.Userspace || a.Interface.MTU != 1400 {
 		t.Errorf("interface %+v, want one of the kernel's with MTU 1400", a.Interface)
 	}
@@ -722,8 +817,8 @@ func TestDriverOfTheLastOwner(t *testing.T) {
 	n.wantNodes(nil, "XPU_INTERFACE_BLUE=net1")
 }
 
-// TestDriverOfThePoolBefore: what a claim was given stays until it is released, also where it is prepared again after
-// the pool became one of netdevs and the node was rebooted.
+// TestDriverOfThePoolBefore: what a claim was given stays until it is released, also where it is
+// prepared again after the pool became one of netdevs and the node was rebooted.
 func TestDriverOfThePoolBefore(t *testing.T) {
 	n := newNode(t)
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
@@ -755,9 +850,12 @@ func TestVFIOWithoutIOMMU(t *testing.T) {
 	f := n.functions[function.ID{Address: "0000:3b:00.2"}]
 	f.IOMMUGroup = ""
 	n.functions[f.ID] = f
-	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"driver": "vfio-pci"`))
+	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"),
+		claimtest.FromClaim(`"driver": "vfio-pci"`))
 	n.wantRefused(c, "driver vfio-pci: there is no IOMMU")
-	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO, Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldDriver}}
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{
+		Driver: v1alpha1.DriverVFIO, Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldDriver},
+	}
 	if err := prepare(t, n.fitting(), c)[c.UID].Err; err != nil {
 		t.Error(err)
 	}
@@ -766,7 +864,8 @@ func TestVFIOWithoutIOMMU(t *testing.T) {
 func TestPoolOfVFIORefusesMTU(t *testing.T) {
 	n := newNode(t)
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{Driver: v1alpha1.DriverVFIO}
-	n.wantRefused(of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"mtu": 1400`)),
+	n.wantRefused(of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"),
+		claimtest.FromClaim(`"mtu": 1400`)),
 		"mtu 1400: must be absent")
 }
 
@@ -779,7 +878,8 @@ func TestRDMAAndVDPA(t *testing.T) {
 	f.VDPA = function.VDPA{Name: "vdpa0", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-0"}
 	n.functions[id] = f
 	sys := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(sys, "bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(sys,
+		"bus/pci/devices/0000:3b:00.2/infiniband_verbs/uverbs2"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	c := of("pod1", "net", claimtest.Result("blue", plainPool, "0000-3b-00-2"))
@@ -788,11 +888,15 @@ func TestRDMAAndVDPA(t *testing.T) {
 		nodes    []string
 		env      string
 	}{
-		{v1alpha1.FunctionSelector{IsRdma: true}, []string{"/dev/infiniband/uverbs2"}, "XPU_RDMA_BLUE=mlx5_2"},
-		{v1alpha1.FunctionSelector{VDPAType: "vhost"}, []string{"/dev/vhost-vdpa-0"}, "XPU_VDPA_BLUE=/dev/vhost-vdpa-0"},
+		{v1alpha1.FunctionSelector{IsRdma: true}, []string{"/dev/infiniband/uverbs2"},
+			"XPU_RDMA_BLUE=mlx5_2"},
+		{v1alpha1.FunctionSelector{VDPAType: "vhost"}, []string{"/dev/vhost-vdpa-0"},
+			"XPU_VDPA_BLUE=/dev/vhost-vdpa-0"},
 		{v1alpha1.FunctionSelector{}, nil, "XPU_INTERFACE_BLUE=net1"},
 	} {
-		n.specs["plain"] = v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{test.selector}}
+		n.specs["plain"] = v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{test.selector},
+		}
 		d := n.driver()
 		d.DeviceNodes = &devnode.Finder{SysRoot: sys, DevRoot: t.TempDir()}
 		if err := prepare(t, d, c)[c.UID].Err; err != nil {
@@ -803,7 +907,9 @@ func TestRDMAAndVDPA(t *testing.T) {
 	}
 	f.RDMADevices = nil
 	n.functions[id] = f
-	n.specs["plain"] = v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{IsRdma: true}}}
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{
+		Selectors: []v1alpha1.FunctionSelector{{IsRdma: true}},
+	}
 	n.wantRefused(c, "request blue, Function 0000:3b:00.2: has no RDMA device")
 }
 

@@ -24,8 +24,9 @@ import (
 // featuresEvery is how often the API server is asked again: it may be upgraded under the agent.
 const featuresEvery = 10 * time.Minute
 
-// Features finds out what the cluster keeps of ResourceSlices, by dry runs, which store nothing: what comes back has lost the fields of
-// feature gates that are off. All fields but Changed must be set.
+// Features finds out what the cluster keeps of ResourceSlices, by dry runs, which store nothing:
+// what comes back has lost the fields of feature gates that are off. All fields but Changed must be
+// set.
 type Features struct {
 	Client  kubernetes.Interface
 	Node    string
@@ -44,7 +45,8 @@ func (f *Features) Current() (features devicemodel.Features, known bool) {
 	return devicemodel.Features{}, false
 }
 
-// Fallbacks say what a pool gets in place of what its spec asks for; see [devicemodel.Features.Fallbacks].
+// Fallbacks say what a pool gets in place of what its spec asks for; see
+// [devicemodel.Features.Fallbacks].
 func (f *Features) Fallbacks(spec v1alpha1.DevicePoolSpec) []v1alpha1.Fallback {
 	features, known := f.Current()
 	if !known {
@@ -74,11 +76,13 @@ func (f *Features) Run(ctx context.Context) error {
 	}
 }
 
-// look asks. An API server that refuses the question is taken for one that keeps everything, as a new one does.
+// look asks. An API server that refuses the question is taken for one that keeps everything, as a
+// new one does.
 func (f *Features) look(ctx context.Context) error {
 	features, err := f.ask(ctx)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
-		f.Log.Error(err, "The API server does not tell which features it has; it is taken to have all")
+		f.Log.Error(err,
+			"The API server does not tell which features it has; it is taken to have all")
 		features, err = devicemodel.AllFeatures(), nil
 	}
 	if err != nil {
@@ -89,7 +93,8 @@ func (f *Features) look(ctx context.Context) error {
 		return nil
 	}
 	if missing := features.Missing(); len(missing) > 0 {
-		f.Log.Info("The cluster lacks feature gates, which are on by default from Kubernetes 1.36 on; pools that need them fall back, "+
+		f.Log.Info("The cluster lacks feature gates, which are on by default from Kubernetes "+
+			"1.36 on; pools that need them fall back, "+
 			"as their condition Supported says", "featureGates", strings.Join(missing, ","))
 	}
 	f.Changed()
@@ -99,14 +104,19 @@ func (f *Features) look(ctx context.Context) error {
 func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 	ports := resourceapi.QualifiedName("ports")
 	device := resourceapi.Device{
-		Name:                     "question",
-		Taints:                   []resourceapi.DeviceTaint{{Key: v1alpha1.TaintLinkDown, Effect: resourceapi.DeviceTaintEffectNoSchedule}},
+		Name: "question",
+		Taints: []resourceapi.DeviceTaint{
+			{Key: v1alpha1.TaintLinkDown, Effect: resourceapi.DeviceTaintEffectNoSchedule},
+		},
 		BindingConditions:        []string{v1alpha1.ConditionProvisioned},
 		BindingFailureConditions: []string{v1alpha1.ConditionProvisionFailed},
 		AllowMultipleAllocations: new(true),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{ports: {
-			Value:         resource.MustParse("2"),
-			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: new(resource.MustParse("1")), ValidValues: []resource.Quantity{resource.MustParse("1")}},
+			Value: resource.MustParse("2"),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{
+				Default:     new(resource.MustParse("1")),
+				ValidValues: []resource.Quantity{resource.MustParse("1")},
+			},
 		}},
 	}
 	kept, err := f.create(ctx, device)
@@ -114,12 +124,18 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 		return devicemodel.Features{}, err
 	}
 	features := devicemodel.Features{
-		Taints: len(kept.Taints) > 0, BindingConditions: len(kept.BindingConditions) > 0, SharedCapacity: kept.AllowMultipleAllocations != nil,
+		Taints: len(kept.Taints) > 0, BindingConditions: len(kept.BindingConditions) > 0,
+		SharedCapacity: kept.AllowMultipleAllocations != nil,
 	}
 	// Kubernetes 1.34 refuses counters of another slice, where ours are.
-	kept, err = f.create(ctx, resourceapi.Device{Name: "question", ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
-		CounterSet: "pf", Counters: map[string]resourceapi.Counter{"functions": {Value: resource.MustParse("1")}},
-	}}})
+	kept, err = f.create(ctx,
+		resourceapi.Device{Name: "question",
+			ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+				CounterSet: "pf",
+				Counters: map[string]resourceapi.Counter{
+					"functions": {Value: resource.MustParse("1")},
+				},
+			}}})
 	if err != nil && !apierrors.IsInvalid(err) {
 		return devicemodel.Features{}, err
 	}
@@ -128,21 +144,27 @@ func (f *Features) ask(ctx context.Context) (devicemodel.Features, error) {
 }
 
 // create has the API server say what it would store of a device.
-func (f *Features) create(ctx context.Context, device resourceapi.Device) (resourceapi.Device, error) {
+func (f *Features) create(
+	ctx context.Context, device resourceapi.Device,
+) (resourceapi.Device, error) {
 	slice := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "xpu-question-"},
 		Spec: resourceapi.ResourceSliceSpec{
 			Driver: v1alpha1.GroupName, NodeName: &f.Node,
-			Pool:    resourceapi.ResourcePool{Name: f.Node + "/question", Generation: 1, ResourceSliceCount: 1},
+			Pool: resourceapi.ResourcePool{
+				Name: f.Node + "/question", Generation: 1, ResourceSliceCount: 1,
+			},
 			Devices: []resourceapi.Device{device},
 		},
 	}
-	kept, err := f.Client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	kept, err := f.Client.ResourceV1().ResourceSlices().Create(ctx, slice,
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
 		return resourceapi.Device{}, fmt.Errorf("dry run of a ResourceSlice: %w", err)
 	}
 	if len(kept.Spec.Devices) != 1 {
-		return resourceapi.Device{}, fmt.Errorf("dry run of a ResourceSlice: %d devices came back", len(kept.Spec.Devices))
+		return resourceapi.Device{}, fmt.Errorf("dry run of a ResourceSlice: %d devices came back",
+			len(kept.Spec.Devices))
 	}
 	return kept.Spec.Devices[0], nil
 }

@@ -12,7 +12,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 )
 
-// drainTimeout is how long calls that run may go on when a gate closes. Then the kubelet asks the agent that has the node by then.
+// drainTimeout is how long calls that run may go on when a gate closes. Then the kubelet asks the
+// agent that has the node by then.
 const drainTimeout = 2 * time.Second
 
 var (
@@ -20,8 +21,9 @@ var (
 	errClosed   = errors.New("this agent ends, or another one has the node; the kubelet asks again")
 )
 
-// Gate lets the kubelet know the driver before the agent can work: calls wait until [Gate.Open]. The kubelet fails a call for which
-// there is no driver, and repeats it much later. A Gate implements [kubeletplugin.DRAPlugin].
+// Gate lets the kubelet know the driver before the agent can work: calls wait until [Gate.Open].
+// The kubelet fails a call for which there is no driver, and repeats it much later. A Gate
+// implements [kubeletplugin.DRAPlugin].
 type Gate struct {
 	opened chan struct{}
 	driver *Driver // set when opened is closed
@@ -58,7 +60,8 @@ func (g *Gate) Close() {
 	g.end(errClosed)
 }
 
-// await waits until the gate is open. The context that it returns ends when the gate has been closed; stop must be called.
+// await waits until the gate is open. The context that it returns ends when the gate has been
+// closed; stop must be called.
 func (g *Gate) await(ctx context.Context) (_ context.Context, stop func(), err error) {
 	select {
 	case <-g.opened:
@@ -115,7 +118,9 @@ func (g *Gate) UnprepareResourceClaims(
 }
 
 // WatchHealthStatus is [Driver.WatchHealthStatus]. Close does not wait for it.
-func (g *Gate) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
+func (g *Gate) WatchHealthStatus(
+	ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport,
+) error {
 	ctx, stop, err := g.await(ctx)
 	if err != nil {
 		return nil // the kubelet is gone, or asks the other agent
@@ -124,7 +129,8 @@ func (g *Gate) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplug
 	return g.driver.WatchHealthStatus(ctx, reports)
 }
 
-// HandleError is [Driver.HandleError]. What goes wrong before the gate is open concerns the registration only.
+// HandleError is [Driver.HandleError]. What goes wrong before the gate is open concerns the
+// registration only.
 func (g *Gate) HandleError(ctx context.Context, err error, msg string) {
 	select {
 	case <-g.opened:

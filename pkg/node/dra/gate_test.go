@@ -21,7 +21,8 @@ func TestGateWaits(t *testing.T) {
 		}()
 		ctx, cancel := context.WithTimeout(t.Context(), 45*time.Second)
 		defer cancel()
-		if _, err := g.PrepareResourceClaims(ctx, nil); !errors.Is(err, errStarting) || !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := g.PrepareResourceClaims(ctx, nil); !errors.Is(err, errStarting) ||
+			!errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("Prepare = %v, want that the agent has not begun", err)
 		}
 		g.Open(&Driver{})
@@ -47,13 +48,16 @@ func TestGateCloses(t *testing.T) {
 		go func() { <-ctx.Done(); leave() }()
 		begin := time.Now()
 		g.Close()
-		if took := time.Since(begin); took != drainTimeout || !errors.Is(context.Cause(ctx), errClosed) {
-			t.Errorf("Close took %s, want %s; the call ended by %v", took, drainTimeout, context.Cause(ctx))
+		if took := time.Since(begin); took != drainTimeout ||
+			!errors.Is(context.Cause(ctx), errClosed) {
+			t.Errorf("Close took %s, want %s; the call ended by %v", took, drainTimeout,
+				context.Cause(ctx))
 		}
 		if _, err := g.PrepareResourceClaims(t.Context(), nil); !errors.Is(err, errClosed) {
 			t.Errorf("Prepare = %v after Close", err)
 		}
-		if err := g.WatchHealthStatus(t.Context(), make(chan kubeletplugin.DeviceHealthReport)); err != nil {
+		if err := g.WatchHealthStatus(t.Context(),
+			make(chan kubeletplugin.DeviceHealthReport)); err != nil {
 			t.Errorf("WatchHealthStatus = %v after Close", err)
 		}
 	})

@@ -15,9 +15,11 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// wantedInterface returns the interface that the pod asks for, with the MAC, MTU and addresses of the Port, which the xPU
-// already relies on. A program that drives a Function sets its own MTU.
-func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort) (function.Interface, error) {
+// wantedInterface returns the interface that the pod asks for, with the MAC, MTU and addresses of
+// the Port, which the xPU already relies on. A program that drives a Function sets its own MTU.
+func wantedInterface(
+	device claim.Device, userspace bool, port *v1alpha1.XPUPort,
+) (function.Interface, error) {
 	wanted := device.Interface
 	if userspace {
 		var err error
@@ -30,12 +32,14 @@ func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort
 	}
 	mac, err := function.ParseMAC(port.Spec.MAC)
 	if err != nil {
-		return function.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.mac: %w", port.Namespace, port.Name, err)
+		return function.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.mac: %w", port.Namespace,
+			port.Name, err)
 	}
 	wanted.MAC = mac
 	if !userspace {
 		wanted.MTU = int(port.Spec.MTU)
-		if carried := int(port.Status.MTU); carried != 0 && (wanted.MTU == 0 || carried < wanted.MTU) {
+		if carried := int(port.Status.MTU); carried != 0 &&
+			(wanted.MTU == 0 || carried < wanted.MTU) {
 			wanted.MTU = carried
 		}
 	}
@@ -43,7 +47,8 @@ func wantedInterface(device claim.Device, userspace bool, port *v1alpha1.XPUPort
 	for i, text := range port.Spec.Addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
-			return function.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.addresses[%d]: %w", port.Namespace, port.Name, i, err)
+			return function.Interface{}, fmt.Errorf("XPUPort %s/%s: spec.addresses[%d]: %w",
+				port.Namespace, port.Name, i, err)
 		}
 		wanted.Addresses = append(wanted.Addresses, address)
 	}
@@ -67,7 +72,9 @@ func networkData(a journal.Attachment) *resourceapi.NetworkDeviceData {
 func metadata(a journal.Attachment) *kubeletplugin.DeviceMetadata {
 	return &kubeletplugin.DeviceMetadata{
 		Attributes: map[string]resourceapi.DeviceAttribute{
-			string(deviceattribute.StandardDeviceAttributePCIBusID): {StringValue: new(string(a.Function.Address))},
+			string(deviceattribute.StandardDeviceAttributePCIBusID): {
+				StringValue: new(string(a.Function.Address)),
+			},
 			"pf": {StringValue: new(string(a.PF))},
 		},
 		NetworkData: networkData(a),
@@ -91,9 +98,10 @@ type chosenName struct {
 	err  error
 }
 
-// chooseNames chooses the interface names of the Functions of the pod's claims. ofPod are the pod's attachments in the journal,
-// whose names stay. Names that claims ask for come next, and the second that asks for the same name gets an error. The other
-// interfaces are "net1", "net2", ... in the order of the claims.
+// chooseNames chooses the interface names of the Functions of the pod's claims. ofPod are the pod's
+// attachments in the journal, whose names stay. Names that claims ask for come next, and the second
+// that asks for the same name gets an error. The other interfaces are "net1", "net2", ... in the
+// order of the claims.
 func chooseNames(
 	pod journal.Pod, claims []*resourceapi.ResourceClaim, ofPod []journal.Attachment,
 ) map[place]chosenName {
@@ -124,7 +132,8 @@ func chooseNames(
 				}
 				if asked && taken[name] != "" {
 					chosen[of] = chosenName{err: fmt.Errorf(
-						"interfaceName %q: claim %s of the same pod has that name already; choose another", name, taken[name])}
+						"interfaceName %q: claim %s of the same pod has that name already; "+
+							"choose another", name, taken[name])}
 					continue
 				}
 				for name == "" || taken[name] != "" {

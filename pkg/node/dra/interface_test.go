@@ -17,8 +17,10 @@ func TestMTU(t *testing.T) {
 			Status: v1alpha1.XPUPortStatus{MTU: int32(test.carried)},
 		}
 		for userspace, want := range map[bool]int{false: test.want, true: 0} {
-			if got, err := wantedInterface(claim.Device{}, userspace, port); err != nil || got.MTU != want {
-				t.Errorf("%+v, userspace %t: MTU %d, %v; want %d", test, userspace, got.MTU, err, want)
+			if got, err := wantedInterface(claim.Device{}, userspace, port); err != nil ||
+				got.MTU != want {
+				t.Errorf("%+v, userspace %t: MTU %d, %v; want %d", test, userspace,
+					got.MTU, err, want)
 			}
 		}
 	}

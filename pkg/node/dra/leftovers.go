@@ -16,17 +16,20 @@ import (
 )
 
 const (
-	metadataPrefix = v1alpha1.GroupName + "_metadata_" // of the library's CDI files; the claim's UID follows
+	// of the library's CDI files; the claim's UID follows
+	metadataPrefix = v1alpha1.GroupName + "_metadata_"
 	leftoversEvery = time.Minute
 )
 
-// RemoveLeftovers removes metadata files (KEP-5304) of claims that are not prepared, at once and every minute until ctx ends. The
-// library writes them at the end of a Prepare (metadata.go in k8s.io/dynamic-resource-allocation/kubeletplugin), even if the
-// claim was unprepared meanwhile: in driverDir by the claim's namespace and name, and in cdiDir by its UID.
+// RemoveLeftovers removes metadata files (KEP-5304) of claims that are not prepared, at once and
+// every minute until ctx ends. The library writes them at the end of a Prepare (metadata.go in
+// k8s.io/dynamic-resource-allocation/kubeletplugin), even if the claim was unprepared meanwhile: in
+// driverDir by the claim's namespace and name, and in cdiDir by its UID.
 func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) error {
 	for {
 		if err := removeLeftovers(driverDir, cdiDir, d.Journal.All); err != nil {
-			d.Log.Error(err, "Files that nobody needs any more remain", "retry", leftoversEvery.String())
+			d.Log.Error(err, "Files that nobody needs any more remain",
+				"retry", leftoversEvery.String())
 		}
 		if !loop.Sleep(ctx, leftoversEvery) {
 			return nil
@@ -36,7 +39,8 @@ func (d *Driver) RemoveLeftovers(ctx context.Context, driverDir, cdiDir string) 
 
 func removeLeftovers(driverDir, cdiDir string, attachments func() []journal.Attachment) error {
 	files, err1 := filepath.Glob(filepath.Join(cdiDir, metadataPrefix+"*.json"))
-	unfinished, err2 := filepath.Glob(filepath.Join(cdiDir, "."+metadataPrefix+"*.tmp")) // of an agent that was killed
+	// of an agent that was killed
+	unfinished, err2 := filepath.Glob(filepath.Join(cdiDir, "."+metadataPrefix+"*.tmp"))
 	directories, err3 := filepath.Glob(filepath.Join(driverDir, "dra-device-metadata", "*_*"))
 	errs := []error{err1, err2, err3}
 	// The journal, which has a claim before its files are written, is read after the directories.
@@ -46,7 +50,8 @@ func removeLeftovers(driverDir, cdiDir string, attachments func() []journal.Atta
 	}
 	for _, path := range slices.Concat(files, unfinished, directories) {
 		claim := filepath.Base(path)
-		if ofFile, isFile := strings.CutPrefix(strings.TrimPrefix(claim, "."), metadataPrefix); isFile {
+		if ofFile, isFile := strings.CutPrefix(strings.TrimPrefix(claim, "."),
+			metadataPrefix); isFile {
 			claim, _, _ = strings.Cut(ofFile, "_")
 		}
 		if !prepared[claim] {

@@ -9,7 +9,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// TestLeftovers: the library's files stay as long as their claim is prepared, and no longer. Others are left alone.
+// TestLeftovers: the library's files stay as long as their claim is prepared, and no longer. Others
+// are left alone.
 func TestLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	write := func(names ...string) {
@@ -24,15 +25,20 @@ func TestLeftovers(t *testing.T) {
 	}
 	const cdi, metadata = "cdi/", "driver/dra-device-metadata/"
 	stays := []string{
-		cdi + "xpu.opiproject.org_metadata_uid-1_nic.json", metadata + "default_net/nic/metadata.json",
-		cdi + "gpu.example.com_metadata_uid-2_gpu.json", cdi + "xpu.opiproject.org-uid-2.yaml", "driver/dra.sock",
+		cdi + "xpu.opiproject.org_metadata_uid-1_nic.json", metadata +
+			"default_net/nic/metadata.json",
+		cdi + "gpu.example.com_metadata_uid-2_gpu.json", cdi + "xpu.opiproject.org-uid-2.yaml",
+		"driver/dra.sock",
 		cdi + ".xpu.opiproject.org_metadata_uid-1_nic.json.4711.tmp", // is being written
-		metadata + "default_again/nic/metadata.json",                 // of a claim that follows one of its name
+		// of a claim that follows one of its name
+		metadata + "default_again/nic/metadata.json",
 	}
 	goes := []string{
-		cdi + "xpu.opiproject.org_metadata_uid-2_nic.json", cdi + "xpu.opiproject.org_metadata_uid-2_other.json",
+		cdi + "xpu.opiproject.org_metadata_uid-2_nic.json", cdi +
+			"xpu.opiproject.org_metadata_uid-2_other.json",
 		cdi + ".xpu.opiproject.org_metadata_uid-3_nic.json.4711.tmp", // of an agent that was killed
-		cdi + "xpu.opiproject.org_metadata_uid-3_nic.json", metadata + "default_gone/nic/metadata.json",
+		cdi + "xpu.opiproject.org_metadata_uid-3_nic.json", metadata +
+			"default_gone/nic/metadata.json",
 	}
 	write(stays...)
 	write(goes...)
@@ -44,7 +50,8 @@ func TestLeftovers(t *testing.T) {
 		}
 	}
 	for range 2 { // the second time there is nothing left to do
-		if err := removeLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"), claims); err != nil {
+		if err := removeLeftovers(filepath.Join(dir, "driver"), filepath.Join(dir, "cdi"),
+			claims); err != nil {
 			t.Fatal(err)
 		}
 		var left []string
@@ -63,7 +70,8 @@ func TestLeftovers(t *testing.T) {
 			t.Errorf("left %q, want %q", left, want)
 		}
 	}
-	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"), claims); err != nil {
+	if err := removeLeftovers(filepath.Join(dir, "nowhere"), filepath.Join(dir, "nowhere"),
+		claims); err != nil {
 		t.Errorf("without directories: %v", err)
 	}
 }

@@ -27,10 +27,12 @@ type operation struct {
 func NewMetrics(registry prometheus.Registerer) *Metrics {
 	factory := promauto.With(registry)
 	seconds := factory.NewHistogramVec(prometheus.HistogramOpts{
-		Name:                        "xpu_dra_operation_seconds",
-		Help:                        "How long the kubelet waited for an operation on one claim, including the wait for the xPU.",
-		Buckets:                     prometheus.ExponentialBuckets(0.001, 2, 15),
-		NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
+		Name: "xpu_dra_operation_seconds",
+		Help: "How long the kubelet waited for an operation on one claim, " +
+			"including the wait for the xPU.",
+		Buckets:                        prometheus.ExponentialBuckets(0.001, 2, 15),
+		NativeHistogramBucketFactor:    monitoring.NativeBucketFactor,
+		NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 	}, []string{"operation"})
 	failures := factory.NewCounterVec(prometheus.CounterOpts{
 		Name: "xpu_dra_operation_errors_total",
@@ -41,16 +43,22 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 			Name: "xpu_dra_devices", Help: "Devices in this node's ResourceSlices.",
 		}),
 		tainted: factory.NewGauge(prometheus.GaugeOpts{
-			Name: "xpu_dra_devices_tainted", Help: "Devices in this node's ResourceSlices that are tainted.",
+			Name: "xpu_dra_devices_tainted",
+			Help: "Devices in this node's ResourceSlices that are tainted.",
 		}),
-		prepare:   operation{seconds.WithLabelValues("prepare"), failures.WithLabelValues("prepare")},
-		unprepare: operation{seconds.WithLabelValues("unprepare"), failures.WithLabelValues("unprepare")},
+		prepare: operation{
+			seconds.WithLabelValues("prepare"), failures.WithLabelValues("prepare"),
+		},
+		unprepare: operation{
+			seconds.WithLabelValues("unprepare"), failures.WithLabelValues("unprepare"),
+		},
 		backgroundErrors: factory.NewCounter(prometheus.CounterOpts{
 			Name: "xpu_dra_background_errors_total",
 			Help: "Errors while publishing ResourceSlices or registering with the kubelet.",
 		}),
 		statusWrites: factory.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_dra_claim_status_writes_total", Help: "Writes of ResourceClaim.status.devices, by result.",
+			Name: "xpu_dra_claim_status_writes_total",
+			Help: "Writes of ResourceClaim.status.devices, by result.",
 		}, []string{"result"}),
 	}
 }

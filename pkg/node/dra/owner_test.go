@@ -26,13 +26,21 @@ import (
 
 // TestConsumers: who a claim is for is what the API server says of this very claim and this device.
 func TestConsumers(t *testing.T) {
-	known := journal.Claim{Namespace: "default", Name: "c", UID: "c-uid", Request: "nic", Pool: "p", Device: "d"}
+	known := journal.Claim{
+		Namespace: "default", Name: "c", UID: "c-uid", Request: "nic", Pool: "p", Device: "d",
+	}
 	claim := func(uid types.UID, device string) *resourceapi.ResourceClaim {
-		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: uid}}
+		c := &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: uid},
+		}
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "nic", Driver: v1alpha1.GroupName, Pool: "p", Device: device}},
+			Results: []resourceapi.DeviceRequestAllocationResult{
+				{Request: "nic", Driver: v1alpha1.GroupName, Pool: "p", Device: device},
+			},
 		}}
-		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "pod-uid"}}
+		c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
+			{Resource: "pods", Name: "pod", UID: "pod-uid"},
+		}
 		return c
 	}
 	for name, test := range map[string]struct {
@@ -45,8 +53,10 @@ func TestConsumers(t *testing.T) {
 		"another claim, the device?": {[]runtime.Object{claim("other", "e")}, false},
 		"no claim":                   {nil, false},
 	} {
-		pods, isAllocated, err := API{fake.NewClientset(test.objects...)}.Consumers(t.Context(), known)
-		if err != nil || isAllocated != test.want || slices.Equal(pods, []types.UID{"pod-uid"}) != test.want {
+		pods, isAllocated, err := API{fake.NewClientset(test.objects...)}.Consumers(t.Context(),
+			known)
+		if err != nil || isAllocated != test.want ||
+			slices.Equal(pods, []types.UID{"pod-uid"}) != test.want {
 			t.Errorf("%s: pods %q, allocated %t, %v", name, pods, isAllocated, err)
 		}
 	}
@@ -61,18 +71,27 @@ func TestConsumer(t *testing.T) {
 		{[]resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "a"}}, ""},
 		{nil, "0 pods share it"},
 		{make([]resourceapi.ResourceClaimConsumerReference, 2), "2 pods share it"},
-		{[]resourceapi.ResourceClaimConsumerReference{{Resource: "jobs", Name: "a"}}, "reserved for jobs a, want a pod"},
-		{[]resourceapi.ResourceClaimConsumerReference{{APIGroup: "example.com", Resource: "pods", Name: "a"}}, "want a pod"},
+		{[]resourceapi.ResourceClaimConsumerReference{{Resource: "jobs", Name: "a"}},
+			"reserved for jobs a, want a pod"},
+		{
+			[]resourceapi.ResourceClaimConsumerReference{
+				{APIGroup: "example.com", Resource: "pods", Name: "a"},
+			}, "want a pod",
+		},
 	} {
-		c := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{ReservedFor: test.consumers}}
+		c := &resourceapi.ResourceClaim{
+			Status: resourceapi.ResourceClaimStatus{ReservedFor: test.consumers},
+		}
 		_, err := consumer(c)
-		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+		if (err == nil) != (test.want == "") || err != nil &&
+			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: error %v, want %q", test.consumers, err, test.want)
 		}
 	}
 }
 
-// TestEarlierPrepare: what an earlier Prepare of the claim reserved is known for each of its Functions by itself.
+// TestEarlierPrepare: what an earlier Prepare of the claim reserved is known for each of its
+// Functions by itself.
 func TestEarlierPrepare(t *testing.T) {
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	must.Succeed(t, err)
@@ -81,12 +100,14 @@ func TestEarlierPrepare(t *testing.T) {
 	claimed := function.Interface{Name: "net1", MTU: 9000}
 	for _, a := range []journal.Attachment{
 		{
-			Function: first, PF: "0000:3b:00.0", State: journal.Reserved, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"},
+			Function: first, PF: "0000:3b:00.0", State: journal.Reserved,
+			Claim: journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"},
 			Setup: &journal.Setup{Driver: "vfio-pci"}, Interface: function.Interface{Name: "net7"},
 			CNI: &journal.CNI{ContainerID: "x", IfName: "net7", Claimed: &claimed},
 		},
 		{
-			Function: second, PF: "0000:3b:00.0", State: journal.Reserved, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"},
+			Function: second, PF: "0000:3b:00.0", State: journal.Reserved,
+			Claim:     journal.Claim{Namespace: "default", Name: "c", UID: "c-uid"},
 			Interface: function.Interface{Name: "net2"},
 		},
 	} {
@@ -101,7 +122,8 @@ func TestEarlierPrepare(t *testing.T) {
 		if got := earlier.BackToReserved().Interface; got.Name != want.name {
 			t.Errorf("%s: earlier is %+v, want %s", id, got, want.name)
 		}
-		driver, err := ownersDriver(earlier, claim.Device{}, function.Function{}, v1alpha1.DevicePoolSpec{})
+		driver, err := ownersDriver(earlier, claim.Device{}, function.Function{},
+			v1alpha1.DevicePoolSpec{})
 		if err != nil || driver != want.driver {
 			t.Errorf("%s: driver %q, %v, want %q", id, driver, err, want.driver)
 		}
@@ -116,7 +138,9 @@ func TestEarlierPrepare(t *testing.T) {
 
 // TestCreateFirst: the first slices are created only where it is known that there are none.
 func TestCreateFirst(t *testing.T) {
-	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"p": {Slices: []resourceslice.Slice{{}}}}}
+	resources := resourceslice.DriverResources{
+		Pools: map[string]resourceslice.Pool{"p": {Slices: []resourceslice.Slice{{}}}},
+	}
 	owner := resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "node1-uid"}
 	for name, test := range map[string]struct {
 		existing []resourceapi.ResourceSlice
@@ -128,16 +152,19 @@ func TestCreateFirst(t *testing.T) {
 		"not to be had": {nil, apierrors.NewInternalError(errors.New("not now")), 0},
 	} {
 		client := fake.NewClientset()
-		client.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, &resourceapi.ResourceSliceList{Items: test.existing}, test.err
-		})
+		client.PrependReactor("list", "resourceslices",
+			func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, &resourceapi.ResourceSliceList{Items: test.existing}, test.err
+			})
 		creates := 0
-		client.PrependReactor("create", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
-			creates++
-			return true, &resourceapi.ResourceSlice{}, nil
-		})
+		client.PrependReactor("create", "resourceslices",
+			func(clienttesting.Action) (bool, runtime.Object, error) {
+				creates++
+				return true, &resourceapi.ResourceSlice{}, nil
+			})
 		w := &SliceWriter{Client: client, Node: "node1"}
-		if err := w.createFirst(context.Background(), owner, resources); !errors.Is(err, test.err) || creates != test.creates {
+		if err := w.createFirst(context.Background(), owner, resources); !errors.Is(err,
+			test.err) || creates != test.creates {
 			t.Errorf("%s: %d created, %v, want %d, %v", name, creates, err, test.creates, test.err)
 		}
 	}

@@ -31,8 +31,8 @@ func (n *node) environments() map[string]string {
 	return out
 }
 
-// TestEnvironmentOfSeveralDevices: a container that gets several Functions finds all, whether one request or two claims
-// of a template ask for them.
+// TestEnvironmentOfSeveralDevices: a container that gets several Functions finds all, whether one
+// request or two claims of a template ask for them.
 func TestEnvironmentOfSeveralDevices(t *testing.T) {
 	named := func(name string, c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 		c.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: name}
@@ -44,17 +44,24 @@ func TestEnvironmentOfSeveralDevices(t *testing.T) {
 		want   map[string]string
 	}{
 		{"count: 2", []*resourceapi.ResourceClaim{
-			of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2"), claimtest.Result("vf", fastPool, "0000-3b-00-3")),
+			of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2"),
+				claimtest.Result("vf", fastPool, "0000-3b-00-3")),
 		}, map[string]string{
-			"net-uid-0000-3b-00-2": "XPU_FUNCTION_VF=0000:3b:00.2,0000:3b:00.3 XPU_INTERFACE_VF=net1,net2",
-			"net-uid-0000-3b-00-3": "XPU_FUNCTION_VF=0000:3b:00.2,0000:3b:00.3 XPU_INTERFACE_VF=net1,net2",
+			"net-uid-0000-3b-00-2": "XPU_FUNCTION_VF=0000:3b:00.2,0000:3b:00.3 " +
+				"XPU_INTERFACE_VF=net1,net2",
+			"net-uid-0000-3b-00-3": "XPU_FUNCTION_VF=0000:3b:00.2,0000:3b:00.3 " +
+				"XPU_INTERFACE_VF=net1,net2",
 		}},
 		{"two claims of a template", []*resourceapi.ResourceClaim{
-			named("left", of("pod1", "pod1-left-x7k2p", claimtest.Result("vf", fastPool, "0000-3b-00-2"))),
-			named("right", of("pod1", "pod1-right-9qz4c", claimtest.Result("vf", fastPool, "0000-3b-00-3"))),
+			named("left",
+				of("pod1", "pod1-left-x7k2p", claimtest.Result("vf", fastPool, "0000-3b-00-2"))),
+			named("right",
+				of("pod1", "pod1-right-9qz4c", claimtest.Result("vf", fastPool, "0000-3b-00-3"))),
 		}, map[string]string{
-			"pod1-left-x7k2p-uid-0000-3b-00-2":  "XPU_FUNCTION_LEFT_VF=0000:3b:00.2 XPU_INTERFACE_LEFT_VF=net1",
-			"pod1-right-9qz4c-uid-0000-3b-00-3": "XPU_FUNCTION_RIGHT_VF=0000:3b:00.3 XPU_INTERFACE_RIGHT_VF=net2",
+			"pod1-left-x7k2p-uid-0000-3b-00-2": "XPU_FUNCTION_LEFT_VF=0000:3b:00.2 " +
+				"XPU_INTERFACE_LEFT_VF=net1",
+			"pod1-right-9qz4c-uid-0000-3b-00-3": "XPU_FUNCTION_RIGHT_VF=0000:3b:00.3 " +
+				"XPU_INTERFACE_RIGHT_VF=net2",
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -68,8 +75,8 @@ func TestEnvironmentOfSeveralDevices(t *testing.T) {
 	}
 }
 
-// TestPoolWentAfterPrepare: a claim keeps MAC, MTU and addresses, which the xPU counts on, when its DevicePool is deleted
-// or names no network any more, and the kubelet prepares it again.
+// TestPoolWentAfterPrepare: a claim keeps MAC, MTU and addresses, which the xPU counts on, when its
+// DevicePool is deleted or names no network any more, and the kubelet prepares it again.
 func TestPoolWentAfterPrepare(t *testing.T) {
 	for name, change := range map[string]func(n *node){
 		"deleted":    func(n *node) { delete(n.specs, "fast") },
@@ -82,17 +89,20 @@ func TestPoolWentAfterPrepare(t *testing.T) {
 			before := n.journal.All()
 			change(n)
 			n.wantPrepared(c)
-			if diff := gocmp.Diff(before[0].Interface.MAC, n.journal.All()[0].Interface.MAC); diff != "" || before[0].Interface.MAC == "" {
+			if diff := gocmp.Diff(before[0].Interface.MAC,
+				n.journal.All()[0].Interface.MAC); diff != "" || before[0].Interface.MAC == "" {
 				t.Errorf("MAC: -want +got\n%s", diff)
 			}
-			if got := n.journal.All()[0].Interface; got.MTU != 1500 || len(got.Addresses) != 1 || got.Name != "net1" {
+			if got := n.journal.All()[0].Interface; got.MTU != 1500 || len(got.Addresses) != 1 ||
+				got.Name != "net1" {
 				t.Errorf("interface %+v", got)
 			}
 		})
 	}
 }
 
-// TestUnprepareEndsPrepare: a Prepare that waits when its claim is unprepared reserves nothing afterwards.
+// TestUnprepareEndsPrepare: a Prepare that waits when its claim is unprepared reserves nothing
+// afterwards.
 func TestUnprepareEndsPrepare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -108,7 +118,8 @@ func TestUnprepareEndsPrepare(t *testing.T) {
 			NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}, UID: c.UID,
 		}})
 		if err != nil || results[c.UID] != nil || time.Since(begin) > 0 {
-			t.Errorf("Unprepare = %v, %v after %s, want success at once", results, err, time.Since(begin))
+			t.Errorf("Unprepare = %v, %v after %s, want success at once", results,
+				err, time.Since(begin))
 		}
 		if err := <-done; !errors.Is(err, errUnprepared) {
 			t.Errorf("Prepare = %v, want %v", err, errUnprepared)
@@ -126,8 +137,8 @@ func (p goingPods) Going(context.Context, journal.Pod) (bool, error) {
 	return time.Now().After(p.at), nil
 }
 
-// TestPodGoesWhilePreparing: the kubelet does not tell a Prepare that its pod is being deleted, and does nothing about the
-// pod until it returns.
+// TestPodGoesWhilePreparing: the kubelet does not tell a Prepare that its pod is being deleted, and
+// does nothing about the pod until it returns.
 func TestPodGoesWhilePreparing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
@@ -141,7 +152,8 @@ func TestPodGoesWhilePreparing(t *testing.T) {
 			t.Errorf("error %v, want why it ended", err)
 		}
 		if took := time.Since(begin); took > 7*time.Second {
-			t.Errorf("Prepare ended %s after the pod began to go, want 2 s at most", took-5*time.Second)
+			t.Errorf("Prepare ended %s after the pod began to go, want 2 s at most",
+				took-5*time.Second)
 		}
 	})
 }
@@ -160,7 +172,9 @@ func TestPrepareWithoutRuntime(t *testing.T) {
 		d.RuntimeConnected = noRuntime
 		c := of("pod1", "net", claimtest.Result("vf", fastPool, "0000-3b-00-2"))
 		err := prepare(t, d, c)[c.UID].Err
-		if err == nil || !strings.Contains(err.Error(), "claim default/net: not connected to the container runtime") {
+		if err == nil ||
+			!strings.Contains(err.Error(),
+				"claim default/net: not connected to the container runtime") {
 			t.Errorf("error %v, want what is missing", err)
 		}
 		if _, exists := n.journal.Get(function.ID{Address: "0000:3b:00.2"}); exists {
@@ -169,14 +183,17 @@ func TestPrepareWithoutRuntime(t *testing.T) {
 	})
 }
 
-// TestForbiddenField: the node refuses what the DevicePool does not allow, whatever the controller did, but not to a claim that
-// it has prepared.
+// TestForbiddenField: the node refuses what the DevicePool does not allow, whatever the controller
+// did, but not to a claim that it has prepared.
 func TestForbiddenField(t *testing.T) {
 	n := newNode(t)
-	c := of("pod1", "net", claimtest.Result("vf", plainPool, "0000-3b-00-2"), claimtest.FromClaim(`"vf": {"trust": true}`))
+	c := of("pod1", "net", claimtest.Result("vf", plainPool, "0000-3b-00-2"),
+		claimtest.FromClaim(`"vf": {"trust": true}`))
 	n.specs["plain"] = v1alpha1.DevicePoolSpec{}
 	n.wantRefused(c, "vf.trust: Forbidden: DevicePool plain")
-	n.specs["plain"] = v1alpha1.DevicePoolSpec{Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldTrust}}
+	n.specs["plain"] = v1alpha1.DevicePoolSpec{
+		Allow: []v1alpha1.PrivilegedField{v1alpha1.FieldTrust},
+	}
 	if err := prepare(t, n.driver(), c)[c.UID].Err; err != nil {
 		t.Fatal(err)
 	}

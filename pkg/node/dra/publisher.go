@@ -23,19 +23,23 @@ import (
 )
 
 const (
-	// debounce is how long the publisher waits for more changes after the first, as VFs appear one by one.
+	// debounce is how long the publisher waits for more changes after the first, as VFs appear one
+	// by one.
 	debounce = 50 * time.Millisecond
 	// firstRetry and slowestRetry bound the pauses between attempts to publish.
 	firstRetry, slowestRetry = 500 * time.Millisecond, 30 * time.Second
 )
 
-// Publisher keeps the node's ResourceSlices equal to its pools. It writes nothing unless something changed.
+// Publisher keeps the node's ResourceSlices equal to its pools. It writes nothing unless something
+// changed.
 type Publisher struct {
 	Node string
-	// Pools returns the node's pools as they are now; known is false until they have been read once.
+	// Pools returns the node's pools as they are now; known is false until they have been read
+	// once.
 	Pools  func() (pools []pool.Pool, known bool)
 	Health *health.Checker
-	// Ahead says whether the xPU serves a Port of the Function in the network although no pod has the Function.
+	// Ahead says whether the xPU serves a Port of the Function in the network although no pod has
+	// the Function.
 	Ahead func(f function.ID, network string) bool
 	// Features are those of the cluster; known is false until it was asked.
 	Features func() (features devicemodel.Features, known bool)
@@ -47,7 +51,8 @@ type Publisher struct {
 	published *resourceslice.DriverResources // nil at first
 }
 
-// Run publishes at once and after every change until ctx ends. It tries again while the API server refuses.
+// Run publishes at once and after every change until ctx ends. It tries again while the API server
+// refuses.
 func (p *Publisher) Run(ctx context.Context, changes <-chan struct{}) error {
 	pauses := loop.Backoff(firstRetry, slowestRetry)
 	for {
@@ -95,20 +100,23 @@ func (p *Publisher) publish(ctx context.Context) error {
 	}
 	p.Metrics.devices.Set(float64(devices))
 	p.Metrics.tainted.Set(float64(tainted))
-	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools", len(next.Pools), "slices", slices)
+	p.Log.Info("Publishing devices", "devices", devices, "tainted", tainted, "pools",
+		len(next.Pools), "slices", slices)
 	return nil
 }
 
 const (
-	// syncDelay is the time from a change by others to the repair of the slices. With the library's default, 30 s, a node would
-	// have no devices for so long after the start of its kubelet, which deletes all slices of the node.
+	// syncDelay is the time from a change by others to the repair of the slices. With the library's
+	// default, 30 s, a node would have no devices for so long after the start of its kubelet, which
+	// deletes all slices of the node.
 	syncDelay = time.Second
 	// parallelCreates bounds how many slices are created at once on a node without slices.
 	parallelCreates = 8
 )
 
-// SliceWriter keeps the node's ResourceSlices in the API server by the library's controller. Unlike [kubeletplugin.Helper] it
-// repairs the slices after syncDelay, and creates the first slices of a node at once: the controller starts in a second.
+// SliceWriter keeps the node's ResourceSlices in the API server by the library's controller. Unlike
+// [kubeletplugin.Helper] it repairs the slices after syncDelay, and creates the first slices of a
+// node at once: the controller starts in a second.
 type SliceWriter struct {
 	Client kubernetes.Interface
 	Node   string
@@ -118,9 +126,11 @@ type SliceWriter struct {
 	controller *resourceslice.Controller
 }
 
-// PublishResources writes the slices, now or in the background, which ends with the context of the first call. It must not
-// be called by several goroutines at once.
-func (w *SliceWriter) PublishResources(ctx context.Context, resources resourceslice.DriverResources) error {
+// PublishResources writes the slices, now or in the background, which ends with the context of the
+// first call. It must not be called by several goroutines at once.
+func (w *SliceWriter) PublishResources(
+	ctx context.Context, resources resourceslice.DriverResources,
+) error {
 	if w.controller != nil {
 		w.controller.Update(&resources)
 		return nil
@@ -148,7 +158,9 @@ func (w *SliceWriter) PublishResources(ctx context.Context, resources resourcesl
 func (w *SliceWriter) Stop() { w.controller.Stop() }
 
 // createFirst creates the slices of a node that has none. The controller adopts them.
-func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner, resources resourceslice.DriverResources) error {
+func (w *SliceWriter) createFirst(
+	ctx context.Context, owner resourceslice.Owner, resources resourceslice.DriverResources,
+) error {
 	existing, err := w.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{
 			resourceapi.ResourceSliceSelectorDriver:   v1alpha1.GroupName,
@@ -165,7 +177,8 @@ func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner
 		for index := range pool.Slices {
 			slice := firstSlice(owner, name, pool, index)
 			creates.Go(func() error {
-				_, err := w.Client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{})
+				_, err := w.Client.ResourceV1().ResourceSlices().Create(ctx, slice,
+					metav1.CreateOptions{})
 				return err
 			})
 		}
@@ -174,18 +187,23 @@ func (w *SliceWriter) createFirst(ctx context.Context, owner resourceslice.Owner
 }
 
 // firstSlice returns the slice that the library's controller would create. It replaces any other.
-func firstSlice(owner resourceslice.Owner, poolName string, pool resourceslice.Pool, index int) *resourceapi.ResourceSlice {
+func firstSlice(
+	owner resourceslice.Owner, poolName string, pool resourceslice.Pool, index int,
+) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: fmt.Sprintf("%05x-%s-%s-", index, v1alpha1.GroupName, owner.Name),
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID, Controller: new(true),
+				APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID,
+				Controller: new(true),
 			}},
 		},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver:         v1alpha1.GroupName,
-			NodeName:       new(owner.Name),
-			Pool:           resourceapi.ResourcePool{Name: poolName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+			Driver:   v1alpha1.GroupName,
+			NodeName: new(owner.Name),
+			Pool: resourceapi.ResourcePool{
+				Name: poolName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices)),
+			},
 			Devices:        pool.Slices[index].Devices,
 			SharedCounters: pool.Slices[index].SharedCounters,
 		},

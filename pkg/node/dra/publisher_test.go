@@ -70,7 +70,11 @@ func noProblems() *health.Checker {
 func TestPublisher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, written, changes := &pools{}, &writes{}, make(chan struct{}, 1)
-		p := &Publisher{Node: "node1", Pools: have.Pools, Health: noProblems(), Features: allFeatures, Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
+		p := &Publisher{
+			Node: "node1", Pools: have.Pools, Health: noProblems(), Features: allFeatures,
+			Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()),
+			Log: testr.New(t),
+		}
 		done := make(chan error)
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { done <- p.Run(ctx, changes) }()
@@ -124,12 +128,17 @@ func TestPublisher(t *testing.T) {
 	})
 }
 
-// TestPublisherTriesAgain: an API server that refuses ends neither the publisher nor, with it, the agent.
+// TestPublisherTriesAgain: an API server that refuses ends neither the publisher nor, with it, the
+// agent.
 func TestPublisherTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		have, written := &pools{}, &writes{err: errors.New("refused")}
 		have.set()
-		p := &Publisher{Node: "node1", Pools: have.Pools, Health: noProblems(), Features: allFeatures, Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()), Log: testr.New(t)}
+		p := &Publisher{
+			Node: "node1", Pools: have.Pools, Health: noProblems(), Features: allFeatures,
+			Publish: written.PublishResources, Metrics: NewMetrics(prometheus.NewRegistry()),
+			Log: testr.New(t),
+		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- p.Run(ctx, nil) }()
@@ -156,7 +165,8 @@ func TestPublisherTriesAgain(t *testing.T) {
 
 func TestHealthReporter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		have, changes, reports := &pools{}, make(chan struct{}, 1), make(chan kubeletplugin.DeviceHealthReport)
+		have, changes, reports := &pools{}, make(chan struct{},
+			1), make(chan kubeletplugin.DeviceHealthReport)
 		down := pooltest.VF(0x3b, 1)
 		down.LinkUp = false
 		have.set(pooltest.DRA("fast", pooltest.VF(0x3b, 0), down))
@@ -167,16 +177,24 @@ func TestHealthReporter(t *testing.T) {
 			}
 			return ""
 		}
-		r := &Driver{Node: "node1", Pools: have.Pools, Health: checker, Changes: func(context.Context) <-chan struct{} { return changes }}
+		r := &Driver{
+			Node: "node1", Pools: have.Pools, Health: checker,
+			Changes: func(context.Context) <-chan struct{} { return changes },
+		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.WatchHealthStatus(ctx, reports) }()
 
 		first := <-reports
 		want := []kubeletplugin.DeviceHealth{
-			{PoolName: "node1/0000-3b-00-0/fast", DeviceName: "0000-3b-00-2", Health: kubeletplugin.HealthStatusHealthy, LastUpdated: time.Now(), HealthCheckTimeout: healthTimeout},
-			{PoolName: "node1/0000-3b-00-0/fast", DeviceName: "0000-3b-00-3", Health: kubeletplugin.HealthStatusUnhealthy, LastUpdated: time.Now(), HealthCheckTimeout: healthTimeout,
-				Message: "PF ens59f0 (0000:3b:00.0) has no link: check its cable and the xPU; not back yet"},
+			{PoolName: "node1/0000-3b-00-0/fast", DeviceName: "0000-3b-00-2",
+				Health: kubeletplugin.HealthStatusHealthy, LastUpdated: time.Now(),
+				HealthCheckTimeout: healthTimeout},
+			{PoolName: "node1/0000-3b-00-0/fast", DeviceName: "0000-3b-00-3",
+				Health: kubeletplugin.HealthStatusUnhealthy, LastUpdated: time.Now(),
+				HealthCheckTimeout: healthTimeout,
+				Message: "PF ens59f0 (0000:3b:00.0) has no link: check its cable and the xPU; " +
+					"not back yet"},
 		}
 		if len(first.Devices) != 2 || first.Devices[0] != want[0] || first.Devices[1] != want[1] {
 			t.Errorf("first report is %+v, want %+v", first.Devices, want)
@@ -186,7 +204,8 @@ func TestHealthReporter(t *testing.T) {
 		changes <- struct{}{}
 		begin := time.Now()
 		if report := <-reports; len(report.Devices) != 1 || time.Since(begin) != 0 {
-			t.Errorf("report of a change has %d devices after %s, want 1 at once", len(report.Devices), time.Since(begin))
+			t.Errorf("report of a change has %d devices after %s, want 1 at once",
+				len(report.Devices), time.Since(begin))
 		}
 		<-reports
 		if refreshed := time.Since(begin); refreshed == 0 || refreshed >= healthTimeout/2 {
@@ -205,7 +224,8 @@ func TestHealthReporterStops(t *testing.T) {
 	have.set()
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	r := &Driver{Node: "node1", Pools: have.Pools, Health: noProblems(), Changes: func(context.Context) <-chan struct{} { return nil }}
+	r := &Driver{Node: "node1", Pools: have.Pools, Health: noProblems(),
+		Changes: func(context.Context) <-chan struct{} { return nil }}
 	if err := r.WatchHealthStatus(ctx, make(chan kubeletplugin.DeviceHealthReport)); err != nil {
 		t.Errorf("Run = %v, want nil when its context ends", err)
 	}
@@ -215,11 +235,14 @@ func TestHealthReporterStops(t *testing.T) {
 func TestFirstSlice(t *testing.T) {
 	owner := resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "node1-uid"}
 	slice := firstSlice(owner, "p", resourceslice.Pool{Slices: make([]resourceslice.Slice, 2)}, 1)
-	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "node1-uid", Controller: new(true)}}
+	want := []metav1.OwnerReference{
+		{APIVersion: "v1", Kind: "Node", Name: "node1", UID: "node1-uid", Controller: new(true)},
+	}
 	if diff := gocmp.Diff(want, slice.OwnerReferences); diff != "" {
 		t.Errorf("owner (-want +got):\n%s", diff)
 	}
-	if slice.Spec.Pool.ResourceSliceCount != 2 || *slice.Spec.NodeName != "node1" || slice.Spec.Driver != v1alpha1.GroupName {
+	if slice.Spec.Pool.ResourceSliceCount != 2 || *slice.Spec.NodeName != "node1" ||
+		slice.Spec.Driver != v1alpha1.GroupName {
 		t.Errorf("slice %+v", slice.Spec)
 	}
 }

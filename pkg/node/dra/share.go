@@ -13,9 +13,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// choose chooses a VF for each share that the claim has of a PF, and reserves it, so that the choice outlives the agent. Then it has the
-// choice written into the claim's status, where the controller reads it.
-func (d *Driver) choose(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, devices []claim.Device) error {
+// choose chooses a VF for each share that the claim has of a PF, and reserves it, so that the
+// choice outlives the agent. Then it has the choice written into the claim's status, where the
+// controller reads it.
+func (d *Driver) choose(
+	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, devices []claim.Device,
+) error {
 	for i := range devices {
 		device := &devices[i]
 		if device.Share == "" || device.ConfigErr != nil {
@@ -29,9 +32,13 @@ func (d *Driver) choose(ctx context.Context, c *resourceapi.ResourceClaim, pod j
 	return nil
 }
 
-func (d *Driver) chooseVF(ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device *claim.Device) error {
-	if pf, known := d.Function(function.ID{Address: device.ID.PF}); known && pf.LinkSpeed > 0 && device.Bandwidth > pf.LinkSpeed {
-		return fmt.Errorf("the claim has %d Mbit/s of the link, which has %d by now: make the pod anew", device.Bandwidth, pf.LinkSpeed)
+func (d *Driver) chooseVF(
+	ctx context.Context, c *resourceapi.ResourceClaim, pod journal.Pod, device *claim.Device,
+) error {
+	if pf, known := d.Function(function.ID{Address: device.ID.PF}); known && pf.LinkSpeed > 0 &&
+		device.Bandwidth > pf.LinkSpeed {
+		return fmt.Errorf("the claim has %d Mbit/s of the link, which has %d by now: make the "+
+			"pod anew", device.Bandwidth, pf.LinkSpeed)
 	}
 	for _, a := range d.Journal.ByClaim(c.UID) {
 		if a.Claim.Share == device.Share {
@@ -65,7 +72,8 @@ func (d *Driver) chooseVF(ctx context.Context, c *resourceapi.ResourceClaim, pod
 		errs = append(errs, err) // somebody was faster
 	}
 	device.Function = function.ID{}
-	return errors.Join(append([]error{fmt.Errorf("none of the %d VFs of DevicePool %s is free: pods have them, or they have problems",
+	return errors.Join(append([]error{fmt.Errorf("none of the %d VFs of DevicePool %s is free: "+
+		"pods have them, or they have problems",
 		len(vfs), device.ID.DevicePool)}, errs...)...)
 }
 

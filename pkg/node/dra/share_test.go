@@ -28,19 +28,24 @@ func shareOf(id string, bandwidth int64) claimtest.Option {
 		share := types.UID(id)
 		result.ShareID, result.ConsumedCapacity = &share, map[resourceapi.QualifiedName]resource.Quantity{}
 		if bandwidth > 0 {
-			result.ConsumedCapacity[claim.CapacityBandwidth] = *resource.NewQuantity(bandwidth*1_000_000, resource.DecimalSI)
+			result.ConsumedCapacity[claim.CapacityBandwidth] = *resource.NewQuantity(
+				bandwidth*1_000_000, resource.DecimalSI,
+			)
 		}
 	}
 }
 
-// sharing is the driver of a node whose claims share a PF with four VFs and a link of 10 Gbit/s. What was chosen is in reported.
+// sharing is the driver of a node whose claims share a PF with four VFs and a link of 10 Gbit/s.
+// What was chosen is in reported.
 func (n *node) sharing(broken ...int) (d *Driver, reported *[]journal.Claim) {
 	n.t.Helper()
 	spec := n.specs["fast"]
 	spec.Model = v1alpha1.ModelPorts
 	n.specs["fast"] = spec
 	pf := function.ID{Address: "0000:3b:00.0"}
-	n.functions[pf] = function.Function{ID: pf, Kind: function.PF, PF: pf.Address, Index: -1, LinkSpeed: 10_000, LinkUp: true}
+	n.functions[pf] = function.Function{
+		ID: pf, Kind: function.PF, PF: pf.Address, Index: -1, LinkSpeed: 10_000, LinkUp: true,
+	}
 	p := pooltest.DRA("fast", pooltest.VFs(0x3b, 4)...)
 	p.Spec = spec
 	d = n.driver()
@@ -62,7 +67,8 @@ func (n *node) sharing(broken ...int) (d *Driver, reported *[]journal.Claim) {
 	return d, reported
 }
 
-// TestShares: claims that are prepared at once get different VFs, none of which is broken, and each has its bandwidth as its highest rate.
+// TestShares: claims that are prepared at once get different VFs, none of which is broken, and each
+// has its bandwidth as its highest rate.
 func TestShares(t *testing.T) {
 	n := newNode(t)
 	d, reported := n.sharing(1)
@@ -83,10 +89,12 @@ func TestShares(t *testing.T) {
 		devices.Insert(a.Function.String() + " " + a.Interface.Name + " " + a.Pod.Name)
 	}
 	if fmt.Sprint(rates) != "map[s1:2000 s2:3000 s3:4000]" || len(devices) != 3 {
-		t.Errorf("rates %v of %v, want those that the claims have, each of its own VF", rates, sets.List(devices))
+		t.Errorf("rates %v of %v, want those that the claims have, each of its own VF", rates,
+			sets.List(devices))
 	}
 	for _, device := range results[both.UID].Devices {
-		if device.DeviceName != "0000-3b-00-0" || device.ShareID == nil || !strings.Contains(device.CDIDeviceIDs[0], "both-uid-0000-3b-0") {
+		if device.DeviceName != "0000-3b-00-0" || device.ShareID == nil ||
+			!strings.Contains(device.CDIDeviceIDs[0], "both-uid-0000-3b-0") {
 			t.Errorf("prepared %+v, want a share of the PF", device)
 		}
 	}
@@ -95,7 +103,8 @@ func TestShares(t *testing.T) {
 	}
 
 	full := of("pod2", "full", shareOf("s4", 0))
-	if err := prepare(t, d, full)[full.UID].Err; err == nil || !strings.Contains(err.Error(), "none of the 4 VFs of DevicePool fast is free") {
+	if err := prepare(t, d, full)[full.UID].Err; err == nil ||
+		!strings.Contains(err.Error(), "none of the 4 VFs of DevicePool fast is free") {
 		t.Errorf("no VF is left: error %v", err)
 	}
 	before := n.journal.All()
@@ -111,7 +120,9 @@ func TestShareOfSlowerLink(t *testing.T) {
 	d, _ := n.sharing()
 	c := of("pod1", "net", shareOf("s1", 25_000))
 	err := prepare(t, d, c)[c.UID].Err
-	if err == nil || !strings.Contains(err.Error(), "request nic, PF 0000:3b:00.0: the claim has 25000 Mbit/s of the link, which has 10000 by now") {
+	if err == nil ||
+		!strings.Contains(err.Error(), "request nic, PF 0000:3b:00.0: the claim has 25000 Mbit/s "+
+			"of the link, which has 10000 by now") {
 		t.Errorf("error %v", err)
 	}
 	if left := n.journal.All(); len(left) > 0 {
@@ -141,7 +152,8 @@ func TestToldShare(t *testing.T) {
 	}
 }
 
-// TestShareWithoutNetwork: a share without a Port has its bandwidth all the same, and may not have what its pool does not allow.
+// TestShareWithoutNetwork: a share without a Port has its bandwidth all the same, and may not have
+// what its pool does not allow.
 func TestShareWithoutNetwork(t *testing.T) {
 	n := newNode(t)
 	n.specs["fast"] = v1alpha1.DevicePoolSpec{}
@@ -152,12 +164,15 @@ func TestShareWithoutNetwork(t *testing.T) {
 			t.Fatal(err)
 		}
 		a := n.journal.All()[0]
-		if a.Interface.Name != "net1" || a.Interface.MTU != 1400 || a.Interface.VF == nil || *a.Interface.VF.MaxTxRate != 2000 {
+		if a.Interface.Name != "net1" || a.Interface.MTU != 1400 || a.Interface.VF == nil ||
+			*a.Interface.VF.MaxTxRate != 2000 {
 			t.Errorf("reserved %+v", a.Interface)
 		}
 	}
-	greedy := of("pod2", "greedy", shareOf("s2", 2000), claimtest.FromClaim(`"vf": {"trust": true}`))
-	if err := prepare(t, d, greedy)[greedy.UID].Err; err == nil || !strings.Contains(err.Error(), "vf.trust: Forbidden") {
+	greedy := of("pod2", "greedy", shareOf("s2", 2000),
+		claimtest.FromClaim(`"vf": {"trust": true}`))
+	if err := prepare(t, d, greedy)[greedy.UID].Err; err == nil ||
+		!strings.Contains(err.Error(), "vf.trust: Forbidden") {
 		t.Errorf("a privileged field of a claim: error %v", err)
 	}
 }

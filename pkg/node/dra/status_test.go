@@ -35,16 +35,24 @@ func attached(t *testing.T, claimName string, index int) journal.Attachment {
 	f := pooltest.VF(0x3b, index)
 	return journal.Attachment{
 		Function: f.ID, PF: f.PF, VFIndex: index,
-		Claim:     journal.Claim{Namespace: "default", Name: claimName, UID: claimtest.Allocated(claimName).UID, Request: "a", Pool: fastPool, Device: f.ID.DeviceName()},
+		Claim: journal.Claim{
+			Namespace: "default", Name: claimName, UID: claimtest.Allocated(claimName).UID,
+			Request: "a", Pool: fastPool, Device: f.ID.DeviceName(),
+		},
 		Pod:       journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"},
 		Interface: function.Interface{Name: "net1"},
 		State:     journal.Attached, Before: &netdev.Snapshot{},
-		Observed: &netdev.Observed{Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1500, Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")}},
+		Observed: &netdev.Observed{
+			Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1500,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")},
+		},
 	}
 }
 
 // reporting runs a reporter for a cluster with the claims and a journal with the records.
-func reporting(t *testing.T, claims []runtime.Object, records ...journal.Attachment) (*StatusReporter, *fake.Clientset) {
+func reporting(
+	t *testing.T, claims []runtime.Object, records ...journal.Attachment,
+) (*StatusReporter, *fake.Clientset) {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal.db"))
 	if err != nil {
@@ -57,14 +65,18 @@ func reporting(t *testing.T, claims []runtime.Object, records ...journal.Attachm
 		}
 	}
 	clientset := fake.NewClientset(claims...)
-	r := NewStatusReporter(clientset.ResourceV1(), j, NewMetrics(prometheus.NewRegistry()), testr.New(t))
+	r := NewStatusReporter(clientset.ResourceV1(), j, NewMetrics(prometheus.NewRegistry()),
+		testr.New(t))
 	must.Run(t, r.Run)
 	return r, clientset
 }
 
-func statusOf(t *testing.T, clientset *fake.Clientset, name string) []resourceapi.AllocatedDeviceStatus {
+func statusOf(
+	t *testing.T, clientset *fake.Clientset, name string,
+) []resourceapi.AllocatedDeviceStatus {
 	t.Helper()
-	c, err := clientset.ResourceV1().ResourceClaims("default").Get(t.Context(), name, metav1.GetOptions{})
+	c, err := clientset.ResourceV1().ResourceClaims("default").Get(t.Context(), name,
+		metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,38 +92,53 @@ func TestStatusWithoutClaim(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
-	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"), claimtest.Result("b", fastPool, "0000-3b-00-3"),
+	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"),
+		claimtest.Result("b", fastPool, "0000-3b-00-3"),
 		claimtest.Result("c", fastPool, "0000-3b-00-4"))
-	provisioned := metav1.Condition{Type: v1alpha1.ConditionProvisioned, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonUp}
+	provisioned := metav1.Condition{
+		Type: v1alpha1.ConditionProvisioned, Status: metav1.ConditionTrue,
+		Reason: v1alpha1.ReasonUp,
+	}
 	c.Status.Devices = []resourceapi.AllocatedDeviceStatus{
 		{Driver: "gpu.example.com", Pool: "p", Device: "gpu-0"},
-		{Driver: v1alpha1.GroupName, Pool: fastPool, Device: "0000-3b-00-2", Conditions: []metav1.Condition{provisioned}},
+		{Driver: v1alpha1.GroupName, Pool: fastPool, Device: "0000-3b-00-2",
+			Conditions: []metav1.Condition{provisioned}},
 	}
 	notYet := attached(t, "net", 1)
 	notYet.State = journal.Attaching
 	lost := attached(t, "net", 3) // no longer allocated to the claim
-	r, clientset := reporting(t, []runtime.Object{c}, attached(t, "net", 0), notYet, attached(t, "net", 2), lost)
+	r, clientset := reporting(t, []runtime.Object{c}, attached(t, "net", 0), notYet,
+		attached(t, "net", 2), lost)
 	r.Report(journal.Claim{Namespace: "default", Name: "net", UID: c.UID, Request: "a"})
-	must.Eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 3 })
+	must.Eventually(t, "status is written", func() bool {
+		return len(statusOf(t, clientset, "net")) == 3
+	})
 
 	ready := func(device string) metav1.Condition {
-		return metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonAttached,
+		return metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue,
+			Reason:  v1alpha1.ReasonAttached,
 			Message: "Function " + device + " is net1 in pod pod1"}
 	}
-	data := &resourceapi.NetworkDeviceData{InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"}}
+	data := &resourceapi.NetworkDeviceData{
+		InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.1.0.2/24"},
+	}
 	want := []resourceapi.AllocatedDeviceStatus{
 		{Driver: "gpu.example.com", Pool: "p", Device: "gpu-0"},
-		{Driver: v1alpha1.GroupName, Pool: fastPool, Device: "0000-3b-00-2", Conditions: []metav1.Condition{provisioned, ready("0000:3b:00.2")}, NetworkData: data},
-		{Driver: v1alpha1.GroupName, Pool: fastPool, Device: "0000-3b-00-4", Conditions: []metav1.Condition{ready("0000:3b:00.4")}, NetworkData: data},
+		{Driver: v1alpha1.GroupName, Pool: fastPool, Device: "0000-3b-00-2",
+			Conditions: []metav1.Condition{provisioned, ready("0000:3b:00.2")}, NetworkData: data},
+		{Driver: v1alpha1.GroupName, Pool: fastPool, Device: "0000-3b-00-4",
+			Conditions: []metav1.Condition{ready("0000:3b:00.4")}, NetworkData: data},
 	}
-	if diff := gocmp.Diff(want, statusOf(t, clientset, "net"), cmpopts.IgnoreFields(metav1.Condition{}, "LastTransitionTime")); diff != "" {
+	if diff := gocmp.Diff(want, statusOf(t, clientset, "net"),
+		cmpopts.IgnoreFields(metav1.Condition{}, "LastTransitionTime")); diff != "" {
 		t.Errorf("status.devices: -want +got\n%s", diff)
 	}
 }
 
 // TestStatusLost: a claim says that its pod lost the Function, and whether that comes back.
 func TestStatusLost(t *testing.T) {
-	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"), claimtest.Result("b", fastPool, "0000-3b-00-3"))
+	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"),
+		claimtest.Result("b", fastPool, "0000-3b-00-3"))
 	comesBack, ended := attached(t, "net", 0), attached(t, "net", 1)
 	for _, a := range []*journal.Attachment{&comesBack, &ended} {
 		a.State, a.LostAt = journal.Lost, time.Now()
@@ -119,42 +146,52 @@ func TestStatusLost(t *testing.T) {
 	ended.Interface.Userspace = true
 	r, clientset := reporting(t, []runtime.Object{c}, comesBack, ended)
 	r.Report(comesBack.Claim)
-	must.Eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 2 })
+	must.Eventually(t, "status is written", func() bool {
+		return len(statusOf(t, clientset, "net")) == 2
+	})
 	for i, want := range []string{
-		"pod pod1 lost Function 0000:3b:00.2 with its device; it gets it back when the device is there again",
-		"pod pod1 lost Function 0000:3b:00.3 with its device, and its program cannot get it back: delete the pod",
+		"pod pod1 lost Function 0000:3b:00.2 with its device; it gets it back when the device is " +
+			"there again",
+		"pod pod1 lost Function 0000:3b:00.3 with its device, and its program cannot get it " +
+			"back: delete the pod",
 	} {
 		condition := statusOf(t, clientset, "net")[i].Conditions[0]
-		if condition.Status != metav1.ConditionFalse || condition.Reason != v1alpha1.ReasonLost || condition.Message != want {
+		if condition.Status != metav1.ConditionFalse || condition.Reason != v1alpha1.ReasonLost ||
+			condition.Message != want {
 			t.Errorf("condition %+v, want message %q", condition, want)
 		}
 	}
 }
 
-// TestStatusRetries: what the API server does not take, or someone else changed meanwhile, is written again.
+// TestStatusRetries: what the API server does not take, or someone else changed meanwhile, is
+// written again.
 func TestStatusRetries(t *testing.T) {
 	c := claimtest.Allocated("net", claimtest.Result("a", fastPool, "0000-3b-00-2"))
 	r, clientset := reporting(t, []runtime.Object{c}, attached(t, "net", 0))
 	failures := []error{
 		errors.New("the API server is away"),
-		apierrors.NewConflict(schema.GroupResource{Resource: "resourceclaims"}, "net", errors.New("changed")),
+		apierrors.NewConflict(schema.GroupResource{Resource: "resourceclaims"}, "net",
+			errors.New("changed")),
 	}
 	var attempts atomic.Int32
-	clientset.PrependReactor("update", "resourceclaims", func(kubetesting.Action) (bool, runtime.Object, error) {
-		if attempt := int(attempts.Add(1)); attempt <= len(failures) {
-			return true, nil, failures[attempt-1]
-		}
-		return false, nil, nil
-	})
+	clientset.PrependReactor("update", "resourceclaims",
+		func(kubetesting.Action) (bool, runtime.Object, error) {
+			if attempt := int(attempts.Add(1)); attempt <= len(failures) {
+				return true, nil, failures[attempt-1]
+			}
+			return false, nil, nil
+		})
 	r.Report(journal.Claim{Namespace: "default", Name: "net", UID: c.UID})
-	must.Eventually(t, "status is written", func() bool { return len(statusOf(t, clientset, "net")) == 1 })
+	must.Eventually(t, "status is written", func() bool {
+		return len(statusOf(t, clientset, "net")) == 1
+	})
 	if got := attempts.Load(); got != 3 {
 		t.Errorf("%d attempts, want 3", got)
 	}
 }
 
-// TestStatusNotWritten: a claim that is gone, perhaps with another in its place, and one that says so already, are left
-// alone and not asked for again.
+// TestStatusNotWritten: a claim that is gone, perhaps with another in its place, and one that says
+// so already, are left alone and not asked for again.
 func TestStatusNotWritten(t *testing.T) {
 	later := claimtest.Allocated("later", claimtest.Result("a", fastPool, "0000-3b-00-3"))
 	later.UID = "another-uid"
@@ -162,11 +199,14 @@ func TestStatusNotWritten(t *testing.T) {
 	deallocated.Status.Allocation = nil
 	last := claimtest.Allocated("last", claimtest.Result("a", fastPool, "0000-3b-00-5"))
 	r, clientset := reporting(t, []runtime.Object{later, deallocated, last},
-		attached(t, "gone", 0), attached(t, "later", 1), attached(t, "deallocated", 2), attached(t, "last", 3))
+		attached(t, "gone", 0), attached(t, "later", 1), attached(t, "deallocated", 2),
+		attached(t, "last", 3))
 	for _, name := range []string{"gone", "later", "deallocated", "last"} {
 		r.Report(attached(t, name, 0).Claim)
 	}
-	must.Eventually(t, "last is written", func() bool { return len(statusOf(t, clientset, "last")) == 1 })
+	must.Eventually(t, "last is written", func() bool {
+		return len(statusOf(t, clientset, "last")) == 1
+	})
 	r.Report(attached(t, "last", 3).Claim)
 	must.Eventually(t, "all are done", func() bool { return r.queue.Len() == 0 })
 	r.queue.ShutDownWithDrain()
@@ -179,7 +219,9 @@ func TestStatusNotWritten(t *testing.T) {
 	if diff := gocmp.Diff([]string{"last"}, updated); diff != "" {
 		t.Errorf("updates: -want +got\n%s", diff)
 	}
-	if n := r.queue.NumRequeues(journal.Claim{Namespace: "default", Name: "gone", UID: "gone-uid"}); n != 0 {
+	if n := r.queue.NumRequeues(journal.Claim{
+		Namespace: "default", Name: "gone", UID: "gone-uid",
+	}); n != 0 {
 		t.Errorf("the claim that is gone is tried again %d times", n)
 	}
 }
@@ -187,7 +229,8 @@ func TestStatusNotWritten(t *testing.T) {
 func TestMetadataOfAnSF(t *testing.T) {
 	a := attached(t, "net", 0)
 	a.Function = function.SubfunctionID(a.PF, 88)
-	if got := *metadata(a).Attributes["resource.kubernetes.io/pciBusID"].StringValue; got != string(a.PF) {
+	if got := *metadata(a).
+		Attributes["resource.kubernetes.io/pciBusID"].StringValue; got != string(a.PF) {
 		t.Errorf("pciBusID is %q, want the PF's %s", got, a.PF)
 	}
 }

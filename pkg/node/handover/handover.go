@@ -1,9 +1,10 @@
-// Package handover passes a node from the agent that has it to another one that was started there to replace it, as an upgrade with
-// maxSurge does, so that no request finds nobody.
+// Package handover passes a node from the agent that has it to another one that was started there
+// to replace it, as an upgrade with maxSurge does, so that no request finds nobody.
 //
-// The successor connects to a unix socket of the agent that has the node, and asks. The other ends its work, closes the
-// journal, and answers; with the answer goes the listening socket of the CNI plugin (SCM_RIGHTS of unix(7)), in whose queue
-// requests wait meanwhile. The connection stays open as long as both live: its end tells the one that the other has ended.
+// The successor connects to a unix socket of the agent that has the node, and asks. The other ends
+// its work, closes the journal, and answers; with the answer goes the listening socket of the CNI
+// plugin (SCM_RIGHTS of unix(7)), in whose queue requests wait meanwhile. The connection stays open
+// as long as both live: its end tells the one that the other has ended.
 package handover
 
 import (
@@ -27,7 +28,8 @@ import (
 
 const (
 	version = 1 // of the protocol; an agent that is asked in another one refuses
-	// helloTimeout is how long a successor may take to ask after it connected; the kubelet learns of it meanwhile.
+	// helloTimeout is how long a successor may take to ask after it connected; the kubelet learns
+	// of it meanwhile.
 	helloTimeout = 10 * time.Second
 	acceptPause  = 100 * time.Millisecond
 	maxMessage   = 4096 // bytes
@@ -51,7 +53,8 @@ type Holder struct {
 	Log    logr.Logger
 }
 
-// Await returns the first successor that asks. It returns nil when ctx ends, and an error only if it cannot listen.
+// Await returns the first successor that asks. It returns nil when ctx ends, and an error only if
+// it cannot listen.
 func (h Holder) Await(ctx context.Context) (*Successor, error) {
 	// The journal lets one agent work, so nobody uses a socket that is there.
 	if err := os.Remove(h.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -81,7 +84,8 @@ func (h Holder) Await(ctx context.Context) (*Successor, error) {
 		}
 		program, err := listen(conn)
 		if err == nil {
-			h.Log.Info("Another agent asks for the node; it gets it once the requests that run are done", "version", program)
+			h.Log.Info("Another agent asks for the node; it gets it once the requests that run "+
+				"are done", "version", program)
 			return &Successor{conn: conn}, nil
 		}
 		h.Log.Error(err, "Connection to the handover socket refused")
@@ -104,7 +108,8 @@ func listen(conn *net.UnixConn) (program string, err error) {
 		return "", fmt.Errorf("request: %w", err)
 	}
 	if asked.Version != version {
-		return "", fmt.Errorf("handover in version %d of the protocol, this agent speaks %d", asked.Version, version)
+		return "", fmt.Errorf("handover in version %d of the protocol, this agent speaks %d",
+			asked.Version, version)
 	}
 	return asked.Program, conn.SetReadDeadline(time.Time{})
 }
@@ -147,8 +152,8 @@ type Predecessor struct {
 	Files []*os.File
 }
 
-// Dial connects to the agent behind a socket. It returns nil without an error if nobody listens: there is no other agent, or one
-// that does not hand over.
+// Dial connects to the agent behind a socket. It returns nil without an error if nobody listens:
+// there is no other agent, or one that does not hand over.
 func Dial(ctx context.Context, socket string) (*Predecessor, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -160,8 +165,8 @@ func Dial(ctx context.Context, socket string) (*Predecessor, error) {
 	return &Predecessor{conn: conn.(*net.UnixConn)}, nil
 }
 
-// Take asks for the node, within 10 s of [Dial], and returns when the predecessor has ended its work or ctx ends. After an error
-// the Predecessor must not be used any more.
+// Take asks for the node, within 10 s of [Dial], and returns when the predecessor has ended its
+// work or ctx ends. After an error the Predecessor must not be used any more.
 func (p *Predecessor) Take(ctx context.Context, program string) (err error) {
 	if p.Files, err = ask(ctx, p.conn, program); err != nil {
 		p.conn.Close()

@@ -27,7 +27,10 @@ func hold(t *testing.T) (socket string, successors <-chan *Successor) {
 		}
 		found <- s
 	}()
-	must.Eventually(t, "the socket is there", func() bool { _, err := os.Stat(socket); return err == nil })
+	must.Eventually(t, "the socket is there", func() bool {
+		_, err := os.Stat(socket)
+		return err == nil
+	})
 	return socket, found
 }
 
@@ -46,7 +49,8 @@ func TestHandover(t *testing.T) {
 		taken <- p
 	}()
 	successor := <-successors
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(must.SocketDir(t), "cni.sock"), Net: "unix"})
+	listener, err := net.ListenUnix("unix",
+		&net.UnixAddr{Name: filepath.Join(must.SocketDir(t), "cni.sock"), Net: "unix"})
 	must.Succeed(t, err)
 	listener.SetUnlinkOnClose(false)
 	waiting, err := net.Dial("unix", listener.Addr().String())

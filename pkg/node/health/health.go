@@ -1,5 +1,5 @@
-// Package health says what is wrong with a Function, for all ways of publishing it: taints in ResourceSlices, the kubelet's
-// health stream, and the device plugin.
+// Package health says what is wrong with a Function, for all ways of publishing it: taints in
+// ResourceSlices, the kubelet's health stream, and the device plugin.
 package health
 
 import (
@@ -8,25 +8,28 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Source knows one kind of problem, and returns "" for a Function that does not have it. It is safe for concurrent use and
-// does not block.
+// Source knows one kind of problem, and returns "" for a Function that does not have it. It is safe
+// for concurrent use and does not block.
 type Source func(function.ID) (message string)
 
 // Checker combines the sources. The source of a problem that cannot occur may be nil.
 type Checker struct {
-	// Pool is the pool that has a Function, and Held says whether a pod has the Function, or had it and it is not free yet.
-	// Without Pool, what the host shows of Functions is not judged.
+	// Pool is the pool that has a Function, and Held says whether a pod has the Function, or had it
+	// and it is not free yet. Without Pool, what the host shows of Functions is not judged.
 	Pool func(function.ID) (pool.Pool, bool)
 	Held func(function.ID) bool
 
 	XPUAway func(function.Function) (message string) // the xPU of the Function's PF does not answer
-	Fault   func(function.Function) (message string) // the driver of the Function or of its PF reports an error
+	// the driver of the Function or of its PF reports an error
+	Fault func(function.Function) (message string)
 
 	ProvisionFailed Source // the xPU refused the Function's Port
 	ReleasePending  Source // the last Attachment is not released yet
 	Quarantined     Source // the Function did not come back from the last Attachment as it was
-	Lost            Source // a pod has lost the Function because its device went, and does not have it back
-	InUse           Source // a pod has the Function by another way of publishing than the one that asks
+	// a pod has lost the Function because its device went, and does not have it back
+	Lost Source
+	// a pod has the Function by another way of publishing than the one that asks
+	InUse Source
 }
 
 // Problems returns what is wrong with the Function, in a stable order; none means healthy.
@@ -62,7 +65,8 @@ func (c *Checker) Problems(f function.Function) []function.Problem {
 	return problems
 }
 
-// unusable is [Unusable] for a Function that is free. The driver of a pool with spec.driver is bound when a pod comes.
+// unusable is [Unusable] for a Function that is free. The driver of a pool with spec.driver is
+// bound when a pod comes.
 func (c *Checker) unusable(f function.Function) (function.Problem, bool) {
 	if c.Pool == nil || c.Held(f.ID) {
 		return function.Problem{}, true

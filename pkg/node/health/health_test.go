@@ -40,9 +40,14 @@ func TestProblems(t *testing.T) {
 		function function.Function
 		want     []function.Problem
 	}{
-		{"healthy", all, function.Function{ID: function.ID{Address: "0000:3b:00.3"}, LinkUp: true}, nil},
-		{"no link", all, function.Function{ID: function.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.1", PFName: "ens3f0"},
-			[]function.Problem{{Taint: v1alpha1.TaintLinkDown, Message: "PF ens3f0 (0000:3b:00.1)"}}},
+		{"healthy", all, function.Function{ID: function.ID{Address: "0000:3b:00.3"}, LinkUp: true},
+			nil},
+		{"no link", all, function.Function{
+			ID: function.ID{Address: "0000:3b:00.3"}, PF: "0000:3b:00.1", PFName: "ens3f0",
+		},
+			[]function.Problem{
+				{Taint: v1alpha1.TaintLinkDown, Message: "PF ens3f0 (0000:3b:00.1)"},
+			}},
 		{"everything", all, function.Function{ID: sick, PF: "0000:3b:00.0"}, []function.Problem{
 			{Taint: v1alpha1.TaintLinkDown, Message: "0000:3b:00.0"},
 			{Taint: v1alpha1.TaintFault, Message: "the driver tells an error"},
@@ -53,7 +58,8 @@ func TestProblems(t *testing.T) {
 			{Taint: v1alpha1.TaintLost, Message: "a pod lost it"},
 			{Taint: v1alpha1.TaintInUse, Message: "a pod has it"},
 		}},
-		{"no sources", &Checker{}, function.Function{ID: sick, PF: "0000:3b:00.0", LinkUp: true}, nil},
+		{"no sources", &Checker{}, function.Function{ID: sick, PF: "0000:3b:00.0", LinkUp: true},
+			nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := test.checker.Problems(test.function)
@@ -62,7 +68,8 @@ func TestProblems(t *testing.T) {
 			}
 			for i, want := range test.want {
 				if got[i].Taint != want.Taint || !strings.Contains(got[i].Message, want.Message) {
-					t.Errorf("problem %d is %+v, want taint %s and %q in the message", i, got[i], want.Taint, want.Message)
+					t.Errorf("problem %d is %+v, want taint %s and %q in the message", i, got[i],
+						want.Taint, want.Message)
 				}
 			}
 		})

@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	// pause is the shortest time between two looks: devlink also notifies of ports, and there may be thousands of reporters.
+	// pause is the shortest time between two looks: devlink also notifies of ports, and there may
+	// be thousands of reporters.
 	pause    = 100 * time.Millisecond
 	lookTime = 5 * time.Second // how long Synced waits for the first look
 
@@ -39,16 +40,19 @@ type Devlink interface {
 type ReportersOptions struct {
 	SysRoot string // where the host's sysfs is, "/sys"
 	Devlink Devlink
-	// Follow calls changed whenever reporters may have changed, until ctx ends. [devlink.Follow] does.
+	// Follow calls changed whenever reporters may have changed, until ctx ends. [devlink.Follow]
+	// does.
 	Follow func(ctx context.Context, changed func())
-	// Changed is called by [Reporters.Run] when other Functions than before have a fault. It must not block.
+	// Changed is called by [Reporters.Run] when other Functions than before have a fault. It must
+	// not block.
 	Changed  func()
 	Registry prometheus.Registerer
 	Log      logr.Logger
 }
 
-// Reporters watch the health reporters of devlink, by which drivers report errors (devlink-health.rst in the kernel). A
-// Function has a fault until its driver has recovered. Methods may be called by several goroutines at once, but Run only once.
+// Reporters watch the health reporters of devlink, by which drivers report errors
+// (devlink-health.rst in the kernel). A Function has a fault until its driver has recovered.
+// Methods may be called by several goroutines at once, but Run only once.
 type Reporters struct {
 	options ReportersOptions
 	failed  prometheus.Gauge
@@ -75,10 +79,12 @@ type fault struct {
 	reporter string      // as devlink(8) takes it: "pci/0000:3b:00.0 reporter fw_fatal"
 	address  pci.Address // of the PCI device that has the devlink instance
 	whole    bool        // it is about the whole device: of a PF, about all Functions of the PF
-	// kind and index name the only VF or SF, of the PF at address, that it is about; "" and 0 otherwise.
-	kind      function.Kind
-	index     int
-	auxDevice string // of the only SF that it is about, which has the devlink instance; "" otherwise
+	// kind and index name the only VF or SF, of the PF at address, that it is about; "" and 0
+	// otherwise.
+	kind  function.Kind
+	index int
+	// of the only SF that it is about, which has the devlink instance; "" otherwise
+	auxDevice string
 }
 
 func (e fault) isAbout(f function.Function) bool {
@@ -91,26 +97,31 @@ func (e fault) isAbout(f function.Function) bool {
 	return f.ID == function.ID{Address: e.address} || e.whole && f.PF == e.address
 }
 
-// Fault returns the errors of the Function's PF, its own device and its port in the eswitch, "" for none. It does not block.
+// Fault returns the errors of the Function's PF, its own device and its port in the eswitch, "" for
+// none. It does not block.
 func (r *Reporters) Fault(f function.Function) (message string) {
 	var messages []string
 	for _, fault := range *r.faults.Load() {
 		if fault.isAbout(f) {
-			messages = append(messages, fmt.Sprintf(`its driver tells an error that it did not recover from: `+
-				`see "devlink health show %s", then try "devlink health recover %[1]s"`, fault.reporter))
+			messages = append(messages,
+				fmt.Sprintf(`its driver tells an error that it did not recover from: `+
+					`see "devlink health show %s", then try "devlink health recover %[1]s"`,
+					fault.reporter))
 		}
 	}
 	return strings.Join(messages, "; ")
 }
 
-// Synced waits until the reporters were looked at once, but at most 5 s: a card that hangs must not stop the agent from
-// serving others. Functions have no fault until then. It returns false if ctx ended before.
+// Synced waits until the reporters were looked at once, but at most 5 s: a card that hangs must not
+// stop the agent from serving others. Functions have no fault until then. It returns false if ctx
+// ended before.
 func (r *Reporters) Synced(ctx context.Context) bool {
 	select {
 	case <-r.looked:
 		return true
 	case <-time.After(lookTime):
-		r.options.Log.Info("The kernel does not tell of health reporters, so faults are not known yet: a card may hang",
+		r.options.Log.Info("The kernel does not tell of health reporters, so faults are not "+
+			"known yet: a card may hang",
 			"waited", lookTime.String())
 		return true
 	case <-ctx.Done():
@@ -132,22 +143,28 @@ func (r *Reporters) Run(ctx context.Context) error {
 			defer looked()
 			return r.look()
 		}, func(err error, retry time.Duration) {
-			r.options.Log.Error(err, "Cannot read health reporters for now", "retry", retry.String())
+			r.options.Log.Error(err, "Cannot read health reporters for now", "retry",
+				retry.String())
 		})
 		loop.Sleep(ctx, pause)
 	}
 	return nil
 }
 
-// look reads the reporters, and logs and notifies of what is different. If reading fails, the known faults stay.
+// look reads the reporters, and logs and notifies of what is different. If reading fails, the known
+// faults stay.
 func (r *Reporters) look() error {
 	reporters, err := r.options.Devlink.Reporters()
 	if err != nil {
 		return err
 	}
-	failed := slices.DeleteFunc(reporters, func(reporter devlink.Reporter) bool { return !reporter.Failed })
+	failed := slices.DeleteFunc(reporters, func(reporter devlink.Reporter) bool {
+		return !reporter.Failed
+	})
 	var ports []devlink.Port
-	if slices.ContainsFunc(failed, func(reporter devlink.Reporter) bool { return reporter.Port >= 0 }) {
+	if slices.ContainsFunc(failed, func(reporter devlink.Reporter) bool {
+		return reporter.Port >= 0
+	}) {
 		if ports, err = r.options.Devlink.Ports(); err != nil {
 			return err
 		}
@@ -165,7 +182,8 @@ func (r *Reporters) look() error {
 	}
 	for _, f := range faults {
 		if !slices.Contains(before, f) {
-			r.options.Log.Info("A driver tells of an error that it did not recover from", "devlink", f.reporter)
+			r.options.Log.Info("A driver tells of an error that it did not recover from", "devlink",
+				f.reporter)
 		}
 	}
 	for _, f := range before {
@@ -200,13 +218,15 @@ func (r *Reporters) fault(reporter devlink.Reporter, ports []devlink.Port) (f fa
 	return f, false // the port is gone, and the reporter with it
 }
 
-// instance finds the device that has a devlink instance. mlx5 has instances also for auxiliary devices: for each SF, and
-// for the netdev of each PF, VF and SF, "auxiliary/mlx5_core.eth.2", which is below the Function's device.
+// instance finds the device that has a devlink instance. mlx5 has instances also for auxiliary
+// devices: for each SF, and for the netdev of each PF, VF and SF, "auxiliary/mlx5_core.eth.2",
+// which is below the Function's device.
 func (r *Reporters) instance(d devlink.Device) (f fault, here bool) {
 	if d.Bus == "pci" {
 		return fault{address: pci.Address(d.Name), whole: true}, true
 	}
-	dir, err := filepath.EvalSymlinks(filepath.Join(r.options.SysRoot, "bus", d.Bus, "devices", d.Name))
+	dir, err := filepath.EvalSymlinks(filepath.Join(r.options.SysRoot, "bus", d.Bus,
+		"devices", d.Name))
 	if err != nil {
 		return fault{}, false
 	}

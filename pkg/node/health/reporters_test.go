@@ -81,11 +81,14 @@ func failed(d devlink.Device, port int, name string) devlink.Reporter {
 
 func functions() []function.Function {
 	vf := func(pf, address pci.Address, index int) function.Function {
-		return function.Function{ID: function.ID{Address: address}, Kind: function.VF, PF: pf, Index: index}
+		return function.Function{
+			ID: function.ID{Address: address}, Kind: function.VF, PF: pf, Index: index,
+		}
 	}
 	sf := func(sfnum uint32, device string) function.Function {
 		return function.Function{
-			ID: function.SubfunctionID(card, sfnum), Kind: function.SF, PF: card, Index: int(sfnum), AuxDevice: device,
+			ID: function.SubfunctionID(card, sfnum), Kind: function.SF, PF: card, Index: int(sfnum),
+			AuxDevice: device,
 		}
 	}
 	potential := sf(90, "")
@@ -115,7 +118,8 @@ func auxiliary(t *testing.T) string {
 		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Symlink(filepath.Join("../../..", dir), filepath.Join(bus, filepath.Base(dir))); err != nil {
+		if err := os.Symlink(filepath.Join("../../..", dir),
+			filepath.Join(bus, filepath.Base(dir))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -143,7 +147,8 @@ func TestReportersSpeakFor(t *testing.T) {
 		want     []string
 	}{
 		{"the PF's device", failed(pf, -1, "fw_fatal"), []string{
-			"0000:3b:00.0", "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.0/sf0", "0000:3b:00.0/sf88", "0000:3b:00.0/sf90"}},
+			"0000:3b:00.0", "0000:3b:00.2", "0000:3b:00.3", "0000:3b:00.0/sf0", "0000:3b:00.0/sf88",
+			"0000:3b:00.0/sf90"}},
 		{"a VF's device", failed(vf, -1, "fw"), []string{"0000:3b:00.3"}},
 		{"a VF's netdev", failed(vf, 0, "tx"), []string{"0000:3b:00.3"}},
 		{"the PF's netdev", failed(pf, 0, "tx"), []string{"0000:3b:00.0"}},
@@ -155,13 +160,19 @@ func TestReportersSpeakFor(t *testing.T) {
 		{"a port that is gone", failed(pf, 9, "vnic"), nil},
 		{"an SF's device", failed(aux("mlx5_core.sf.4"), -1, "fw"), []string{"0000:3b:00.0/sf88"}},
 		{"an SF's port", failed(aux("mlx5_core.sf.4"), 0, "tx"), []string{"0000:3b:00.0/sf88"}},
-		{"the device of an SF's netdev", failed(aux("mlx5_core.eth.4"), -1, "tx"), []string{"0000:3b:00.0/sf88"}},
-		{"the device of a VF's netdev", failed(aux("mlx5_core.eth.2"), -1, "tx"), []string{"0000:3b:00.2"}},
-		{"the device of the PF's netdev", failed(aux("mlx5_core.eth.0"), -1, "tx"), []string{"0000:3b:00.0"}},
-		{"the port of the PF's netdev", failed(aux("mlx5_core.eth.0"), 65535, "tx"), []string{"0000:3b:00.0"}},
+		{"the device of an SF's netdev", failed(aux("mlx5_core.eth.4"), -1, "tx"),
+			[]string{"0000:3b:00.0/sf88"}},
+		{"the device of a VF's netdev", failed(aux("mlx5_core.eth.2"), -1, "tx"),
+			[]string{"0000:3b:00.2"}},
+		{"the device of the PF's netdev", failed(aux("mlx5_core.eth.0"), -1, "tx"),
+			[]string{"0000:3b:00.0"}},
+		{"the port of the PF's netdev", failed(aux("mlx5_core.eth.0"), 65535, "tx"),
+			[]string{"0000:3b:00.0"}},
 		{"an auxiliary device that is gone", failed(aux("mlx5_core.eth.7"), -1, "tx"), nil},
-		{"something else", failed(devlink.Device{Bus: "netdevsim", Name: "netdevsim1"}, -1, "fw"), nil},
-		{"no error", devlink.Reporter{Device: pf, Port: -1, Name: "fw", Errors: 3, Recoveries: 3}, nil},
+		{"something else", failed(devlink.Device{Bus: "netdevsim", Name: "netdevsim1"}, -1, "fw"),
+			nil},
+		{"no error", devlink.Reporter{Device: pf, Port: -1, Name: "fw", Errors: 3, Recoveries: 3},
+			nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			k := &kernel{reporters: []devlink.Reporter{test.reporter}, ports: ports}
@@ -176,7 +187,8 @@ func TestReportersSpeakFor(t *testing.T) {
 					continue
 				}
 				got = append(got, f.ID.String())
-				if where := test.reporter.Handle() + " reporter " + test.reporter.Name; !strings.Contains(message, where) {
+				if where := test.reporter.Handle() + " reporter " +
+					test.reporter.Name; !strings.Contains(message, where) {
 					t.Errorf("message %q lacks %q", message, where)
 				}
 			}
@@ -206,7 +218,9 @@ func follow(t *testing.T, k *kernel) *following {
 		f.logged = append(f.logged, args)
 	}, funcr.Options{Verbosity: 1})
 	f.Reporters = NewReporters(ReportersOptions{
-		Devlink: k, Follow: k.follow, Changed: func() { f.changes.Add(1) }, Registry: f.registry, Log: log,
+		Devlink: k, Follow: k.follow, Changed: func() {
+			f.changes.Add(1)
+		}, Registry: f.registry, Log: log,
 	})
 	must.Run(t, f.Run)
 	if !f.Synced(t.Context()) {
@@ -219,7 +233,8 @@ func follow(t *testing.T, k *kernel) *following {
 func (f *following) is(t *testing.T, faulty bool, changes int) {
 	t.Helper()
 	synctest.Wait()
-	if message, n := f.Fault(functions()[0]), int(f.changes.Load()); (message != "") != faulty || n != changes {
+	if message, n := f.Fault(functions()[0]), int(f.changes.Load()); (message != "") != faulty ||
+		n != changes {
 		t.Errorf("fault %q after %d changes; want %v after %d", message, n, faulty, changes)
 	}
 }
@@ -274,7 +289,8 @@ func TestReportersFollow(t *testing.T) {
 // TestReportersUnreadable: what was known stays as long as the kernel refuses to tell.
 func TestReportersUnreadable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := follow(t, &kernel{reporters: []devlink.Reporter{failed(devlink.OfPCI(card), -1, "fw")}})
+		f := follow(t,
+			&kernel{reporters: []devlink.Reporter{failed(devlink.OfPCI(card), -1, "fw")}})
 		f.is(t, true, 1)
 		time.Sleep(time.Second)
 		f.kernel.set(func() { f.kernel.reporters, f.kernel.refuses = nil, errors.New("no memory") })
@@ -292,7 +308,9 @@ func TestReportersUnreadable(t *testing.T) {
 func TestReportersHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
-		f := follow(t, &kernel{hangs: time.After(time.Hour), reporters: []devlink.Reporter{failed(devlink.OfPCI(card), -1, "fw")}})
+		f := follow(t,
+			&kernel{hangs: time.After(time.Hour),
+				reporters: []devlink.Reporter{failed(devlink.OfPCI(card), -1, "fw")}})
 		if took := time.Since(begin); took != lookTime {
 			t.Errorf("waited %s, want %s", took, lookTime)
 		}

@@ -10,14 +10,18 @@ import (
 )
 
 func pools(selector v1alpha1.FunctionSelector) pool.Pool {
-	return pool.Pool{Name: "fast", Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{selector}}}
+	return pool.Pool{
+		Name: "fast",
+		Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{selector}},
+	}
 }
 
 // TestUnusable: what keeps a Function from a pod by what the host shows of the Function, and what
 // does not.
 func TestUnusable(t *testing.T) {
 	vf := function.Function{
-		ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Class: function.Network, PF: "0000:3b:00.0", PFName: "ens1f0",
+		ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Class: function.Network,
+		PF: "0000:3b:00.0", PFName: "ens1f0",
 		Driver: "igbvf", Netdev: "eth5", LinkUp: true,
 	}
 	netdevs := pools(v1alpha1.FunctionSelector{PFNames: []string{"ens1f0"}})
@@ -29,7 +33,9 @@ func TestUnusable(t *testing.T) {
 		return f
 	}
 	bound := func(driver string) function.Function {
-		return with(func(f *function.Function) { f.Driver, f.Netdev, f.NoNetdev = driver, "", true })
+		return with(func(f *function.Function) {
+			f.Driver, f.Netdev, f.NoNetdev = driver, "", true
+		})
 	}
 
 	for name, test := range map[string]struct {
@@ -39,33 +45,61 @@ func TestUnusable(t *testing.T) {
 		taint  string
 		text   string
 	}{
-		"healthy":                       {f: vf, p: netdevs},
-		"netdev in another namespace":   {f: with(func(f *function.Function) { f.Netdev = "" }), p: netdevs},
-		"no driver":                     {bound(""), netdevs, "", v1alpha1.TaintFault, "has no driver"},
-		"no driver, in no pool":         {bound(""), pool.Pool{}, "", v1alpha1.TaintFault, "has no driver"},
-		"no driver, one will be bound":  {f: bound(""), p: netdevs, driver: "vfio-pci"},
-		"port of a bridge":              {with(func(f *function.Function) { f.HostUse = "is a port of bridge br0" }), netdevs, "", v1alpha1.TaintInUse, "netdev eth5 is a port of bridge br0"},
-		"port of a bridge, for program": {with(func(f *function.Function) { f.HostUse = "is a port of bridge br0" }), netdevs, "vfio-pci", v1alpha1.TaintInUse, "bridge br0"},
-		"left with vfio-pci":            {bound("vfio-pci"), netdevs, "", v1alpha1.TaintFault, "driver is vfio-pci, which makes no netdev, and its pool has netdevs"},
-		"left with a variant of vfio":   {bound("mlx5_vfio_pci"), netdevs, "", v1alpha1.TaintFault, "driver is mlx5_vfio_pci"},
-		"driver that the pool names":    {f: bound("vfio-pci"), p: programs},
-		"variant that the pool names":   {f: bound("mlx5_vfio_pci"), p: programs},
-		"driver that the owner names":   {f: bound("vfio-pci"), p: netdevs, driver: "vfio-pci"},
-		"no netdev":                     {bound("iavf"), netdevs, "", v1alpha1.TaintFault, "driver iavf has made no netdev yet"},
+		"healthy": {f: vf, p: netdevs},
+		"netdev in another namespace": {
+			f: with(func(f *function.Function) { f.Netdev = "" }), p: netdevs,
+		},
+		"no driver": {
+			bound(""), netdevs, "", v1alpha1.TaintFault, "has no driver",
+		},
+		"no driver, in no pool": {
+			bound(""), pool.Pool{}, "", v1alpha1.TaintFault, "has no driver",
+		},
+		"no driver, one will be bound": {f: bound(""), p: netdevs, driver: "vfio-pci"},
+		"port of a bridge": {
+			with(func(f *function.Function) { f.HostUse = "is a port of bridge br0" }), netdevs,
+			"", v1alpha1.TaintInUse, "netdev eth5 is a port of bridge br0",
+		},
+		"port of a bridge, for program": {
+			with(func(f *function.Function) { f.HostUse = "is a port of bridge br0" }), netdevs,
+			"vfio-pci", v1alpha1.TaintInUse, "bridge br0",
+		},
+		"left with vfio-pci": {
+			bound("vfio-pci"), netdevs, "", v1alpha1.TaintFault,
+			"driver is vfio-pci, which makes no netdev, and its pool has netdevs",
+		},
+		"left with a variant of vfio": {
+			bound("mlx5_vfio_pci"), netdevs, "", v1alpha1.TaintFault, "driver is mlx5_vfio_pci",
+		},
+		"driver that the pool names":  {f: bound("vfio-pci"), p: programs},
+		"variant that the pool names": {f: bound("mlx5_vfio_pci"), p: programs},
+		"driver that the owner names": {f: bound("vfio-pci"), p: netdevs, driver: "vfio-pci"},
+		"no netdev": {
+			bound("iavf"), netdevs, "", v1alpha1.TaintFault, "driver iavf has made no netdev yet",
+		},
 		"no netdev, but RDMA": {
 			f: with(func(f *function.Function) {
 				f.Netdev, f.NoNetdev, f.RDMA, f.RDMAMode = "", true, true, function.RDMAShared
 			}), p: rdma,
 		},
 		"no netdev, but vDPA": {
-			f: with(func(f *function.Function) { f.Netdev, f.NoNetdev, f.VDPA.Name = "", true, "vdpa0" }), p: netdevs,
+			f: with(func(f *function.Function) {
+				f.Netdev, f.NoNetdev, f.VDPA.Name = "", true, "vdpa0"
+			}), p: netdevs,
 		},
-		"accelerator":          {f: with(func(f *function.Function) { f.Class, f.Netdev, f.NoNetdev = function.Accelerator, "", true }), p: netdevs},
-		"SF that will be made": {f: function.PotentialSF(function.Function{Class: function.Network}, 5), p: netdevs},
+		"accelerator": {
+			f: with(func(f *function.Function) {
+				f.Class, f.Netdev, f.NoNetdev = function.Accelerator, "", true
+			}), p: netdevs,
+		},
+		"SF that will be made": {
+			f: function.PotentialSF(function.Function{Class: function.Network}, 5), p: netdevs,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			problem, ok := Unusable(test.f, test.p, test.driver)
-			if ok != (test.taint == "") || problem.Taint != test.taint || !strings.Contains(problem.Message, test.text) {
+			if ok != (test.taint == "") || problem.Taint != test.taint ||
+				!strings.Contains(problem.Message, test.text) {
 				t.Errorf("usable %t, %+v; want taint %q and %q", ok, problem, test.taint, test.text)
 			}
 		})
@@ -80,7 +114,8 @@ func TestRDMAExclusive(t *testing.T) {
 	vf := function.Function{
 		ID: function.ID{Address: "0000:3b:02.0"}, Kind: function.VF, Class: function.Network,
 		PF: pf.PF, PFName: pf.PFName,
-		Driver: "mlx5_core", Netdev: "eth5", LinkUp: true, RDMA: true, RDMADevices: []string{"mlx5_2"},
+		Driver: "mlx5_core", Netdev: "eth5", LinkUp: true, RDMA: true,
+		RDMADevices: []string{"mlx5_2"},
 	}
 	rdma := pools(v1alpha1.FunctionSelector{IsRdma: true})
 	plain := pools(v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}})
@@ -103,15 +138,21 @@ func TestRDMAExclusive(t *testing.T) {
 		driver string
 		text   string // "" if the Function can be attached
 	}{
-		"shared":                             {f: in(function.RDMAShared), p: rdma},
-		"exclusive":                          {f: in(function.RDMAExclusive), p: rdma, text: refused},
-		"not known":                          {f: in(""), p: rdma, text: unknown},
-		"exclusive, not asked for":           {f: in(function.RDMAExclusive), p: plain},
-		"not known, not asked for":           {f: in(""), p: plain},
-		"exclusive, in no pool":              {f: in(function.RDMAExclusive)},
-		"exclusive, for a program":           {f: in(function.RDMAExclusive), p: rdma, driver: "vfio-pci"},
-		"SF that will be made, shared":       {f: potential(function.RDMAShared), p: sfs},
-		"SF that will be made, exclusive":    {f: potential(function.RDMAExclusive), p: sfs, text: refused},
+		"shared": {f: in(function.RDMAShared), p: rdma},
+		"exclusive": {
+			f: in(function.RDMAExclusive), p: rdma, text: refused,
+		},
+		"not known":                {f: in(""), p: rdma, text: unknown},
+		"exclusive, not asked for": {f: in(function.RDMAExclusive), p: plain},
+		"not known, not asked for": {f: in(""), p: plain},
+		"exclusive, in no pool":    {f: in(function.RDMAExclusive)},
+		"exclusive, for a program": {
+			f: in(function.RDMAExclusive), p: rdma, driver: "vfio-pci",
+		},
+		"SF that will be made, shared": {f: potential(function.RDMAShared), p: sfs},
+		"SF that will be made, exclusive": {
+			f: potential(function.RDMAExclusive), p: sfs, text: refused,
+		},
 		"SF that will be made, PF without":   {f: potential(""), p: sfs},
 		"SF that will be made, not asked of": {f: potential(function.RDMAExclusive), p: plain},
 	} {
@@ -129,10 +170,13 @@ func TestRDMAExclusive(t *testing.T) {
 
 // TestOnlyFreeFunctionsAreJudged: the host's view says nothing of a Function that a pod has.
 func TestOnlyFreeFunctionsAreJudged(t *testing.T) {
-	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Class: function.Network, NoNetdev: true, LinkUp: true}
+	f := function.Function{ID: function.ID{Address: "0000:3b:02.0"}, Class: function.Network,
+		NoNetdev: true, LinkUp: true}
 	held := true
 	c := &Checker{
-		Pool: func(function.ID) (pool.Pool, bool) { return pools(v1alpha1.FunctionSelector{}), true },
+		Pool: func(function.ID) (pool.Pool, bool) {
+			return pools(v1alpha1.FunctionSelector{}), true
+		},
 		Held: func(function.ID) bool { return held },
 	}
 	if got := c.Problems(f); len(got) > 0 {
@@ -152,11 +196,15 @@ func TestLinkDownAndAdministrativelyDown(t *testing.T) {
 		want  string
 	}{
 		{false, "PF ens1f0 (0000:3b:00.0) has no link: check its cable and the xPU"},
-		{true, `PF ens1f0 (0000:3b:00.0) is administratively down: set it up by "ip link set ens1f0 up"`},
+		{
+			true,
+			`PF ens1f0 (0000:3b:00.0) is administratively down: set it up by "ip link set ens1f0 up"`,
+		},
 	} {
 		f.AdminDown = test.admin
 		got := (&Checker{}).Problems(f)
-		if len(got) != 1 || got[0].Taint != v1alpha1.TaintLinkDown || !strings.HasPrefix(got[0].Message, test.want) {
+		if len(got) != 1 || got[0].Taint != v1alpha1.TaintLinkDown ||
+			!strings.HasPrefix(got[0].Message, test.want) {
 			t.Errorf("problems %+v, want %q", got, test.want)
 		}
 	}

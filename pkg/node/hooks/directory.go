@@ -25,12 +25,14 @@ import (
 )
 
 const (
-	tryAgain  = 75          // exit code of an executable that wants to be run again: EX_TEMPFAIL of sysexits.h
-	parallel  = 8           // executables that run at once, at most
-	drain     = time.Second // wait for the end of a run's output, which a process that left the group may hold open
-	maxOutput = 64 << 10    // bytes of one run's output that are logged
-	maxLine   = 4 << 10     // bytes of a line in the log
-	maxLast   = 200         // bytes of the last line that go into an error
+	// exit code of an executable that wants to be run again: EX_TEMPFAIL of sysexits.h
+	tryAgain = 75
+	parallel = 8 // executables that run at once, at most
+	// wait for the end of a run's output, which a process that left the group may hold open
+	drain     = time.Second
+	maxOutput = 64 << 10 // bytes of one run's output that are logged
+	maxLine   = 4 << 10  // bytes of a line in the log
+	maxLast   = 200      // bytes of the last line that go into an error
 	// environment is the whole environment of an executable.
 	environment = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
@@ -38,21 +40,24 @@ const (
 // names are the names that executables may have. An editor's copies have others, and are not run.
 var names = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
-// directory is the directory of the administrator's executables. Several goroutines may call its methods at once.
+// directory is the directory of the administrator's executables. Several goroutines may call its
+// methods at once.
 type directory struct {
 	Options
 	running *semaphore.Weighted // limits how many executables run at once
 
-	mutex   sync.Mutex
-	refused map[string]string // why the files that are not run are refused, by name; each reason is logged once
+	mutex sync.Mutex
+	// why the files that are not run are refused, by name; each reason is logged once
+	refused map[string]string
 }
 
 func newDirectory(options Options) *directory {
 	return &directory{Options: options, running: semaphore.NewWeighted(parallel)}
 }
 
-// list returns the names of the executables, sorted; none if the directory is missing. A directory that a user other than
-// root can change is an error; a file that another user can change is left out, with an error in the log.
+// list returns the names of the executables, sorted; none if the directory is missing. A directory
+// that a user other than root can change is an error; a file that another user can change is left
+// out, with an error in the log.
 func (d *directory) list() ([]string, error) {
 	root, err := os.OpenRoot(d.Dir) // which refuses links to the outside
 	if errors.Is(err, fs.ErrNotExist) || d.Dir == "" {
@@ -76,7 +81,8 @@ func (d *directory) list() ([]string, error) {
 		switch {
 		case err != nil:
 			if refused[name] = err.Error(); d.refused[name] != err.Error() {
-				d.Log.Error(err, "Post-delete hook is refused and will not be run", "file", filepath.Join(d.Dir, name))
+				d.Log.Error(err, "Post-delete hook is refused and will not be run", "file",
+					filepath.Join(d.Dir, name))
 			}
 		case usable:
 			list = append(list, name)
@@ -97,12 +103,14 @@ func (d *directory) check(root *os.Root) error {
 		return err
 	}
 	if fileSystem.Flags&unix.ST_RDONLY != 0 && info.Mode().Perm()&0o022 != 0 {
-		return nil // Kubernetes makes the directories of its volumes writable, and mounts them read-only
+		// Kubernetes makes the directories of its volumes writable, and mounts them read-only
+		return nil
 	}
 	return changeable(info)
 }
 
-// usable says whether a file is an executable to be run. The error says why an executable is refused.
+// usable says whether a file is an executable to be run. The error says why an executable is
+// refused.
 func usable(root *os.Root, name string) (bool, error) {
 	if strings.HasPrefix(name, ".") {
 		return false, nil
@@ -154,12 +162,13 @@ func (d *directory) run(ctx context.Context, name string, a journal.Attachment) 
 	return err
 }
 
-// exec runs the executable in a process group of its own, all of which was sent SIGKILL when it returns. The error is
-// final if the executable ended by itself and does not want to be run again.
+// exec runs the executable in a process group of its own, all of which was sent SIGKILL when it
+// returns. The error is final if the executable ended by itself and does not want to be run again.
 func (d *directory) exec(ctx context.Context, path string, stdin []byte, output io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
-	// The kernel sends Pdeathsig when the thread ends that started the process, so the thread must live on meanwhile.
+	// The kernel sends Pdeathsig when the thread ends that started the process, so the thread must
+	// live on meanwhile.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(path)
@@ -173,8 +182,10 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	kill := func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	killed := make(chan struct{})
 	inTime := context.AfterFunc(ctx, func() { kill(); close(killed) })
-	// WNOWAIT leaves the process to be waited for below. Until then no other process or group can have its ID.
-	for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+	// WNOWAIT leaves the process to be waited for below. Until then no other process or group can
+	// have its ID.
+	for errors.Is(unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil),
+		unix.EINTR) {
 	}
 	late := !inTime()
 	if late {
@@ -195,7 +206,8 @@ func (d *directory) exec(ctx context.Context, path string, stdin []byte, output 
 	return final{errors.New(cmd.ProcessState.String())}
 }
 
-// lines logs what is written to it, line by line, up to a limit. It discards the rest, so that the writer can go on.
+// lines logs what is written to it, line by line, up to a limit. It discards the rest, so that the
+// writer can go on.
 type lines struct {
 	log     logr.Logger
 	partial []byte

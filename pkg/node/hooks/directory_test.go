@@ -80,8 +80,10 @@ func write(t *testing.T, path, content string, mode fs.FileMode) {
 func TestList(t *testing.T) {
 	dir := hooksDir(t)
 	for name, mode := range map[string]fs.FileMode{
-		"20-second": 0o755, "10-first": 0o500, "b.sh": 0o755, ".hidden": 0o755, "README": 0o644, "Z": 0o711,
-		"group-writable": 0o775, "world-writable": 0o757, "not-roots": 0o755, "copy~": 0o755, "a space": 0o755, "port": 0o755,
+		"20-second": 0o755, "10-first": 0o500, "b.sh": 0o755, ".hidden": 0o755, "README": 0o644,
+		"Z":              0o711,
+		"group-writable": 0o775, "world-writable": 0o757, "not-roots": 0o755, "copy~": 0o755,
+		"a space": 0o755, "port": 0o755,
 	} {
 		write(t, filepath.Join(dir, name), "#!/bin/sh\n", mode)
 	}
@@ -89,7 +91,9 @@ func TestList(t *testing.T) {
 	must.Succeed(t, os.Mkdir(filepath.Join(dir, "directory"), 0o755))
 	must.Succeed(t, os.Mkdir(filepath.Join(dir, "..data"), 0o755))
 	write(t, filepath.Join(dir, "..data", "x"), "#!/bin/sh\n", 0o755)
-	for name, target := range map[string]string{"linked": "..data/x", "outside": "/bin/sh", "dangling": "nothing", "out-relative": "../x"} {
+	for name, target := range map[string]string{
+		"linked": "..data/x", "outside": "/bin/sh", "dangling": "nothing", "out-relative": "../x",
+	} {
 		must.Succeed(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
 	write(t, filepath.Join(filepath.Dir(dir), "x"), "#!/bin/sh\n", 0o755)
@@ -99,11 +103,13 @@ func TestList(t *testing.T) {
 	for range 2 {
 		list, err := d.list()
 		must.Succeed(t, err)
-		if diff := cmp.Diff([]string{"10-first", "20-second", "Z", "b.sh", "linked"}, list); diff != "" {
+		if diff := cmp.Diff([]string{"10-first", "20-second", "Z", "b.sh", "linked"},
+			list); diff != "" {
 			t.Errorf("list (-want +got):\n%s", diff)
 		}
 	}
-	for _, name := range []string{"group-writable", "world-writable", "not-roots", "copy~", "a space", "port", "outside", "out-relative"} {
+	for _, name := range []string{"group-writable", "world-writable", "not-roots", "copy~",
+		"a space", "port", "outside", "out-relative"} {
 		if count := strings.Count(log.text(), dir+"/"+name+`"`); count != 1 {
 			t.Errorf("%q is in the log %d times, want once", name, count)
 		}
@@ -121,7 +127,8 @@ func TestList(t *testing.T) {
 
 func TestDirectoryMissing(t *testing.T) {
 	for _, dir := range []string{"", filepath.Join(t.TempDir(), "missing")} {
-		if list, err := newDirectory(Options{Dir: dir, Log: logr.Discard()}).list(); err != nil || len(list) != 0 {
+		if list, err := newDirectory(Options{Dir: dir, Log: logr.Discard()}).list(); err != nil ||
+			len(list) != 0 {
 			t.Errorf("directory %q: list %q, %v", dir, list, err)
 		}
 	}
@@ -132,17 +139,30 @@ func TestDirectoryRefused(t *testing.T) {
 		change func(dir string) error
 		want   string
 	}{
-		"group-writable": {func(dir string) error { return os.Chmod(dir, 0o775) }, "writable for root only"},
-		"world-writable": {func(dir string) error { return os.Chmod(dir, 0o777|fs.ModeSticky) }, "writable for root only"},
-		"not root's":     {func(dir string) error { return os.Chown(dir, 12345, 0) }, "must belong to root"},
-		"a file":         {func(dir string) error { return errors.Join(os.Remove(dir), os.WriteFile(dir, nil, 0o755)) }, "not a directory"},
+		"group-writable": {func(dir string) error {
+			return os.Chmod(dir,
+				0o775)
+		}, "writable for root only"},
+		"world-writable": {func(dir string) error {
+			return os.Chmod(dir,
+				0o777|fs.ModeSticky)
+		}, "writable for root only"},
+		"not root's": {func(dir string) error {
+			return os.Chown(dir,
+				12345, 0)
+		}, "must belong to root"},
+		"a file": {func(dir string) error {
+			return errors.Join(os.Remove(dir),
+				os.WriteFile(dir, nil, 0o755))
+		}, "not a directory"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			dir := hooksDir(t)
 			must.Succeed(t, test.change(dir))
 			_, err := New(Options{Dir: dir, Log: logr.Discard()}, nil)
-			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), dir) {
+			if err == nil || !strings.Contains(err.Error(), test.want) ||
+				!strings.Contains(err.Error(), dir) {
 				t.Errorf("error %v, want one with %q and the directory", err, test.want)
 			}
 		})
@@ -166,7 +186,8 @@ func TestRefusalIsTold(t *testing.T) {
 	}
 	list()
 	list()
-	if len(told) != 1 || !strings.Contains(told[0], file) || !strings.Contains(told[0], "writable for root only") {
+	if len(told) != 1 || !strings.Contains(told[0], file) ||
+		!strings.Contains(told[0], "writable for root only") {
 		t.Errorf("told %q, want once that the file is refused, and why", told)
 	}
 	must.Succeed(t, os.Chown(file, 12345, 0))
@@ -193,7 +214,9 @@ func TestDirectoryReadOnly(t *testing.T) {
 }
 
 // runScript runs a shell script as a hook.
-func runScript(t *testing.T, script string, timeout time.Duration, a journal.Attachment) (*logged, error) {
+func runScript(
+	t *testing.T, script string, timeout time.Duration, a journal.Attachment,
+) (*logged, error) {
 	t.Helper()
 	dir := hooksDir(t)
 	write(t, filepath.Join(dir, "10-a"), "#!/bin/sh\n"+script, 0o755)
@@ -206,7 +229,8 @@ func TestRunGives(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "out")
 	a := released(88)
 	a.Hooks = &journal.Hooks{Next: "10-a", Attempts: 2}
-	log, err := runScript(t, `cat > `+out+`.json; env > `+out+`.env; pwd; ps -o pgid= -p $$ > /dev/null 2>&1
+	log, err := runScript(t, `cat > `+out+`.json; env > `+out+
+		`.env; pwd; ps -o pgid= -p $$ > /dev/null 2>&1
 read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to stderr" >&2; printf unterminated`, time.Minute, a)
 	must.Succeed(t, err)
 	data, err := os.ReadFile(out + ".json")
@@ -228,11 +252,13 @@ read -r _ _ _ _ group _ < /proc/$$/stat; echo "pid $$ group $group"; echo "to st
 	must.Succeed(t, err)
 	for line := range strings.Lines(string(env)) {
 		name, _, _ := strings.Cut(line, "=")
-		if name != "PATH" && name != "PWD" && name != "SHLVL" && name != "_" && name != "OLDPWD" { // what shells set
+		// what shells set
+		if name != "PATH" && name != "PWD" && name != "SHLVL" && name != "_" && name != "OLDPWD" {
 			t.Errorf("environment has %q", line)
 		}
 	}
-	for _, text := range []string{`"output"="/"`, `"output"="to stderr"`, `"output"="unterminated"`, `"function"="0000:3b:00.0/sf88"`, `"hook"="10-a"`} {
+	for _, text := range []string{`"output"="/"`, `"output"="to stderr"`, `"output"="unterminated"`,
+		`"function"="0000:3b:00.0/sf88"`, `"hook"="10-a"`} {
 		if !strings.Contains(log.text(), text) {
 			t.Errorf("log lacks %s:\n%s", text, log.text())
 		}
@@ -262,19 +288,26 @@ func TestInput(t *testing.T) {
 	at := time.Unix(1e9, 0).UTC()
 	claim := journal.Attachment{
 		Function: vf(1), PF: "0000:3b:00.0", VFIndex: 1, State: journal.Attached, ReservedAt: at,
-		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "u", Request: "nic", Pool: "p", Device: "d"},
-		Pod:   journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"}, Sandbox: "s1", AttachedAt: at, StoppedAt: at,
+		Claim: journal.Claim{
+			Namespace: "default", Name: "c", UID: "u", Request: "nic", Pool: "p", Device: "d",
+		},
+		Pod: journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"}, Sandbox: "s1",
+		AttachedAt: at, StoppedAt: at,
 	}
 	claim = claim.BackToReserved() // the sandbox stopped before the claim was released
 	claim.State, claim.RestoredAt = journal.Releasing, at
-	bare := journal.Attachment{Function: vf(1), PF: "0000:3b:00.0", VFIndex: 1, State: journal.Releasing, Resource: "r", ReservedAt: at, RestoredAt: at}
+	bare := journal.Attachment{
+		Function: vf(1), PF: "0000:3b:00.0", VFIndex: 1, State: journal.Releasing, Resource: "r",
+		ReservedAt: at, RestoredAt: at,
+	}
 	common := `"version": 1, "node": "n", "attempt": 1, "reservedAt": "2001-09-09T01:46:40Z", "restoredAt": "2001-09-09T01:46:40Z",
 		"function": {"id": "0000:3b:00.0/sf1", "kind": "SF", "pciAddress": "0000:3b:00.0", "pf": "0000:3b:00.0", "index": 1}`
 	for name, test := range map[string]struct {
 		a    journal.Attachment
 		want string
 	}{
-		"claim": {claim, `{` + common + `, "claim": {"namespace": "default", "name": "c", "uid": "u", "request": "nic", "pool": "p", "device": "d"},
+		"claim": {claim, `{` + common +
+			`, "claim": {"namespace": "default", "name": "c", "uid": "u", "request": "nic", "pool": "p", "device": "d"},
 			"pod": {"namespace": "default", "name": "pod1", "uid": "pod1-uid"}, "containerID": "s1",
 			"attachedAt": "2001-09-09T01:46:40Z", "detachedAt": "2001-09-09T01:46:40Z"}`},
 		"never attached": {bare, `{` + common + `, "resource": "r"}`},
@@ -295,20 +328,28 @@ func TestRunEnds(t *testing.T) {
 		want   string // in the error, "" for success
 		final  bool
 	}{
-		"success":                   {"exit 0", "", false},
-		"success, input not read":   {"exec <&-; exit 0", "", false},
-		"try again":                 {"echo come back later; exit 75", "exit status 75: come back later", false},
-		"failure":                   {"echo first; echo '  the switch says no  ' >&2; exit 1", "exit status 1:   the switch says no", true},
-		"failure without a word":    {"exit 3", "exit status 3", true},
-		"killed":                    {"kill -9 $$", "signal: killed", false},
-		"too long":                  {"echo working; sleep 60", "took longer than 300ms and was killed: working", false},
-		"too long, deaf to signals": {"trap '' TERM INT; while :; do sleep 1; done", "took longer than 300ms", false},
+		"success":                 {"exit 0", "", false},
+		"success, input not read": {"exec <&-; exit 0", "", false},
+		"try again": {
+			"echo come back later; exit 75", "exit status 75: come back later", false,
+		},
+		"failure": {"echo first; echo '  the switch says no  ' >&2; exit 1",
+			"exit status 1:   the switch says no", true},
+		"failure without a word": {"exit 3", "exit status 3", true},
+		"killed":                 {"kill -9 $$", "signal: killed", false},
+		"too long": {
+			"echo working; sleep 60", "took longer than 300ms and was killed: working", false,
+		},
+		"too long, deaf to signals": {
+			"trap '' TERM INT; while :; do sleep 1; done", "took longer than 300ms", false,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			begin := time.Now()
 			_, err := runScript(t, test.script, 300*time.Millisecond, released(0))
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			if (err == nil) != (test.want == "") ||
+				err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
 			if isFinal := errors.As(err, new(final)); isFinal != test.final {
@@ -336,12 +377,15 @@ func TestRunCannotStart(t *testing.T) {
 
 // TestNothingIsLeft: the executable's children end with it, however it ends.
 func TestNothingIsLeft(t *testing.T) {
-	for name, script := range map[string]string{"exits": "exit 0", "takes too long": "wait", "fails": "exit 1"} {
+	for name, script := range map[string]string{
+		"exits": "exit 0", "takes too long": "wait", "fails": "exit 1",
+	} {
 		t.Run(name, func(t *testing.T) {
 			pidFile := filepath.Join(t.TempDir(), "pid")
 			// The child holds standard output too.
 			begin := time.Now()
-			_, _ = runScript(t, "sleep 600 & echo $! > "+pidFile+"\n"+script, 500*time.Millisecond, released(0))
+			_, _ = runScript(t, "sleep 600 & echo $! > "+pidFile+"\n"+script, 500*time.Millisecond,
+				released(0))
 			if took := time.Since(begin); took > 20*time.Second {
 				t.Errorf("took %s", took)
 			}
@@ -382,7 +426,8 @@ func TestRunawayHoldsOutput(t *testing.T) {
 		must.Succeed(t, unix.Kill(pid, unix.SIGKILL))
 	})
 	begin := time.Now()
-	_, err := runScript(t, "setsid sh -c 'echo $$ > "+pidFile+"; exec sleep 600' &\nwhile [ ! -s "+pidFile+" ]; do sleep 0.01; done",
+	_, err := runScript(t, "setsid sh -c 'echo $$ > "+pidFile+"; exec sleep 600' &\nwhile [ ! -s "+
+		pidFile+" ]; do sleep 0.01; done",
 		time.Minute, released(0))
 	must.Succeed(t, err)
 	if took := time.Since(begin); took < drain || took > 20*time.Second {
@@ -413,13 +458,15 @@ func TestRunCancelled(t *testing.T) {
 }
 
 func TestOutputFlood(t *testing.T) {
-	log, err := runScript(t, "yes 0123456789abcdef | head -c 20000000; echo; echo end", time.Minute, released(0))
+	log, err := runScript(t, "yes 0123456789abcdef | head -c 20000000; echo; echo end", time.Minute,
+		released(0))
 	must.Succeed(t, err)
 	total := 0
 	for _, line := range log.lines {
 		total += len(line)
 	}
-	if lines := len(log.lines); lines > maxOutput/17+3 || lines < maxOutput/17 || !strings.Contains(log.lines[lines-1], "wrote too much") {
+	if lines := len(log.lines); lines > maxOutput/17+3 || lines < maxOutput/17 ||
+		!strings.Contains(log.lines[lines-1], "wrote too much") {
 		t.Errorf("%d lines, %d bytes logged; the last one is %s", lines, total, log.lines[lines-1])
 	}
 }
@@ -431,14 +478,17 @@ func TestLines(t *testing.T) {
 		lines  []string
 		last   string
 	}{
-		"nothing":        {nil, nil, ""},
-		"in parts":       {[]string{"a", "b\nc", "d\n"}, []string{"ab", "cd"}, "cd"},
-		"unterminated":   {[]string{"a\nb"}, []string{"a", "b"}, "b"},
-		"empty lines":    {[]string{"\n\na\r\n  \n"}, []string{"a"}, "a"},
-		"long line":      {[]string{long + "yz\n"}, []string{long, "yz"}, "yz"},
-		"last is cut":    {[]string{long}, []string{long}, long[:maxLast]},
-		"not UTF-8":      {[]string{"a\xffb\n"}, []string{"a\uFFFDb"}, "a\uFFFDb"},
-		"cut characters": {[]string{strings.Repeat("é", maxLast) + "\n"}, []string{strings.Repeat("é", maxLast)}, strings.Repeat("é", maxLast/2)},
+		"nothing":      {nil, nil, ""},
+		"in parts":     {[]string{"a", "b\nc", "d\n"}, []string{"ab", "cd"}, "cd"},
+		"unterminated": {[]string{"a\nb"}, []string{"a", "b"}, "b"},
+		"empty lines":  {[]string{"\n\na\r\n  \n"}, []string{"a"}, "a"},
+		"long line":    {[]string{long + "yz\n"}, []string{long, "yz"}, "yz"},
+		"last is cut":  {[]string{long}, []string{long}, long[:maxLast]},
+		"not UTF-8":    {[]string{"a\xffb\n"}, []string{"a\uFFFDb"}, "a\uFFFDb"},
+		"cut characters": {
+			[]string{strings.Repeat("é", maxLast) + "\n"}, []string{strings.Repeat("é", maxLast)},
+			strings.Repeat("é", maxLast/2),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log outputs

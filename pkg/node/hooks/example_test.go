@@ -13,8 +13,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestWorkedExample runs the hook of docs/how-to/post-delete-hooks.md, with a shell and a directory of its own, and
-// compares the input that is shown there with the one that hooks get.
+// TestWorkedExample runs the hook of docs/how-to/post-delete-hooks.md, with a shell and a directory
+// of its own, and compares the input that is shown there with the one that hooks get.
 func TestWorkedExample(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/how-to/post-delete-hooks.md")
 	must.Succeed(t, err)
@@ -34,7 +34,8 @@ func TestWorkedExample(t *testing.T) {
 	).Replace(block("sh")), 0o755)
 
 	d := newDirectory(Options{Node: "node1", Dir: dir, Timeout: time.Minute, Log: logr.Discard()})
-	if err := d.run(t.Context(), "10-usage", released(0)); err == nil || !strings.Contains(err.Error(), "exit status 75") {
+	if err := d.run(t.Context(), "10-usage", released(0)); err == nil ||
+		!strings.Contains(err.Error(), "exit status 75") {
 		t.Errorf("error %v without a directory, want one that asks for another try", err)
 	}
 	must.Succeed(t, os.Mkdir(state, 0o700))

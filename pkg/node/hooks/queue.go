@@ -1,8 +1,10 @@
-// Package hooks runs post-delete hooks, after a Function was taken back from a pod and before another pod may have it: first
-// the Port is deleted at the xPU, and then the administrator's executables run. The journal has the hooks that are done, so
-// that every hook runs at least once, whatever ends the agent.
+// Package hooks runs post-delete hooks, after a Function was taken back from a pod and before
+// another pod may have it: first the Port is deleted at the xPU, and then the administrator's
+// executables run. The journal has the hooks that are done, so that every hook runs at least once,
+// whatever ends the agent.
 //
-// There is no hook that resets the Function: package lifecycle resets and verifies it before it hands the Function over.
+// There is no hook that resets the Function: package lifecycle resets and verifies it before it
+// hands the Function over.
 package hooks
 
 import (
@@ -33,25 +35,31 @@ import (
 )
 
 const (
-	portHook      = nodestate.PortHook
-	directoryHook = "(directory)" // stands for executables that are not known because their directory cannot be read
+	portHook = nodestate.PortHook
+	// stands for executables that are not known because their directory cannot be read
+	directoryHook = "(directory)"
 
-	portTimeout = 2 * time.Minute  // for one attempt to delete a Port, until the xPU says that it is gone
-	writeRetry  = 10 * time.Second // before a hook is run again whose end could not be written to the journal
+	// for one attempt to delete a Port, until the xPU says that it is gone
+	portTimeout = 2 * time.Minute
+	// before a hook is run again whose end could not be written to the journal
+	writeRetry = 10 * time.Second
 )
 
 // Options of a [Queue]. All but Recorder must be set.
 type Options struct {
 	Journal journal.Records
-	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it never did.
+	// Deprovision returns nil once the xPU serves no Port of the Function any more, also if it
+	// never did.
 	Deprovision func(context.Context, journal.Attachment) error
 	Log         logr.Logger
-	Node        string               // name of the node's Node object
-	Dir         string               // of the administrator's executables; it need not exist
-	Timeout     time.Duration        // of one run of an executable
-	Attempts    int                  // runs of an executable that fails, at most; 0 is without a limit
-	Recorder    events.EventRecorder // tells of hooks that are given up
-	// Changed is called when a Function became free, or what it waits for changed. It must not block.
+	Node        string        // name of the node's Node object
+	Dir         string        // of the administrator's executables; it need not exist
+	Timeout     time.Duration // of one run of an executable
+	// runs of an executable that fails, at most; 0 is without a limit
+	Attempts int
+	Recorder events.EventRecorder // tells of hooks that are given up
+	// Changed is called when a Function became free, or what it waits for changed. It must not
+	// block.
 	Changed func()
 }
 
@@ -67,20 +75,24 @@ type executables interface {
 	run(ctx context.Context, name string, a journal.Attachment) error
 }
 
-// Queue runs hooks: those of one Function one after the other, those of different Functions at the same time.
+// Queue runs hooks: those of one Function one after the other, those of different Functions at the
+// same time.
 type Queue struct {
 	Options
 	executables executables
-	// work only says which Functions to look at, each by one goroutine at a time; the journal has the rest.
+	// work only says which Functions to look at, each by one goroutine at a time; the journal has
+	// the rest.
 	work workqueue.TypedDelayingInterface[function.ID]
-	// running has the [context.CancelFunc] of each Function's hook that runs. It is called when the hook was given up.
+	// running has the [context.CancelFunc] of each Function's hook that runs. It is called when the
+	// hook was given up.
 	running sync.Map
 
 	runs, deadLetters *prometheus.CounterVec
 	seconds           *prometheus.HistogramVec
 }
 
-// New makes a queue, whose Run must be called. It fails if the directory of executables is there and must not be used.
+// New makes a queue, whose Run must be called. It fails if the directory of executables is there
+// and must not be used.
 func New(options Options, registry prometheus.Registerer) (*Queue, error) {
 	d := newDirectory(options)
 	if _, err := d.list(); err != nil {
@@ -95,16 +107,19 @@ func newQueue(options Options, e executables, registry prometheus.Registerer) *Q
 		Options: options, executables: e, work: workqueue.NewTypedDelayingQueue[function.ID](),
 		runs: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_hook_runs_total",
-			Help: "Runs of post-delete hooks, by hook and result: done, retry (will be run again) or failed (given up).",
+			Help: "Runs of post-delete hooks, by hook and result: done, retry (will be run " +
+				"again) or failed (given up).",
 		}, []string{"hook", "result"}),
 		seconds: factory.NewHistogramVec(prometheus.HistogramOpts{
-			Name:                        "xpu_hook_run_seconds",
-			Help:                        "How long runs of post-delete hooks took, by hook.",
-			Buckets:                     prometheus.ExponentialBuckets(0.001, 4, 9),
-			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
+			Name:                           "xpu_hook_run_seconds",
+			Help:                           "How long runs of post-delete hooks took, by hook.",
+			Buckets:                        prometheus.ExponentialBuckets(0.001, 4, 9),
+			NativeHistogramBucketFactor:    monitoring.NativeBucketFactor,
+			NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}, []string{"hook"}),
 		deadLetters: factory.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_hook_dead_letters_total", Help: "Post-delete hooks that were given up, by hook.",
+			Name: "xpu_hook_dead_letters_total",
+			Help: "Post-delete hooks that were given up, by hook.",
 		}, []string{"hook"}),
 	}
 	factory.NewGaugeFunc(prometheus.GaugeOpts{
@@ -120,9 +135,10 @@ func (q *Queue) waiting(is func(journal.Attachment) bool) []journal.Attachment {
 	return slices.DeleteFunc(q.Journal.All(), func(a journal.Attachment) bool { return !is(a) })
 }
 
-// due says whether hooks of a Function may run: all of one that is [journal.Attachment.Restored]; and of one that is
-// quarantined, whose reservation is over, [portHook] alone. Its pod is gone, so the Port is not needed. The administrator's
-// hooks count on a Function that is as it was, and run when the quarantine is over.
+// due says whether hooks of a Function may run: all of one that is [journal.Attachment.Restored];
+// and of one that is quarantined, whose reservation is over, [portHook] alone. Its pod is gone, so
+// the Port is not needed. The administrator's hooks count on a Function that is as it was, and run
+// when the quarantine is over.
 func due(a journal.Attachment) bool {
 	return a.Restored() || a.State == journal.Releasing && a.Quarantined()
 }
@@ -166,17 +182,23 @@ func (q *Queue) process(ctx context.Context, id function.ID) {
 		pause := time.Until(progress(a, hook).RetryAt)
 		switch {
 		case hook == "":
-			if err = q.write(ctx, a, func(journal.Attachment) error { return q.Journal.Delete(id) }); err == nil {
-				q.Log.Info("Function released", "function", id.String(), "claim", a.Claim.Name, "hooksTook", time.Since(a.RestoredAt))
+			if err = q.write(ctx, a, func(journal.Attachment) error {
+				return q.Journal.Delete(id)
+			}); err == nil {
+				q.Log.Info("Function released", "function", id.String(), "claim", a.Claim.Name,
+					"hooksTook", time.Since(a.RestoredAt))
 			}
-		case pause > 0 && pause <= 2*slowest(hook): // no pause is longer, unless the clock was set meanwhile
+		case pause > 0 && pause <= 2*slowest(hook):
+			// no pause is longer, unless the clock was set meanwhile
 			q.work.AddAfter(id, pause)
 			return
 		default:
 			err = q.run(ctx, a, hook)
 		}
 		if err != nil && !errors.Is(err, errChanged) && ctx.Err() == nil {
-			q.Log.Error(err, "What a post-delete hook did cannot be written down; it will be run again", "function", id.String())
+			q.Log.Error(err,
+				"What a post-delete hook did cannot be written down; it will be run again",
+				"function", id.String())
 			q.work.AddAfter(id, writeRetry)
 			return
 		}
@@ -193,7 +215,8 @@ func progress(a journal.Attachment, hook string) journal.Hooks {
 	return hooks
 }
 
-// First is the name of the first hook of a released attachment that is due and not done, "" if there is none.
+// First is the name of the first hook of a released attachment that is due and not done, "" if
+// there is none.
 func (q *Queue) First(a journal.Attachment) (hook string) {
 	done := progress(a, "").Done
 	if a.Port != nil && !slices.Contains(done, portHook) {
@@ -257,7 +280,9 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 	if failure == nil {
 		log.Info("Post-delete hook done", "took", took)
 		q.ran(hook, "done", took)
-		return q.write(ctx, a, func(now journal.Attachment) error { return q.Journal.Put(q.after(now, hook)) })
+		return q.write(ctx, a, func(now journal.Attachment) error {
+			return q.Journal.Put(q.after(now, hook))
+		})
 	}
 	failed := progress(a, hook)
 	failed.Attempts++
@@ -270,7 +295,8 @@ func (q *Queue) run(ctx context.Context, a journal.Attachment, hook string) erro
 		q.ran(hook, "failed", took)
 		return q.giveUp(ctx, a, failed)
 	}
-	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", failed.Attempts, "at", failed.RetryAt)
+	log.Error(failure, "Post-delete hook failed and will be run again", "attempt", failed.Attempts,
+		"at", failed.RetryAt)
 	q.ran(hook, "retry", took)
 	return q.write(ctx, a, func(now journal.Attachment) error {
 		now.Hooks = &failed
@@ -293,9 +319,12 @@ func (q *Queue) after(a journal.Attachment, hook string) journal.Attachment {
 // giveUp writes a dead letter for the hook that failed and goes on without it.
 func (q *Queue) giveUp(ctx context.Context, a journal.Attachment, failed journal.Hooks) error {
 	letter := journal.DeadLetter{
-		Hook: failed.Next, Attachment: a, Attempts: failed.Attempts, Error: failed.Error, At: time.Now().UTC(),
+		Hook: failed.Next, Attachment: a, Attempts: failed.Attempts, Error: failed.Error,
+		At: time.Now().UTC(),
 	}
-	err := q.write(ctx, a, func(now journal.Attachment) error { return q.Journal.GiveUp(letter, q.after(now, failed.Next)) })
+	err := q.write(ctx, a, func(now journal.Attachment) error {
+		return q.Journal.GiveUp(letter, q.after(now, failed.Next))
+	})
 	if err != nil {
 		return err
 	}
@@ -309,18 +338,22 @@ func (q *Queue) event(letter journal.DeadLetter) {
 	if q.Recorder == nil {
 		return
 	}
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: q.Node, UID: types.UID(q.Node)}
+	node := &corev1.ObjectReference{
+		APIVersion: "v1", Kind: "Node", Name: q.Node, UID: types.UID(q.Node),
+	}
 	regarding := node
 	if pod := letter.Attachment.Pod; pod.Name != "" {
-		regarding = &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+		regarding = &corev1.ObjectReference{
+			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+		}
 	}
 	q.Recorder.Eventf(regarding, node, corev1.EventTypeWarning, "PostDeleteHookFailed", "RunHook",
 		"post-delete hook %s of Function %s on node %s was given up after %d attempts: %s",
 		letter.Hook, letter.Attachment.Function, q.Node, letter.Attempts, letter.Error)
 }
 
-// GiveUp gives up the hook that the Function waits for, which must be this one, as an administrator wishes. If it runs, it is stopped. The
-// others run then.
+// GiveUp gives up the hook that the Function waits for, which must be this one, as an administrator
+// wishes. If it runs, it is stopped. The others run then.
 func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
 	a, exists := q.Journal.Get(id)
 	if !exists || !due(a) {
@@ -342,18 +375,22 @@ func (q *Queue) GiveUp(ctx context.Context, id function.ID, hook string) error {
 	return nil
 }
 
-// write changes the journal with the Function's lock. Only the queue changes the hooks of a record from RestoredAt on, or of
-// a quarantined Function. An administrator can give up the hook that runs, and a quarantine can end: if the hooks or
-// RestoredAt have changed since a was read, nothing is written, and the error is errChanged. change gets the record as it is
-// now, because a quarantined Function may have been tried again meanwhile.
-func (q *Queue) write(ctx context.Context, a journal.Attachment, change func(now journal.Attachment) error) error {
+// write changes the journal with the Function's lock. Only the queue changes the hooks of a record
+// from RestoredAt on, or of a quarantined Function. An administrator can give up the hook that
+// runs, and a quarantine can end: if the hooks or RestoredAt have changed since a was read, nothing
+// is written, and the error is errChanged. change gets the record as it is now, because a
+// quarantined Function may have been tried again meanwhile.
+func (q *Queue) write(
+	ctx context.Context, a journal.Attachment, change func(now journal.Attachment) error,
+) error {
 	unlock, err := q.Journal.Lock(ctx, a.Function)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	now, exists := q.Journal.Get(a.Function)
-	if !exists || !due(now) || !now.RestoredAt.Equal(a.RestoredAt) || !reflect.DeepEqual(now.Hooks, a.Hooks) {
+	if !exists || !due(now) || !now.RestoredAt.Equal(a.RestoredAt) ||
+		!reflect.DeepEqual(now.Hooks, a.Hooks) {
 		return errChanged
 	}
 	return change(now)
@@ -367,7 +404,8 @@ func slowest(hook string) time.Duration {
 	return 5 * time.Minute
 }
 
-// delay is the pause after so many failed attempts, 1 or more: 1 s, 2 s, 4 s, ... slowest, each with up to a fifth more.
+// delay is the pause after so many failed attempts, 1 or more: 1 s, 2 s, 4 s, ... slowest, each
+// with up to a fifth more.
 func delay(attempts int, slowest time.Duration) time.Duration {
 	doubled := time.Second << min(attempts-1, 30)
 	return wait.Jitter(min(doubled, slowest), 0.2)

@@ -32,9 +32,12 @@ func released(i int) journal.Attachment {
 	at := time.Unix(1e9, 0).UTC()
 	return journal.Attachment{
 		Function: vf(i), PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: i,
-		Resource: "xpu.opiproject.org/fast", Pod: journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"},
-		Port: &journal.Port{Network: "blue", MAC: "02:00:00:00:00:01"}, CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"},
-		State: journal.Releasing, ReservedAt: at, Sandbox: "c1", AttachedAt: at.Add(time.Second), StoppedAt: at.Add(time.Minute),
+		Resource: "xpu.opiproject.org/fast",
+		Pod:      journal.Pod{Namespace: "default", Name: "pod1", UID: "pod1-uid"},
+		Port:     &journal.Port{Network: "blue", MAC: "02:00:00:00:00:01"},
+		CNI:      &journal.CNI{ContainerID: "c1", IfName: "net1"},
+		State:    journal.Releasing, ReservedAt: at, Sandbox: "c1", AttachedAt: at.Add(time.Second),
+		StoppedAt:  at.Add(time.Minute),
 		RestoredAt: at.Add(time.Minute + time.Millisecond), Hooks: &journal.Hooks{Next: portHook},
 	}
 }
@@ -52,7 +55,8 @@ type node struct {
 	hangs string   // name of the hook that runs until it is stopped
 	ran   []string // "function hook"
 
-	// event, where set, is called at every point where the agent could end. It says whether it has ended.
+	// event, where set, is called at every point where the agent could end. It says whether it has
+	// ended.
 	event func(what string) (dead bool)
 }
 
@@ -281,7 +285,8 @@ func TestNotRestored(t *testing.T) {
 	})
 }
 
-// TestPortIsNeverGivenUp: the Function is not free before the xPU says that the Port is gone, however long that takes.
+// TestPortIsNeverGivenUp: the Function is not free before the xPU says that the Port is gone,
+// however long that takes.
 func TestPortIsNeverGivenUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a")
@@ -292,11 +297,14 @@ func TestPortIsNeverGivenUp(t *testing.T) {
 		synctest.Wait()
 		n.wantFree(0, false)
 		record, _ := n.journal.Get(vf(0))
-		if h := record.Hooks; h.Next != portHook || h.Error != "xPU xpu-1 is away" || h.Attempts < 24*60 || h.Attempts > 24*60*2+10 {
+		if h := record.Hooks; h.Next != portHook || h.Error != "xPU xpu-1 is away" ||
+			h.Attempts < 24*60 || h.Attempts > 24*60*2+10 {
 			t.Errorf("hooks %+v, want some thousand attempts at the Port", h)
 		}
-		if letters := n.journal.DeadLetters(); len(letters) > 0 || slices.Contains(n.runs(0), "10-a") {
-			t.Errorf("dead letters %+v, runs of 10-a: %t", letters, slices.Contains(n.runs(0), "10-a"))
+		if letters := n.journal.DeadLetters(); len(letters) > 0 ||
+			slices.Contains(n.runs(0), "10-a") {
+			t.Errorf("dead letters %+v, runs of 10-a: %t", letters,
+				slices.Contains(n.runs(0), "10-a"))
 		}
 		n.mutex.Lock()
 		n.fails = nil
@@ -310,7 +318,8 @@ func TestPortIsNeverGivenUp(t *testing.T) {
 	})
 }
 
-// TestGivenUp: an executable that fails is tried again up to the limit, or not at all, and then the rest goes on.
+// TestGivenUp: an executable that fails is tried again up to the limit, or not at all, and then the
+// rest goes on.
 func TestGivenUp(t *testing.T) {
 	for name, test := range map[string]struct {
 		failure  error
@@ -335,12 +344,17 @@ func TestGivenUp(t *testing.T) {
 					t.Fatalf("dead letters %+v, want one", letters)
 				}
 				letter := letters[0]
-				if letter.Hook != "10-a" || letter.Attempts != test.attempts || letter.Error != test.failure.Error() ||
-					letter.Attachment.Pod.Name != "pod1" || letter.Attachment.Sandbox != "c1" || letter.At.IsZero() {
+				if letter.Hook != "10-a" || letter.Attempts != test.attempts ||
+					letter.Error != test.failure.Error() ||
+					letter.Attachment.Pod.Name != "pod1" || letter.Attachment.Sandbox != "c1" ||
+					letter.At.IsZero() {
 					t.Errorf("dead letter %+v", letter)
 				}
 				event := <-a.recorder.Events
-				for _, text := range []string{"Warning PostDeleteHookFailed", "10-a", "0000:3b:00.0/sf0", "node1", fmt.Sprintf("%d attempts", test.attempts), "busy"} {
+				for _, text := range []string{
+					"Warning PostDeleteHookFailed", "10-a", "0000:3b:00.0/sf0", "node1",
+					fmt.Sprintf("%d attempts", test.attempts), "busy",
+				} {
 					if !strings.Contains(event, text) {
 						t.Errorf("event %q, want %q in it", event, text)
 					}
@@ -348,8 +362,11 @@ func TestGivenUp(t *testing.T) {
 				if got := testutil.ToFloat64(a.deadLetters.WithLabelValues("10-a")); got != 1 {
 					t.Errorf("%v dead letters counted, want 1", got)
 				}
-				for result, want := range map[string]float64{"retry": float64(test.attempts - 1), "failed": 1, "done": 0} {
-					if got := testutil.ToFloat64(a.runs.WithLabelValues("10-a", result)); got != want {
+				for result, want := range map[string]float64{
+					"retry": float64(test.attempts - 1), "failed": 1, "done": 0,
+				} {
+					if got := testutil.ToFloat64(a.runs.WithLabelValues("10-a",
+						result)); got != want {
 						t.Errorf("%v runs counted with result %s, want %v", got, result, want)
 					}
 				}
@@ -363,7 +380,8 @@ type regarded struct{ objects []string }
 
 func (r *regarded) Eventf(regarding, _ runtime.Object, _, _, _, _ string, _ ...any) {
 	o := regarding.(*corev1.ObjectReference)
-	r.objects = append(r.objects, strings.Join([]string{o.Kind, o.Namespace, o.Name, string(o.UID)}, " "))
+	r.objects = append(r.objects,
+		strings.Join([]string{o.Kind, o.Namespace, o.Name, string(o.UID)}, " "))
 }
 
 // TestEventRegards: the event is at the pod, where people look; without one, at the node.
@@ -375,7 +393,9 @@ func TestEventRegards(t *testing.T) {
 	for _, a := range []journal.Attachment{released(0), unknown} {
 		q.event(journal.DeadLetter{Attachment: a, Hook: "10-a"})
 	}
-	if want := []string{"Pod default pod1 pod1-uid", "Node  node1 node1"}; !slices.Equal(r.objects, want) {
+	if want := []string{
+		"Pod default pod1 pod1-uid", "Node  node1 node1",
+	}; !slices.Equal(r.objects, want) {
 		t.Errorf("events regard %q, want %q", r.objects, want)
 	}
 }
@@ -398,7 +418,8 @@ func TestRestartDuringBackOff(t *testing.T) {
 		n.start(5)
 		synctest.Wait()
 		if got := len(n.runs(0)); got != before {
-			t.Errorf("%d runs right after the restart, want none before %s", got-before, record.Hooks.RetryAt)
+			t.Errorf("%d runs right after the restart, want none before %s", got-before,
+				record.Hooks.RetryAt)
 		}
 		time.Sleep(time.Hour)
 		synctest.Wait()
@@ -415,11 +436,14 @@ func TestClockSetBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t)
 		a := released(0)
-		a.Hooks = &journal.Hooks{Next: portHook, Attempts: 1, Error: "away", RetryAt: time.Now().AddDate(1, 0, 0)}
+		a.Hooks = &journal.Hooks{
+			Next: portHook, Attempts: 1, Error: "away", RetryAt: time.Now().AddDate(1, 0, 0),
+		}
 		must.Succeed(t, n.journal.Put(a))
 		n.start(5)
 		begin := time.Now()
-		for exists := true; exists && time.Since(begin) < 24*time.Hour; _, exists = n.journal.Get(vf(0)) {
+		for exists := true; exists &&
+			time.Since(begin) < 24*time.Hour; _, exists = n.journal.Get(vf(0)) {
 			time.Sleep(time.Second)
 		}
 		if took := time.Since(begin); took > 2*time.Minute {
@@ -480,7 +504,8 @@ func TestDirectoryCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestParallel: Functions do not wait for each other, and the hooks of one Function never run at once.
+// TestParallel: Functions do not wait for each other, and the hooks of one Function never run at
+// once.
 func TestParallel(t *testing.T) {
 	const functions = 64
 	bubble(t, func(t *testing.T) {
@@ -508,7 +533,8 @@ func TestParallel(t *testing.T) {
 	})
 }
 
-// TestNewGeneration: should another hand have changed the record while a hook ran, the queue leaves it alone.
+// TestNewGeneration: should another hand have changed the record while a hook ran, the queue leaves
+// it alone.
 func TestNewGeneration(t *testing.T) {
 	next := released(0).BackToReserved()
 	next.Pod.Name = "pod2"
@@ -538,7 +564,8 @@ func TestNewGeneration(t *testing.T) {
 				n.start(10)
 				synctest.Wait()
 				n.wantRuns(0, test.runs...)
-				if a, exists := n.journal.Get(vf(0)); test.put.State == journal.Reserved && (!exists || a.Pod.Name != "pod2") {
+				if a, exists := n.journal.Get(vf(0)); test.put.State == journal.Reserved &&
+					(!exists || a.Pod.Name != "pod2") {
 					t.Errorf("record %+v", a)
 				}
 			})
@@ -570,8 +597,9 @@ func TestWriteFails(t *testing.T) {
 	})
 }
 
-// TestKilled ends the agent at every point of the queue's work, before and after each hook and each write. The next
-// agent goes on: every hook runs at least once, none before those it comes after, and the Function becomes free.
+// TestKilled ends the agent at every point of the queue's work, before and after each hook and each
+// write. The next agent goes on: every hook runs at least once, none before those it comes after,
+// and the Function becomes free.
 func TestKilled(t *testing.T) {
 	for name, test := range map[string]struct {
 		fails  func(run int) error // of 10-a
@@ -646,15 +674,18 @@ func TestDelay(t *testing.T) {
 	for _, test := range []struct {
 		attempts       int
 		atLeast, below time.Duration
-	}{{1, time.Second, 1200 * time.Millisecond}, {2, 2 * time.Second, 2400 * time.Millisecond}, {5, 16 * time.Second, 19200 * time.Millisecond},
+	}{{1, time.Second, 1200 * time.Millisecond}, {2, 2 * time.Second, 2400 * time.Millisecond},
+		{5, 16 * time.Second, 19200 * time.Millisecond},
 		{10, 5 * time.Minute, 6 * time.Minute}, {1 << 40, 5 * time.Minute, 6 * time.Minute}} {
 		if got := delay(test.attempts, 5*time.Minute); got < test.atLeast || got > test.below {
-			t.Errorf("pause after %d attempts %s, want %s to %s", test.attempts, got, test.atLeast, test.below)
+			t.Errorf("pause after %d attempts %s, want %s to %s", test.attempts, got, test.atLeast,
+				test.below)
 		}
 	}
 }
 
-// TestGiveUpByHand: an administrator gives up a hook that waits to be run again, or that runs at the moment, and no other.
+// TestGiveUpByHand: an administrator gives up a hook that waits to be run again, or that runs at
+// the moment, and no other.
 func TestGiveUpByHand(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-a", "20-b")
@@ -664,12 +695,16 @@ func TestGiveUpByHand(t *testing.T) {
 		a := n.start(3)
 		time.Sleep(90 * time.Second)
 		synctest.Wait()
-		for hook, want := range map[string]string{"10-a": `waits for hook "port"`, "": `waits for hook "port"`} {
-			if err := a.GiveUp(t.Context(), vf(0), hook); err == nil || !strings.Contains(err.Error(), want) {
+		for hook, want := range map[string]string{
+			"10-a": `waits for hook "port"`, "": `waits for hook "port"`,
+		} {
+			if err := a.GiveUp(t.Context(), vf(0), hook); err == nil ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("giving up %q: error %v, want %q", hook, err, want)
 			}
 		}
-		if err := a.GiveUp(t.Context(), vf(1), portHook); err == nil || !strings.Contains(err.Error(), "waits for no post-delete hook") {
+		if err := a.GiveUp(t.Context(), vf(1), portHook); err == nil ||
+			!strings.Contains(err.Error(), "waits for no post-delete hook") {
 			t.Errorf("a free Function: error %v", err)
 		}
 		must.Succeed(t, a.GiveUp(t.Context(), vf(0), portHook))
@@ -682,7 +717,8 @@ func TestGiveUpByHand(t *testing.T) {
 			t.Errorf("runs %v, want 10-a once, and then 20-b", runs)
 		}
 		letters := n.journal.DeadLetters()
-		if len(letters) != 2 || letters[0].Error != "given up by an administrator: xPU xpu-1 is away" ||
+		if len(letters) != 2 ||
+			letters[0].Error != "given up by an administrator: xPU xpu-1 is away" ||
 			letters[1].Hook != "10-a" || letters[1].Error != "given up by an administrator" {
 			t.Errorf("dead letters %+v", letters)
 		}
@@ -693,12 +729,15 @@ func TestGiveUpByHand(t *testing.T) {
 func quarantinedVF(i int) journal.Attachment {
 	a := released(i)
 	a.RestoredAt, a.Hooks = time.Time{}, nil
-	a.Quarantine = &journal.Quarantine{Reason: journal.MayLeak, Message: "macvlan evil0", Since: a.StoppedAt}
+	a.Quarantine = &journal.Quarantine{
+		Reason: journal.MayLeak, Message: "macvlan evil0", Since: a.StoppedAt,
+	}
 	return a
 }
 
-// TestQuarantinedPortGoes: the Port of a Function that did not come back is deleted, also if the Function is tried again
-// meanwhile. The administrator's hooks wait until it is back, and the record stays.
+// TestQuarantinedPortGoes: the Port of a Function that did not come back is deleted, also if the
+// Function is tried again meanwhile. The administrator's hooks wait until it is back, and the
+// record stays.
 func TestQuarantinedPortGoes(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t, "10-tell")
@@ -709,7 +748,10 @@ func TestQuarantinedPortGoes(t *testing.T) {
 				return nil
 			}
 			again, _ := n.journal.Get(vf(0)) // the lifecycle tries again, in vain
-			again.Quarantine = &journal.Quarantine{Reason: journal.MayLeak, Message: "macvlan evil1", Since: again.StoppedAt, Attempts: 1}
+			again.Quarantine = &journal.Quarantine{
+				Reason: journal.MayLeak, Message: "macvlan evil1", Since: again.StoppedAt,
+				Attempts: 1,
+			}
 			must.Succeed(t, n.journal.Put(again))
 			return errors.New("xPU is away")
 		}
@@ -719,7 +761,8 @@ func TestQuarantinedPortGoes(t *testing.T) {
 		n.wantRuns(0, portHook, portHook)
 		got, exists := n.journal.Get(vf(0))
 		want := &journal.Hooks{Done: []string{portHook}}
-		if diff := cmp.Diff(want, got.Hooks); diff != "" || !exists || got.Quarantine == nil || got.Quarantine.Attempts != 1 {
+		if diff := cmp.Diff(want, got.Hooks); diff != "" || !exists || got.Quarantine == nil ||
+			got.Quarantine.Attempts != 1 {
 			t.Errorf("record %+v, hooks (-want +got):\n%s", got, diff)
 		}
 
@@ -733,7 +776,8 @@ func TestQuarantinedPortGoes(t *testing.T) {
 	})
 }
 
-// TestQuarantinedPortGivenUp: an administrator who knows that the Port is gone says so, as of any other Function.
+// TestQuarantinedPortGivenUp: an administrator who knows that the Port is gone says so, as of any
+// other Function.
 func TestQuarantinedPortGivenUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		n := newNode(t)

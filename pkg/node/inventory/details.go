@@ -19,7 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// lastSeen is what was seen of a Function, for while a pod has the netdev and RDMA devices, and for what is read once.
+// lastSeen is what was seen of a Function, for while a pod has the netdev and RDMA devices, and for
+// what is read once.
 type lastSeen struct {
 	instance instance
 	netdev   string
@@ -37,15 +38,18 @@ type lastSeen struct {
 	driver     string // when iommuGroup was read
 }
 
-// complete fills in what can change while the Function exists. A PF must be completed before its VFs and SFs.
+// complete fills in what can change while the Function exists. A PF must be completed before its
+// VFs and SFs.
 func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) function.Function {
 	m := s.before[f.ID]
 	switch {
 	case m.instance == now:
-	case f.Kind == function.PF: // its VFs and SFs keep what they have of it until something else is seen
+	case f.Kind == function.PF:
+		// its VFs and SFs keep what they have of it until something else is seen
 		m = lastSeen{
-			instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, closed: m.closed, downOpen: m.downOpen,
-			speed: m.speed,
+			instance: now, netdev: m.netdev, linkType: m.linkType, down: m.down, closed: m.closed,
+			downOpen: m.downOpen,
+			speed:    m.speed,
 		}
 	default:
 		m = lastSeen{instance: now} // it was another device with the same ID
@@ -71,7 +75,8 @@ func (s *scanner) complete(f function.Function, device sysfs.Dir, now instance) 
 	return f
 }
 
-// readNetdev reads the driver and the netdev. What was seen last of the netdev counts while it is away, as in a pod.
+// readNetdev reads the driver and the netdev. What was seen last of the netdev counts while it is
+// away, as in a pod.
 func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	var err error
 	f.Driver, err = device.Link("driver")
@@ -84,7 +89,9 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 		s.report(device, reasonDriver, err)
 	}
 	if f.Netdev == "" {
-		if m.closed { // a netdev is set down before it moves to another namespace (dev_change_net_namespace in net/core/dev.c)
+		// a netdev is set down before it moves to another namespace (dev_change_net_namespace in
+		// net/core/dev.c)
+		if m.closed {
 			m.down, m.closed = m.downOpen, false
 		}
 		return
@@ -100,7 +107,8 @@ func (s *scanner) readNetdev(f *function.Function, device sysfs.Dir, m *lastSeen
 
 // readLink reads whether a PF's netdev has a link. Nothing changes if that cannot be read.
 func (s *scanner) readLink(device, netdev sysfs.Dir, m *lastSeen) {
-	if carrier, err := netdev.Attribute("carrier"); err == nil { // the kernel refuses while the netdev is down
+	// the kernel refuses while the netdev is down
+	if carrier, err := netdev.Attribute("carrier"); err == nil {
 		m.down, m.closed = carrier != "1", false
 		m.speed = cmp.Or(readSpeed(netdev), m.speed)
 		return
@@ -115,8 +123,9 @@ func (s *scanner) readLink(device, netdev sysfs.Dir, m *lastSeen) {
 	m.down, m.closed = state != "up", state != "up"
 }
 
-// readSpeed reads the speed of a link in Mbit/s. It is 0 if the driver does not tell it, and while there is no link: some drivers then tell
-// SPEED_UNKNOWN, which is -1, and of others the file cannot be read (speed_show in net/core/net-sysfs.c).
+// readSpeed reads the speed of a link in Mbit/s. It is 0 if the driver does not tell it, and while
+// there is no link: some drivers then tell SPEED_UNKNOWN, which is -1, and of others the file
+// cannot be read (speed_show in net/core/net-sysfs.c).
 func readSpeed(netdev sysfs.Dir) int {
 	text, err := netdev.Attribute("speed")
 	if err != nil {
@@ -132,7 +141,8 @@ func readSpeed(netdev sysfs.Dir) int {
 // linkTypes are those of include/uapi/linux/if_arp.h that a Function can have.
 var linkTypes = map[string]string{"1": "ether", "32": "infiniband"}
 
-// attribute reads a file, "" if it cannot be read. A missing file is no problem, as the netdev may have been removed.
+// attribute reads a file, "" if it cannot be read. A missing file is no problem, as the netdev may
+// have been removed.
 func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) string {
 	text, err := of.Attribute(name)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -141,7 +151,8 @@ func (s *scanner) attribute(device, of sysfs.Dir, name string, why reason) strin
 	return text
 }
 
-// readRDMA reads the RDMA devices. Their directory exists, but is empty, while they are in another network namespace.
+// readRDMA reads the RDMA devices. Their directory exists, but is empty, while they are in another
+// network namespace.
 func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	found, exists, err := device.Dir("infiniband").Names()
 	s.report(device, reasonRDMA, err)
@@ -156,7 +167,8 @@ func (s *scanner) readRDMA(f *function.Function, device sysfs.Dir, m *lastSeen) 
 		m.rdma, m.pkey = found, ""
 	}
 	if len(found) > 0 && f.LinkType == "infiniband" {
-		m.pkey = s.attribute(device, device.Dir("infiniband", found[0], "ports/1/pkeys"), "0", reasonRDMA)
+		m.pkey = s.attribute(device, device.Dir("infiniband", found[0], "ports/1/pkeys"), "0",
+			reasonRDMA)
 	}
 	f.RDMA, f.RDMADevices, f.RDMAMode, f.PKey = true, m.rdma, s.rdmaMode(), m.pkey
 }
@@ -174,20 +186,22 @@ func (s *scanner) readRDMAMode() function.RDMAMode {
 	case shared == "N":
 		return function.RDMAExclusive
 	default:
-		err = fmt.Errorf("mode of the RDMA system: netns_mode of ib_core: %q: must be Y or N", shared)
+		err = fmt.Errorf("mode of the RDMA system: netns_mode of ib_core: %q: must be Y or N",
+			shared)
 	}
 	s.report("", reasonRDMA, err)
 	return ""
 }
 
-// readIOMMUGroup reads the group once for each driver. Without an IOMMU, vfio makes up a group a little after the link to
-// vfio-pci appears, and takes it away with the driver.
+// readIOMMUGroup reads the group once for each driver. Without an IOMMU, vfio makes up a group a
+// little after the link to vfio-pci appears, and takes it away with the driver.
 func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *lastSeen) {
 	coming := m.iommuGroup == "" && f.HandedBy() == function.VFIO
 	if !m.iommuRead || m.driver != f.Driver || coming {
 		group, err := device.Link("iommu_group")
 		s.report(device, reasonIOMMU, err)
-		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup { // real groups have no name
+		// real groups have no name
+		if name, _ := device.Dir("iommu_group").Attribute("name"); name == quirk.NoIOMMUGroup {
 			group = quirk.NoIOMMUPrefix + group
 		}
 		m.driver, m.iommuGroup, m.iommuRead = f.Driver, group, err == nil
@@ -195,7 +209,8 @@ func (s *scanner) readIOMMUGroup(f *function.Function, device sysfs.Dir, m *last
 	f.IOMMUGroup = m.iommuGroup
 }
 
-// readVDPAs lists the vDPA devices of the node. Of several with one parent it takes the first by name.
+// readVDPAs lists the vDPA devices of the node. Of several with one parent it takes the first by
+// name.
 func (s *scanner) readVDPAs() {
 	s.vdpas = map[string]function.VDPA{}
 	bus := s.sysfs.Dir(sysfs.VDPADevices)
@@ -230,11 +245,12 @@ func readVDPA(name string, dir sysfs.Dir) (parent string, vdpa function.VDPA, er
 	return parent, vdpa, err
 }
 
-// ddpProfile is the DDP package of a PF that had this netdev. Another package can be loaded only when the driver is bound
-// or reloaded, which makes a new netdev.
+// ddpProfile is the DDP package of a PF that had this netdev. Another package can be loaded only
+// when the driver is bound or reloaded, which makes a new netdev.
 type ddpProfile struct{ netdev, name string }
 
-// readDDPProfile asks devlink only when the answer may have changed, because the firmware takes a while.
+// readDDPProfile asks devlink only when the answer may have changed, because the firmware takes a
+// while.
 func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastSeen) string {
 	known := m.ddp
 	m.ddp = nil
@@ -253,7 +269,8 @@ func (s *scanner) readDDPProfile(f function.Function, device sysfs.Dir, m *lastS
 	return known.name
 }
 
-// devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no such thing.
+// devlinkDDPProfile reads what "devlink dev info" shows as fw.app.name, "" where a driver has no
+// such thing.
 func devlinkDDPProfile(netNS string, pf pci.Address) (string, error) {
 	conn, err := devlink.Dial(netNS)
 	if err != nil {

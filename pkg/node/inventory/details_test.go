@@ -42,22 +42,32 @@ func TestDetails(t *testing.T) {
 		remove []string
 		want   func(*function.Function)
 	}{
-		"firmware number": {tree: sysfsTree{vf + "acpi_index": "101"}, want: func(f *function.Function) { f.ACPIIndex = "101" }},
+		"firmware number": {
+			tree: sysfsTree{vf + "acpi_index": "101"}, want: func(f *function.Function) {
+				f.ACPIIndex = "101"
+			},
+		},
 		"IOMMU group": {
-			tree: sysfsTree{vf + "iommu_group": "-> ../../../../kernel/iommu_groups/42", "kernel/iommu_groups/42/type": "DMA-FQ"},
+			tree: sysfsTree{vf + "iommu_group": "-> ../../../../kernel/iommu_groups/42",
+				"kernel/iommu_groups/42/type": "DMA-FQ"},
 			want: func(f *function.Function) { f.IOMMUGroup = "42" },
 		},
 		"vfio-pci without an IOMMU": {
 			tree: sysfsTree{
-				vf + "driver":      "-> ../../../../bus/pci/drivers/vfio-pci",
-				vf + "iommu_group": "-> ../../../../kernel/iommu_groups/3", "kernel/iommu_groups/3/name": "vfio-noiommu",
+				vf + "driver":                "-> ../../../../bus/pci/drivers/vfio-pci",
+				vf + "iommu_group":           "-> ../../../../kernel/iommu_groups/3",
+				"kernel/iommu_groups/3/name": "vfio-noiommu",
 			},
 			want: func(f *function.Function) { f.Driver, f.IOMMUGroup = "vfio-pci", "noiommu-3" },
 		},
 		"RDMA": {
-			tree: sysfsTree{rdmaMode: "Y", vf + "infiniband/mlx5_3/": "", vf + "infiniband/mlx5_2/": ""},
+			tree: sysfsTree{
+				rdmaMode: "Y", vf + "infiniband/mlx5_3/": "", vf + "infiniband/mlx5_2/": "",
+			},
 			want: func(f *function.Function) {
-				f.RDMA, f.RDMADevices, f.RDMAMode = true, []string{"mlx5_2", "mlx5_3"}, function.RDMAShared
+				f.RDMA, f.RDMADevices, f.RDMAMode = true, []string{
+					"mlx5_2", "mlx5_3",
+				}, function.RDMAShared
 			},
 		},
 		"RDMA device that was in a pod from the start": {
@@ -66,17 +76,23 @@ func TestDetails(t *testing.T) {
 		},
 		"InfiniBand": {
 			tree: sysfsTree{
-				rdmaMode: "Y", vf + "net/ens3f0v0/type": "32", vf + "infiniband/mlx5_2/ports/1/pkeys/0": "0x8050",
+				rdmaMode: "Y", vf + "net/ens3f0v0/type": "32",
+				vf + "infiniband/mlx5_2/ports/1/pkeys/0": "0x8050",
 			},
 			want: func(f *function.Function) {
-				f.LinkType, f.RDMA, f.RDMADevices, f.PKey = "infiniband", true, []string{"mlx5_2"}, "0x8050"
+				f.LinkType, f.RDMA, f.RDMADevices, f.PKey = "infiniband", true, []string{
+					"mlx5_2",
+				}, "0x8050"
 				f.RDMAMode = function.RDMAShared
 			},
 		},
-		"other link type": {tree: sysfsTree{vf + "net/ens3f0v0/type": "772"}, want: func(f *function.Function) {}},
+		"other link type": {
+			tree: sysfsTree{vf + "net/ens3f0v0/type": "772"}, want: func(f *function.Function) {},
+		},
 		"vDPA through virtio": {
 			tree: sysfsTree{
-				"bus/vdpa/devices/vdpa0": "-> ../../../" + vf + "vdpa0", vf + "vdpa0/driver": "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
+				"bus/vdpa/devices/vdpa0":           "-> ../../../" + vf + "vdpa0",
+				vf + "vdpa0/driver":                "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
 				vf + "vdpa0/virtio4/net/eth9/type": "1",
 			},
 			want: func(f *function.Function) {
@@ -85,7 +101,8 @@ func TestDetails(t *testing.T) {
 		},
 		"vDPA through virtio, in a pod": {
 			tree: sysfsTree{
-				"bus/vdpa/devices/vdpa0": "-> ../../../" + vf + "vdpa0", vf + "vdpa0/driver": "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
+				"bus/vdpa/devices/vdpa0":  "-> ../../../" + vf + "vdpa0",
+				vf + "vdpa0/driver":       "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
 				vf + "vdpa0/virtio4/net/": "",
 			},
 			want: func(f *function.Function) {
@@ -93,7 +110,8 @@ func TestDetails(t *testing.T) {
 			},
 		},
 		"variant of vfio-pci": {
-			tree:   sysfsTree{vf + "driver": "-> ../../../../bus/pci/drivers/vendors_own", vf + "vfio-dev/vfio0/": ""},
+			tree: sysfsTree{vf + "driver": "-> ../../../../bus/pci/drivers/vendors_own",
+				vf + "vfio-dev/vfio0/": ""},
 			remove: []string{vf + "net"},
 			want: func(f *function.Function) {
 				f.Driver, f.Passthrough, f.Netdev, f.NoNetdev = "vendors_own", function.VFIO, "", true
@@ -111,7 +129,9 @@ func TestDetails(t *testing.T) {
 			},
 		},
 		"uio": {
-			tree:   sysfsTree{vf + "driver": "-> ../../../../bus/pci/drivers/dpdk", vf + "uio/uio0/": ""},
+			tree: sysfsTree{
+				vf + "driver": "-> ../../../../bus/pci/drivers/dpdk", vf + "uio/uio0/": "",
+			},
 			remove: []string{vf + "net"},
 			want: func(f *function.Function) {
 				f.Driver, f.Passthrough, f.Netdev, f.NoNetdev = "dpdk", function.UIO, "", true
@@ -123,23 +143,30 @@ func TestDetails(t *testing.T) {
 		},
 		"vDPA through vhost, first of two": {
 			tree: sysfsTree{
-				"bus/vdpa/devices/blue": "-> ../../../" + vf + "blue", vf + "blue/driver": "-> ../../../../../../bus/vdpa/drivers/vhost_vdpa",
+				"bus/vdpa/devices/blue": "-> ../../../" + vf +
+					"blue", vf + "blue/driver": "-> ../../../../../../bus/vdpa/drivers/vhost_vdpa",
 				vf + "blue/vhost-vdpa-7/": "",
 				"bus/vdpa/devices/red":    "-> ../../../" + vf + "red", vf + "red/": "",
 			},
 			want: func(f *function.Function) {
-				f.VDPA = function.VDPA{Name: "blue", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-7"}
+				f.VDPA = function.VDPA{
+					Name: "blue", Driver: "vhost_vdpa", CharDevice: "vhost-vdpa-7",
+				}
 			},
 		},
 		"accelerator": {
 			id: function.ID{Address: "0000:3b:10.0"},
 			tree: under("0000:3b:10.0", sysfsTree{
-				"class": "0x120000", "vendor": "0x8086", "device": "0x0d90", "numa_node": "1", "driver": "-> ../../../../bus/pci/drivers/vfio-pci",
+				"class": "0x120000", "vendor": "0x8086", "device": "0x0d90", "numa_node": "1",
+				"driver": "-> ../../../../bus/pci/drivers/vfio-pci",
 			}),
 			want: func(f *function.Function) {
 				*f = function.Function{
-					ID: function.ID{Address: "0000:3b:10.0"}, Kind: function.PF, Class: function.Accelerator, PF: "0000:3b:10.0", PFDriver: "vfio-pci", Index: -1,
-					Vendor: "8086", Device: "0d90", Driver: "vfio-pci", NUMANode: 1, PCIeRoot: "pci0000:3a", LinkUp: true,
+					ID: function.ID{Address: "0000:3b:10.0"}, Kind: function.PF,
+					Class: function.Accelerator, PF: "0000:3b:10.0",
+					PFDriver: "vfio-pci", Index: -1,
+					Vendor: "8086", Device: "0d90", Driver: "vfio-pci", NUMANode: 1,
+					PCIeRoot: "pci0000:3a", LinkUp: true,
 					Passthrough: function.VFIO, NoNetdev: true,
 				}
 			},
@@ -165,15 +192,19 @@ func TestDetails(t *testing.T) {
 	}
 }
 
-// TestNetdevOfVDPA: the netdev that is attached is the one that is shown, before the first scan and after it.
+// TestNetdevOfVDPA: the netdev that is attached is the one that is shown, before the first scan and
+// after it.
 func TestNetdevOfVDPA(t *testing.T) {
 	root := t.TempDir()
 	vf := inTree + "0000:3b:01.0/"
 	host().add(sysfsTree{
-		"bus/vdpa/devices/vdpa0": "-> ../../../" + vf + "vdpa0", vf + "vdpa0/driver": "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
+		"bus/vdpa/devices/vdpa0":           "-> ../../../" + vf + "vdpa0",
+		vf + "vdpa0/driver":                "-> ../../../../../../bus/vdpa/drivers/virtio_vdpa",
 		vf + "vdpa0/virtio4/net/eth9/type": "1",
 	}).write(t, root)
-	i := New(Options{SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) { return nil, nil }})
+	i := New(Options{SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) {
+		return nil, nil
+	}})
 	for _, when := range []string{"before the first scan", "after it"} {
 		name, err := i.Netdev(function.ID{Address: "0000:3b:01.0"})
 		if name != "eth9" || err != nil {
@@ -186,15 +217,18 @@ func TestNetdevOfVDPA(t *testing.T) {
 	}
 }
 
-// TestWhatPodsTake covers that a pod which takes the netdev and the RDMA device changes nothing else, that a driver
-// which goes takes along what it made, and that another device at the address starts anew.
+// TestWhatPodsTake covers that a pod which takes the netdev and the RDMA device changes nothing
+// else, that a driver which goes takes along what it made, and that another device at the address
+// starts anew.
 func TestWhatPodsTake(t *testing.T) {
 	root := t.TempDir()
 	const dir = inTree + "0000:3b:01.0/"
 	vfio := sysfsTree{dir + "driver": "-> ../../../../bus/pci/drivers/vfio-pci"}
-	group := sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/42", "kernel/iommu_groups/42/type": "DMA-FQ"}
+	group := sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/42",
+		"kernel/iommu_groups/42/type": "DMA-FQ"}
 	host().add(group).add(sysfsTree{
-		dir + "net/ens3f0v0/type": "32", dir + "infiniband/mlx5_2/ports/1/pkeys/0": "0x7fff", rdmaMode: "N",
+		dir + "net/ens3f0v0/type": "32", dir + "infiniband/mlx5_2/ports/1/pkeys/0": "0x7fff",
+		rdmaMode: "N",
 	}).write(t, root)
 	s := testScanner(root)
 	want := wantVF(0, "ens3f0v0")
@@ -218,7 +252,8 @@ func TestWhatPodsTake(t *testing.T) {
 	remove(dir+"net/ens3f0v0", dir+"infiniband/mlx5_2")
 	want.Netdev = ""
 	look("in a pod")
-	sysfsTree{dir + "net/ens3f0v0/type": "32", dir + "infiniband/mlx5_9/ports/1/pkeys/0": "0x8001"}.write(t, root)
+	sysfsTree{dir + "net/ens3f0v0/type": "32",
+		dir + "infiniband/mlx5_9/ports/1/pkeys/0": "0x8001"}.write(t, root)
 	want.Netdev, want.RDMADevices, want.PKey = "ens3f0v0", []string{"mlx5_9"}, "0x8001"
 	look("back, the RDMA device under another name")
 
@@ -235,7 +270,8 @@ func TestWhatPodsTake(t *testing.T) {
 	vfio.write(t, root)
 	want.Driver, want.Passthrough = "vfio-pci", function.VFIO
 	look("bound to vfio-pci, which is not ready yet")
-	sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/0", "kernel/iommu_groups/0/name": "vfio-noiommu"}.write(t, root)
+	sysfsTree{dir + "iommu_group": "-> ../../../../kernel/iommu_groups/0",
+		"kernel/iommu_groups/0/name": "vfio-noiommu"}.write(t, root)
 	want.IOMMUGroup = "noiommu-0"
 	look("vfio-pci is ready")
 
@@ -255,7 +291,8 @@ func TestRDMAMode(t *testing.T) {
 		inTree + "0000:3b:00.0/infiniband/mlx5_0/":   "",
 		inTree + "0000:3b:01.0/infiniband/":          "", // it is in a pod
 		inTree + "0000:3b:00.0/mlx5_core.sf.2/sfnum": "88",
-		"bus/auxiliary/devices/mlx5_core.sf.2":       "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
+		"bus/auxiliary/devices/mlx5_core.sf.2": "-> ../../../" + inTree +
+			"0000:3b:00.0/mlx5_core.sf.2",
 	}).write(t, root)
 	s := testScanner(root)
 	look := func(what string, want function.RDMAMode, told bool) {
@@ -268,7 +305,8 @@ func TestRDMAMode(t *testing.T) {
 			case f.RDMA && f.RDMAMode != want:
 				t.Errorf("%s: Function %s has mode %q, want %q", what, f.ID, f.RDMAMode, want)
 			case !f.RDMA && f.RDMAMode != "":
-				t.Errorf("%s: Function %s without an RDMA device has mode %q", what, f.ID, f.RDMAMode)
+				t.Errorf("%s: Function %s without an RDMA device has mode %q", what,
+					f.ID, f.RDMAMode)
 			case f.RDMA:
 				with++
 			}
@@ -287,7 +325,8 @@ func TestRDMAMode(t *testing.T) {
 		want function.RDMAMode
 		told bool
 	}{
-		{"Y", function.RDMAShared, true}, {"N", function.RDMAExclusive, true}, {"2", "", false}, {"", "", false},
+		{"Y", function.RDMAShared, true}, {"N", function.RDMAExclusive, true}, {"2", "", false},
+		{"", "", false},
 		{"Y", function.RDMAShared, true},
 	} {
 		sysfsTree{rdmaMode: test.text}.write(t, root)
@@ -300,10 +339,11 @@ func TestSubfunctionRDMA(t *testing.T) {
 	root := t.TempDir()
 	const sf = inTree + "0000:3b:00.0/mlx5_core.sf.2/"
 	host().add(sysfsTree{
-		"bus/auxiliary/devices/mlx5_core.sf.2":        "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
-		rdmaMode:                                      "Y",
-		sf + "sfnum":                                  "88",
-		sf + "infiniband/mlx5_5/":                     "",
+		"bus/auxiliary/devices/mlx5_core.sf.2": "-> ../../../" + inTree +
+			"0000:3b:00.0/mlx5_core.sf.2",
+		rdmaMode:                  "Y",
+		sf + "sfnum":              "88",
+		sf + "infiniband/mlx5_5/": "",
 		inTree + "0000:3b:00.0/infiniband/mlx5_0/":    "",
 		inTree + "0000:3b:00.0/iommu_group":           "-> ../../../../kernel/iommu_groups/7",
 		"bus/vdpa/devices/vdpa0":                      "-> ../../../" + sf + "vdpa0",
@@ -316,7 +356,9 @@ func TestSubfunctionRDMA(t *testing.T) {
 	want.ID, want.Kind, want.Index, want.Driver, want.Netdev, want.NoNetdev = got.ID, function.SF, 88, "", "", true
 	want.NumVFs, want.VFOffset, want.VFStride, want.TotalVFs = 0, 0, 0, 0
 	want.RDMAMode = function.RDMAShared
-	want.AuxDevice, want.RDMA, want.RDMADevices, want.VDPA = "mlx5_core.sf.2", true, []string{"mlx5_5"}, function.VDPA{Name: "vdpa0"}
+	want.AuxDevice, want.RDMA, want.RDMADevices, want.VDPA = "mlx5_core.sf.2", true, []string{
+		"mlx5_5",
+	}, function.VDPA{Name: "vdpa0"}
 	if diff := gocmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -326,8 +368,10 @@ func TestSubfunctionRDMA(t *testing.T) {
 func TestRDMAUnreadable(t *testing.T) {
 	vf := inTree + "0000:3b:01.0/"
 	for name, tree := range map[string]sysfsTree{
-		"devices":         {vf + "infiniband": "a file"},
-		"partition table": {vf + "infiniband/mlx5_2/ports/1/pkeys/0/": "", vf + "net/ib0/type": "32"},
+		"devices": {vf + "infiniband": "a file"},
+		"partition table": {
+			vf + "infiniband/mlx5_2/ports/1/pkeys/0/": "", vf + "net/ib0/type": "32",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -350,7 +394,8 @@ func TestRDMAUnreadable(t *testing.T) {
 	}
 }
 
-// TestDDPProfile covers that the firmware is asked once, and again when the driver may have loaded another package.
+// TestDDPProfile covers that the firmware is asked once, and again when the driver may have loaded
+// another package.
 func TestDDPProfile(t *testing.T) {
 	root := t.TempDir()
 	const pf = inTree + "0000:3b:00.0/"
@@ -387,7 +432,8 @@ func TestDDPProfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	look("netdev in a pod", "ICE OS Default Package", 1)
-	sysfsTree{pf + "net/ens3f0/type": "1", pf + "driver": "-> ../../../../bus/pci/drivers/none"}.write(t, root)
+	sysfsTree{pf + "net/ens3f0/type": "1",
+		pf + "driver": "-> ../../../../bus/pci/drivers/none"}.write(t, root)
 	look("another driver", "", 1)
 	answer = "ICE COMMS Package"
 	sysfsTree{pf + "driver": ice}.write(t, root)
@@ -447,7 +493,8 @@ func TestDefaultRoute(t *testing.T) {
 	look("unknown again: as it was", "ens3f0")
 }
 
-// TestLinkSpeed: the speed stays what the driver told last, so that a link that goes does not look like a slower one.
+// TestLinkSpeed: the speed stays what the driver told last, so that a link that goes does not look
+// like a slower one.
 func TestLinkSpeed(t *testing.T) {
 	root := t.TempDir()
 	const netdev = inTree + "0000:3b:00.0/net/ens3f0/"

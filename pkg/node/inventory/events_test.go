@@ -43,7 +43,8 @@ func TestUevents(t *testing.T) {
 	host := netns.New(t)
 	woken := follow(t, sources[1], host.Path())
 	receiveSoon(t, "subscription", woken)
-	if err := host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}); err != nil {
+	if err := host.Handle().
+		LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "br"}}); err != nil {
 		t.Fatal(err)
 	}
 	receiveSoon(t, "uevent", woken)
@@ -66,7 +67,9 @@ func TestUeventMatters(t *testing.T) {
 }
 
 func FuzzUevent(f *testing.F) {
-	f.Add([]byte("add@/devices/pci0000:3a/0000:3b:00.0\x00ACTION=add\x00SUBSYSTEM=pci\x00SEQNUM=1\x00"))
+	f.Add([]byte(
+		"add@/devices/pci0000:3a/0000:3b:00.0\x00ACTION=add\x00SUBSYSTEM=pci\x00SEQNUM=1\x00",
+	))
 	f.Add([]byte("SUBSYSTEM=net"))
 	f.Fuzz(func(t *testing.T, message []byte) {
 		if ueventMatters(message) && !bytes.Contains(message, []byte("SUBSYSTEM=")) {

@@ -32,7 +32,8 @@ func TestHostUse(t *testing.T) {
 		must.Succeed(t, err)
 		for _, f := range functions {
 			switch {
-			case f.ID == vf && (want == "" && f.HostUse != "" || !strings.Contains(f.HostUse, want)):
+			case f.ID == vf &&
+				(want == "" && f.HostUse != "" || !strings.Contains(f.HostUse, want)):
 				t.Errorf("%s: the VF's netdev %q, want %q", what, f.HostUse, want)
 			case f.Netdev == "" && f.HostUse != "":
 				t.Errorf("%s: Function %s, whose netdev is away, %q", what, f.ID, f.HostUse)
@@ -41,7 +42,9 @@ func TestHostUse(t *testing.T) {
 	}
 
 	look("not known", "no buffer space available")
-	failure, uses = nil, hostuse.Netdevs{"ens3f0": {Use: "has address 192.0.2.1/24"}, "ens3f0v0": {}}
+	failure, uses = nil, hostuse.Netdevs{
+		"ens3f0": {Use: "has address 192.0.2.1/24"}, "ens3f0v0": {},
+	}
 	look("another netdev's", "")
 	uses = hostuse.Netdevs{"ens3f0v0": {Use: "is a port of bridge br0", Parent: "0000:3b:01.0"}}
 	look("a bridge's port", "is a port of bridge br0")
@@ -75,19 +78,27 @@ func TestUsesAreHeard(t *testing.T) {
 		what, source string
 		make         func() error
 	}{
-		{"address comes", "addresses", func() error { return host.Handle().AddrAdd(link, address) }},
+		{"address comes", "addresses", func() error {
+			return host.Handle().AddrAdd(link,
+				address)
+		}},
 		{"default route", "routes", func() error {
-			return host.Handle().RouteAdd(&netlink.Route{Dst: all, LinkIndex: link.Attrs().Index, Gw: net.IPv4(10, 1, 0, 9)})
+			return host.Handle().RouteAdd(&netlink.Route{
+				Dst: all, LinkIndex: link.Attrs().Index, Gw: net.IPv4(10, 1, 0, 9),
+			})
 		}},
 		{"route in another table", "routes", func() error {
-			return host.Handle().RouteAdd(&netlink.Route{Dst: all, LinkIndex: link.Attrs().Index, Table: 100, Scope: unix.RT_SCOPE_LINK})
+			return host.Handle().RouteAdd(&netlink.Route{
+				Dst: all, LinkIndex: link.Attrs().Index, Table: 100, Scope: unix.RT_SCOPE_LINK,
+			})
 		}},
 		{"address goes", "addresses", func() error { return host.Handle().AddrDel(link, address) }},
 		{"bridge", "rtnetlink", func() error {
 			attributes := netlink.NewLinkAttrs()
 			attributes.Name = "br0"
 			bridge := &netlink.Bridge{LinkAttrs: attributes}
-			return errors.Join(host.Handle().LinkAdd(bridge), host.Handle().LinkSetMaster(link, bridge))
+			return errors.Join(host.Handle().LinkAdd(bridge),
+				host.Handle().LinkSetMaster(link, bridge))
 		}},
 	} {
 		must.Succeed(t, change.make())
@@ -99,7 +110,8 @@ func TestRouteMatters(t *testing.T) {
 	message := func(kind uint16, table, protocol, destinationType byte) []byte {
 		m := make([]byte, unix.SizeofNlMsghdr+unix.SizeofRtMsg)
 		binary.NativeEndian.PutUint16(m[4:], kind)
-		m[unix.SizeofNlMsghdr+4], m[unix.SizeofNlMsghdr+5], m[unix.SizeofNlMsghdr+7] = table, protocol, destinationType
+		m[unix.SizeofNlMsghdr+4], m[unix.SizeofNlMsghdr+5], m[unix.SizeofNlMsghdr+
+			7] = table, protocol, destinationType
 		return m
 	}
 	for _, tt := range []struct {
@@ -107,14 +119,22 @@ func TestRouteMatters(t *testing.T) {
 		message []byte
 		want    bool
 	}{
-		{"route comes", message(unix.RTM_NEWROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RTN_UNICAST), true},
-		{"route goes", message(unix.RTM_DELROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT, unix.RTN_UNICAST), true},
-		{"in another table", message(unix.RTM_NEWROUTE, 100, unix.RTPROT_STATIC, unix.RTN_UNICAST), true},
-		{"the kernel's", message(unix.RTM_NEWROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_KERNEL, unix.RTN_UNICAST), false},
-		{"local", message(unix.RTM_NEWROUTE, unix.RT_TABLE_LOCAL, unix.RTPROT_STATIC, unix.RTN_UNICAST), false},
-		{"multicast", message(unix.RTM_NEWROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RTN_MULTICAST), false},
-		{"no route", message(unix.RTM_NEWLINK, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RTN_UNICAST), false},
-		{"too short", message(unix.RTM_NEWROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC, unix.RTN_UNICAST)[:20], false},
+		{"route comes", message(unix.RTM_NEWROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC,
+			unix.RTN_UNICAST), true},
+		{"route goes", message(unix.RTM_DELROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_BOOT,
+			unix.RTN_UNICAST), true},
+		{"in another table", message(unix.RTM_NEWROUTE, 100, unix.RTPROT_STATIC, unix.RTN_UNICAST),
+			true},
+		{"the kernel's", message(unix.RTM_NEWROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_KERNEL,
+			unix.RTN_UNICAST), false},
+		{"local", message(unix.RTM_NEWROUTE, unix.RT_TABLE_LOCAL, unix.RTPROT_STATIC,
+			unix.RTN_UNICAST), false},
+		{"multicast", message(unix.RTM_NEWROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC,
+			unix.RTN_MULTICAST), false},
+		{"no route", message(unix.RTM_NEWLINK, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC,
+			unix.RTN_UNICAST), false},
+		{"too short", message(unix.RTM_NEWROUTE, unix.RT_TABLE_MAIN, unix.RTPROT_STATIC,
+			unix.RTN_UNICAST)[:20], false},
 		{"empty", nil, false},
 	} {
 		if got := routeMatters(tt.message); got != tt.want {
@@ -152,8 +172,10 @@ func TestAddressMatters(t *testing.T) {
 
 // FuzzRtnetlink: only messages with a whole struct rtmsg or ifaddrmsg matter.
 func FuzzRtnetlink(f *testing.F) {
-	f.Add([]byte{28, 0, 0, 0, unix.RTM_NEWROUTE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, unix.AF_INET, 0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0})
-	f.Add([]byte{24, 0, 0, 0, unix.RTM_NEWADDR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, unix.AF_INET, 24, 0, 0, 3, 0, 0, 0})
+	f.Add([]byte{28, 0, 0, 0, unix.RTM_NEWROUTE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, unix.AF_INET,
+		0, 0, 0, 254, 3, 0, 1, 0, 0, 0, 0})
+	f.Add([]byte{24, 0, 0, 0, unix.RTM_NEWADDR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, unix.AF_INET,
+		24, 0, 0, 3, 0, 0, 0})
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, message []byte) {
 		if routeMatters(message) && len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg ||

@@ -1,5 +1,6 @@
-// Package inventory knows the network functions of a node, and its accelerators: all of them, for as long as their PCI
-// devices exist, wherever their netdevs are. It reads sysfs when the kernel tells of a change and at no other time.
+// Package inventory knows the network functions of a node, and its accelerators: all of them, for
+// as long as their PCI devices exist, wherever their netdevs are. It reads sysfs when the kernel
+// tells of a change and at no other time.
 package inventory
 
 import (
@@ -29,11 +30,13 @@ import (
 )
 
 const (
-	// quiet is how long the kernel must have sent no event before a scan. It lets the kernel finish the change: RTM_DELLINK,
-	// for example, comes before sysfs loses the netdev.
-	quiet    = 50 * time.Millisecond
-	patience = 500 * time.Millisecond // the longest time from an event to the scan, however many events follow
-	retry    = time.Second            // until the next scan after one that could not read the PCI bus or the host's netdevs
+	// quiet is how long the kernel must have sent no event before a scan. It lets the kernel finish
+	// the change: RTM_DELLINK, for example, comes before sysfs loses the netdev.
+	quiet = 50 * time.Millisecond
+	// the longest time from an event to the scan, however many events follow
+	patience = 500 * time.Millisecond
+	// until the next scan after one that could not read the PCI bus or the host's netdevs
+	retry = time.Second
 )
 
 // Options of an [Inventory]. Only SysRoot is needed.
@@ -42,16 +45,18 @@ type Options struct {
 	NetNS   string // path of the host's network namespace; "" is the process's own
 	// HostNetdevs says what the host uses its netdevs for; nil asks the kernel.
 	HostNetdevs func() (hostuse.Netdevs, error)
-	// DDPProfile returns the name of the DDP package that a PF of driver ice runs, "" if it has none; nil asks devlink.
+	// DDPProfile returns the name of the DDP package that a PF of driver ice runs, "" if it has
+	// none; nil asks devlink.
 	DDPProfile func(pf pci.Address) (string, error)
-	// Changed, where set, is called after each scan that came out different, the first included, on the goroutine of
-	// [Inventory.Run]: it must not block.
+	// Changed, where set, is called after each scan that came out different, the first included, on
+	// the goroutine of [Inventory.Run]: it must not block.
 	Changed  func()
 	Registry prometheus.Registerer // for the metrics; nil for none
 	Log      logr.Logger
 }
 
-// Inventory knows the Functions of a node. Its methods may be called by several goroutines at once, but Run only once.
+// Inventory knows the Functions of a node. Its methods may be called by several goroutines at once,
+// but Run only once.
 type Inventory struct {
 	options Options
 	scanner *scanner // belongs to Run
@@ -73,7 +78,8 @@ func New(options Options) *Inventory {
 	}
 }
 
-// Snapshot returns all Functions, sorted by address, SFs behind their PF by sfnum. The caller owns the result.
+// Snapshot returns all Functions, sorted by address, SFs behind their PF by sfnum. The caller owns
+// the result.
 func (i *Inventory) Snapshot() []function.Function {
 	i.mutex.RLock()
 	defer i.mutex.RUnlock()
@@ -98,13 +104,13 @@ func (i *Inventory) Auxiliary(name string) (id function.ID, exists bool) {
 	return function.ID{}, false
 }
 
-// ErrNoNetdev is returned for a Function that has no netdev in any network namespace: it has no driver, or one that
-// makes none.
+// ErrNoNetdev is returned for a Function that has no netdev in any network namespace: it has no
+// driver, or one that makes none.
 var ErrNoNetdev = errors.New("has no netdev in any network namespace")
 
-// Netdev looks into sysfs for the name that the Function's netdev has on the host at this moment. It is "" while the
-// netdev is in another namespace. The error is an [ErrNoNetdev] where there is none at all, and an [fs.ErrNotExist]
-// where the Function is gone.
+// Netdev looks into sysfs for the name that the Function's netdev has on the host at this moment.
+// It is "" while the netdev is in another namespace. The error is an [ErrNoNetdev] where there is
+// none at all, and an [fs.ErrNotExist] where the Function is gone.
 func (i *Inventory) Netdev(id function.ID) (string, error) {
 	device, err := find(sysfs.Root(i.options.SysRoot), id)
 	var dir sysfs.Dir
@@ -121,8 +127,8 @@ func (i *Inventory) Netdev(id function.ID) (string, error) {
 	return ownNetdev(dir, names), nil
 }
 
-// Driver looks into sysfs for the kernel driver that the Function has at this moment, "" for none. The error is an
-// [fs.ErrNotExist] where the Function is gone.
+// Driver looks into sysfs for the kernel driver that the Function has at this moment, "" for none.
+// The error is an [fs.ErrNotExist] where the Function is gone.
 func (i *Inventory) Driver(id function.ID) (string, error) {
 	device, err := find(sysfs.Root(i.options.SysRoot), id)
 	driver := ""
@@ -138,7 +144,8 @@ func (i *Inventory) Driver(id function.ID) (string, error) {
 	return driver, nil
 }
 
-// virtioVDPA is the name of the Function's vDPA device on virtio_vdpa, "" for none. Without a scan it looks into sysfs.
+// virtioVDPA is the name of the Function's vDPA device on virtio_vdpa, "" for none. Without a scan
+// it looks into sysfs.
 func (i *Inventory) virtioVDPA(id function.ID) string {
 	if f, known := i.Get(id); known {
 		return virtioVDPA(f.VDPA)
@@ -157,7 +164,8 @@ func (i *Inventory) Synced(ctx context.Context) bool {
 	return loop.Wait(ctx, i.synced, 0)
 }
 
-// Run reads the Functions at once and again whenever the kernel tells of a change, until ctx ends. It then returns nil.
+// Run reads the Functions at once and again whenever the kernel tells of a change, until ctx ends.
+// It then returns nil.
 func (i *Inventory) Run(ctx context.Context) error {
 	var changes notify.Signal
 	events := changes.Subscribe(ctx)
@@ -174,10 +182,12 @@ func (i *Inventory) Run(ctx context.Context) error {
 		var pause time.Duration
 		err := i.scan()
 		if err != nil || i.scanner.problems[problem{"", reasonHostUse}] != nil {
-			pause = retry // reading the host's netdevs fails if they change meanwhile, and no event may follow
+			// reading the host's netdevs fails if they change meanwhile, and no event may follow
+			pause = retry
 		}
 		if err != nil && (failure == nil || failure.Error() != err.Error()) {
-			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry", retry.String())
+			i.options.Log.Error(err, "Cannot read the Functions, keeping what is known", "retry",
+				retry.String())
 		}
 		failure = err
 		if !loop.Wait(ctx, events, pause) {
@@ -196,7 +206,8 @@ func (i *Inventory) scan() error {
 	for p, err := range i.scanner.problems {
 		if old := before[p]; old == nil || old.Error() != err.Error() {
 			i.metrics.skipped.WithLabelValues(string(p.why)).Inc()
-			i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason", p.why, "error", err.Error())
+			i.options.Log.Info("Entry of sysfs skipped or incomplete", "entry", p.entry, "reason",
+				p.why, "error", err.Error())
 		}
 	}
 	if err != nil {
@@ -247,30 +258,36 @@ func find(root sysfs.Root, id function.ID) (sysfs.Dir, error) {
 var sources = [...]listen.Source{
 	listen.Links,
 	// Group 1 has the kernel's own uevents, group 2 what udev makes of them (lib/kobject_uevent.c).
-	{Name: "uevent", Protocol: unix.NETLINK_KOBJECT_UEVENT, Groups: listen.Groups(1), Matters: ueventMatters},
+	{Name: "uevent", Protocol: unix.NETLINK_KOBJECT_UEVENT, Groups: listen.Groups(1),
+		Matters: ueventMatters},
 	{
-		Name: "routes", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE),
+		Name: "routes", Protocol: unix.NETLINK_ROUTE,
+		Groups:  listen.Groups(unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE),
 		Matters: routeMatters,
 	},
 	{
-		Name: "addresses", Protocol: unix.NETLINK_ROUTE, Groups: listen.Groups(unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR),
+		Name: "addresses", Protocol: unix.NETLINK_ROUTE,
+		Groups:  listen.Groups(unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR),
 		Matters: addressMatters,
 	},
 }
 
-// ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is about a device
-// that is read for Functions.
+// ueventMatters says whether a uevent, "add@/devices/..\0ACTION=add\0..\0SUBSYSTEM=pci\0..", is
+// about a device that is read for Functions.
 func ueventMatters(message []byte) bool {
 	for variable := range bytes.SplitSeq(message, []byte{0}) {
 		if subsystem, ok := bytes.CutPrefix(variable, []byte("SUBSYSTEM=")); ok {
-			return slices.Contains([]string{"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa"}, string(subsystem))
+			return slices.Contains([]string{
+				"pci", "net", "virtio", "auxiliary", "infiniband", "vdpa",
+			}, string(subsystem))
 		}
 	}
 	return false
 }
 
-// routeMatters says whether a message of rtnetlink is about a route that counts as a use of its netdev: a struct nlmsghdr,
-// then a struct rtmsg (include/uapi/linux/rtnetlink.h). The kernel's own routes come and go with every netdev of a pod.
+// routeMatters says whether a message of rtnetlink is about a route that counts as a use of its
+// netdev: a struct nlmsghdr, then a struct rtmsg (include/uapi/linux/rtnetlink.h). The kernel's own
+// routes come and go with every netdev of a pod.
 func routeMatters(message []byte) bool {
 	if len(message) < unix.SizeofNlMsghdr+unix.SizeofRtMsg {
 		return false
@@ -278,16 +295,19 @@ func routeMatters(message []byte) bool {
 	kind, route := binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:]
 	table, protocol, destinationType := route[4], route[5], route[7]
 	return (kind == unix.RTM_NEWROUTE || kind == unix.RTM_DELROUTE) &&
-		table != unix.RT_TABLE_LOCAL && protocol != unix.RTPROT_KERNEL && destinationType == unix.RTN_UNICAST
+		table != unix.RT_TABLE_LOCAL && protocol != unix.RTPROT_KERNEL &&
+		destinationType == unix.RTN_UNICAST
 }
 
-// addressMatters says whether a message of rtnetlink is about an address that counts as a use of its netdev: a struct
-// nlmsghdr, then a struct ifaddrmsg (include/uapi/linux/if_addr.h). An IPv6 link-local address comes with every netdev.
+// addressMatters says whether a message of rtnetlink is about an address that counts as a use of
+// its netdev: a struct nlmsghdr, then a struct ifaddrmsg (include/uapi/linux/if_addr.h). An IPv6
+// link-local address comes with every netdev.
 func addressMatters(message []byte) bool {
 	if len(message) < unix.SizeofNlMsghdr+unix.SizeofIfAddrmsg {
 		return false
 	}
 	kind, address := binary.NativeEndian.Uint16(message[4:]), message[unix.SizeofNlMsghdr:]
 	family, scope := address[0], address[3]
-	return (kind == unix.RTM_NEWADDR || kind == unix.RTM_DELADDR) && !(family == unix.AF_INET6 && scope == unix.RT_SCOPE_LINK)
+	return (kind == unix.RTM_NEWADDR || kind == unix.RTM_DELADDR) &&
+		!(family == unix.AF_INET6 && scope == unix.RT_SCOPE_LINK)
 }

@@ -50,7 +50,8 @@ func newWorld(t *testing.T, card simulate.Card) *world {
 	t.Helper()
 	host, xpu := netns.New(t), netns.New(t)
 	simulated, err := simulate.New(t.Context(), simulate.Config{
-		Root: t.TempDir(), HostNS: host.Path(), XPUNS: xpu.Path(), Cards: []simulate.Card{card}, Log: logr.Discard(),
+		Root: t.TempDir(), HostNS: host.Path(), XPUNS: xpu.Path(), Cards: []simulate.Card{card},
+		Log: logr.Discard(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -60,9 +61,11 @@ func newWorld(t *testing.T, card simulate.Card) *world {
 			t.Error(err)
 		}
 	})
-	w := &world{simulated: simulated, host: host, changes: make(chan struct{}, 1), registry: prometheus.NewRegistry()}
+	w := &world{simulated: simulated, host: host, changes: make(chan struct{}, 1),
+		registry: prometheus.NewRegistry()}
 	w.Inventory = inventory.New(inventory.Options{
-		SysRoot: simulated.SysRoot(), NetNS: host.Path(), Changed: w.changed, Registry: w.registry, Log: logr.Discard(),
+		SysRoot: simulated.SysRoot(), NetNS: host.Path(), Changed: w.changed, Registry: w.registry,
+		Log: logr.Discard(),
 	})
 	run(t, w.Inventory)
 	return w
@@ -94,8 +97,8 @@ func run(t *testing.T, i *inventory.Inventory) {
 	}
 }
 
-// until waits for a state of the inventory, without looking more often than the inventory says that it changed, and
-// returns how long that took.
+// until waits for a state of the inventory, without looking more often than the inventory says that
+// it changed, and returns how long that took.
 func (w *world) until(t *testing.T, what string, holds func() bool) time.Duration {
 	t.Helper()
 	begin := time.Now()
@@ -132,11 +135,14 @@ func (w *world) get(t *testing.T, a pci.Address) function.Function {
 func TestKnowsTheCard(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 2, VFs: 2, NUMANode: 1})
 	common := function.Function{
-		Class: function.Network, Vendor: "15b3", Driver: "mlx5_core", PFDriver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a",
+		Class: function.Network, Vendor: "15b3", Driver: "mlx5_core", PFDriver: "mlx5_core",
+		NUMANode: 1, PCIeRoot: "pci0000:3a",
 		LinkType: "ether", LinkUp: true,
 	}
 	var want []function.Function
-	add := func(address, pf pci.Address, kind function.Kind, index int, pfName, netdev, device string) {
+	add := func(
+		address, pf pci.Address, kind function.Kind, index int, pfName, netdev, device string,
+	) {
 		f := common
 		f.ID.Address, f.PF, f.Kind, f.Index, f.PFName, f.Netdev, f.Device = address, pf, kind, index, pfName, netdev, device
 		if kind == function.PF {
@@ -169,7 +175,8 @@ xpu_inventory_functions{kind="PF"} 2
 xpu_inventory_functions{kind="SF"} 0
 xpu_inventory_functions{kind="VF"} 4
 `
-	if err := testutil.GatherAndCompare(w.registry, strings.NewReader(metrics), "xpu_inventory_functions"); err != nil {
+	if err := testutil.GatherAndCompare(w.registry, strings.NewReader(metrics),
+		"xpu_inventory_functions"); err != nil {
 		t.Error(err)
 	}
 }
@@ -212,8 +219,8 @@ func TestFollowsTheLink(t *testing.T) {
 	}
 }
 
-// TestRoutesReadAgain: as long as the routes cannot be read no Function counts as free of the default route, and the
-// kernel need not tell of anything when they can be.
+// TestRoutesReadAgain: as long as the routes cannot be read no Function counts as free of the
+// default route, and the kernel need not tell of anything when they can be.
 func TestRoutesReadAgain(t *testing.T) {
 	simulated, err := simulate.New(t.Context(), simulate.Config{
 		Root: t.TempDir(), Cards: []simulate.Card{{PFs: 1, VFs: 1}}, Log: logr.Discard(),
@@ -229,7 +236,8 @@ func TestRoutesReadAgain(t *testing.T) {
 	w := &world{changes: make(chan struct{}, 1)}
 	var readable atomic.Bool
 	w.Inventory = inventory.New(inventory.Options{
-		SysRoot: simulated.SysRoot(), NetNS: netns.New(t).Path(), Changed: w.changed, Log: logr.Discard(),
+		SysRoot: simulated.SysRoot(), NetNS: netns.New(t).Path(), Changed: w.changed,
+		Log: logr.Discard(),
 		HostNetdevs: func() (hostuse.Netdevs, error) {
 			if !readable.Load() {
 				return nil, netlink.ErrDumpInterrupted
@@ -246,7 +254,8 @@ func TestRoutesReadAgain(t *testing.T) {
 	w.until(t, "the routes are read again", func() bool { return !w.get(t, firstVF).DefaultRoute })
 }
 
-// TestNetdevMoves covers that a Function stays the same, but for Netdev, whatever a pod does with its netdev.
+// TestNetdevMoves covers that a Function stays the same, but for Netdev, whatever a pod does with
+// its netdev.
 func TestNetdevMoves(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 2})
 	pod := netns.New(t)
@@ -274,7 +283,8 @@ func TestNetdevMoves(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(pod.Handle().LinkSetName(link, "net1"), pod.Handle().LinkSetNsFd(link, w.host.Fd())); err != nil {
+	if err := errors.Join(pod.Handle().LinkSetName(link, "net1"),
+		pod.Handle().LinkSetNsFd(link, w.host.Fd())); err != nil {
 		t.Fatal(err)
 	}
 	w.until(t, "the netdev back", func() bool { return w.get(t, firstVF).Netdev == "net1" })
@@ -313,8 +323,8 @@ func TestPFMoves(t *testing.T) {
 	}
 }
 
-// TestQuietWhenNothingChanges covers that events without consequences change nothing, and that the inventory is not
-// worn out by very many.
+// TestQuietWhenNothingChanges covers that events without consequences change nothing, and that the
+// inventory is not worn out by very many.
 func TestQuietWhenNothingChanges(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	select {
@@ -331,7 +341,8 @@ func TestQuietWhenNothingChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// What comes after all of these has been seen when the inventory has seen a change that comes after them.
+	// What comes after all of these has been seen when the inventory has seen a change that comes
+	// after them.
 	if err := w.simulated.SetLink(firstPF, false); err != nil {
 		t.Fatal(err)
 	}
@@ -379,12 +390,16 @@ func TestNetdevOfNoDriver(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := os.Symlink("../../drivers/virtio-pci", filepath.Join(device, "driver")); err != nil {
+			if err := os.Symlink("../../drivers/virtio-pci",
+				filepath.Join(device, "driver")); err != nil {
 				t.Fatal(err)
 			}
 			id := function.ID{Address: firstVF}
-			netdev, err := inventory.New(inventory.Options{SysRoot: root, Log: logr.Discard()}).Netdev(id)
-			if netdev != "" || errors.Is(err, inventory.ErrNoNetdev) != test.none || err != nil && !test.none {
+			netdev, err := inventory.New(inventory.Options{
+				SysRoot: root, Log: logr.Discard(),
+			}).Netdev(id)
+			if netdev != "" || errors.Is(err, inventory.ErrNoNetdev) != test.none ||
+				err != nil && !test.none {
 				t.Errorf("Netdev = %q, %v", netdev, err)
 			}
 		})
@@ -392,7 +407,9 @@ func TestNetdevOfNoDriver(t *testing.T) {
 }
 
 func TestNodeWithoutPCI(t *testing.T) {
-	i := inventory.New(inventory.Options{SysRoot: t.TempDir(), NetNS: netns.New(t).Path(), Log: logr.Discard()})
+	i := inventory.New(inventory.Options{
+		SysRoot: t.TempDir(), NetNS: netns.New(t).Path(), Log: logr.Discard(),
+	})
 	run(t, i)
 	if got := i.Snapshot(); len(got) != 0 {
 		t.Errorf("Functions %v, want none", got)
@@ -407,7 +424,9 @@ func TestBusUnreadable(t *testing.T) {
 	if err := os.MkdirAll(device, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string]string{"class": "0x020000", "vendor": "0x15b3", "device": "0x1015"} {
+	for name, content := range map[string]string{
+		"class": "0x020000", "vendor": "0x15b3", "device": "0x1015",
+	} {
 		if err := os.WriteFile(filepath.Join(device, name), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -421,13 +440,17 @@ func TestBusUnreadable(t *testing.T) {
 			failed <- struct{}{}
 		}
 	}, funcr.Options{})
-	w.Inventory = inventory.New(inventory.Options{SysRoot: root, NetNS: host.Path(), Changed: w.changed, Registry: registry, Log: log})
+	w.Inventory = inventory.New(inventory.Options{
+		SysRoot: root, NetNS: host.Path(), Changed: w.changed, Registry: registry, Log: log,
+	})
 	run(t, w.Inventory)
 	w.until(t, "the NIC", func() bool { return w.count(function.PF) == 1 })
-	if err := errors.Join(os.Rename(devices, devices+".away"), os.WriteFile(devices, nil, 0o644)); err != nil {
+	if err := errors.Join(os.Rename(devices, devices+".away"),
+		os.WriteFile(devices, nil, 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	if err := host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "event"}}); err != nil {
+	if err := host.Handle().
+		LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "event"}}); err != nil {
 		t.Fatal(err)
 	}
 	<-failed
@@ -436,7 +459,8 @@ func TestBusUnreadable(t *testing.T) {
 	}
 }
 
-// TestComplainsOnce covers that a malformed entry is told of once while it stays as it is, and counted.
+// TestComplainsOnce covers that a malformed entry is told of once while it stays as it is, and
+// counted.
 func TestComplainsOnce(t *testing.T) {
 	host := netns.New(t)
 	root := t.TempDir()
@@ -464,7 +488,9 @@ func TestComplainsOnce(t *testing.T) {
 	}, funcr.Options{})
 	registry := prometheus.NewRegistry()
 	w := &world{changes: make(chan struct{}, 1), host: host, registry: registry}
-	w.Inventory = inventory.New(inventory.Options{SysRoot: root, NetNS: host.Path(), Changed: w.changed, Registry: registry, Log: log})
+	w.Inventory = inventory.New(inventory.Options{
+		SysRoot: root, NetNS: host.Path(), Changed: w.changed, Registry: registry, Log: log,
+	})
 	run(t, w.Inventory)
 
 	// Each round changes another device, so that a scan can be waited for.
@@ -473,7 +499,9 @@ func TestComplainsOnce(t *testing.T) {
 		if err := os.Mkdir(other, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		for name, content := range map[string]string{"class": "0x020000", "vendor": "0x15b3", "device": "0x1015"} {
+		for name, content := range map[string]string{
+			"class": "0x020000", "vendor": "0x15b3", "device": "0x1015",
+		} {
 			if err := os.WriteFile(filepath.Join(other, name), []byte(content), 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -481,14 +509,17 @@ func TestComplainsOnce(t *testing.T) {
 		if n == 2 {
 			write("class", "other garbage")
 		}
-		if err := host.Handle().LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("event%d", n)}}); err != nil {
+		if err := host.Handle().LinkAdd(&netlink.Bridge{
+			LinkAttrs: netlink.LinkAttrs{Name: fmt.Sprintf("event%d", n)},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		w.until(t, "the other NIC", func() bool { return w.count(function.PF) == n+1 })
 	}
 	mutex.Lock()
 	defer mutex.Unlock()
-	if len(lines) != 2 || !strings.Contains(lines[0], `"garbage`) || !strings.Contains(lines[1], `other garbage`) {
+	if len(lines) != 2 || !strings.Contains(lines[0], `"garbage`) ||
+		!strings.Contains(lines[1], `other garbage`) {
 		t.Errorf("log lines:\n%s\nwant one for each of the two states", strings.Join(lines, "\n"))
 	}
 	families, err := registry.Gather()
@@ -547,7 +578,8 @@ func large(b *testing.B) string {
 	return h.SysRoot()
 }
 
-// TestDriver: the driver is read at the moment of the question. A device that is gone has none, and says so.
+// TestDriver: the driver is read at the moment of the question. A device that is gone has none, and
+// says so.
 func TestDriver(t *testing.T) {
 	root := t.TempDir()
 	device := filepath.Join(root, "bus/pci/devices", string(firstVF))
@@ -559,7 +591,8 @@ func TestDriver(t *testing.T) {
 	for _, want := range []string{"", "igbvf", "vfio-pci"} {
 		if want != "" {
 			_ = os.Remove(filepath.Join(device, "driver"))
-			must.Succeed(t, os.Symlink("../../../../bus/pci/drivers/"+want, filepath.Join(device, "driver")))
+			must.Succeed(t,
+				os.Symlink("../../../../bus/pci/drivers/"+want, filepath.Join(device, "driver")))
 		}
 		if driver, err := i.Driver(function.ID{Address: firstVF}); err != nil || driver != want {
 			t.Errorf("driver %q, error %v; want %q", driver, err, want)
@@ -567,7 +600,8 @@ func TestDriver(t *testing.T) {
 	}
 }
 
-// TestHostUseByEvent: a VF that the host takes as a bridge's port is seen as used, and as free when the host lets it go.
+// TestHostUseByEvent: a VF that the host takes as a bridge's port is seen as used, and as free when
+// the host lets it go.
 func TestHostUseByEvent(t *testing.T) {
 	w := newWorld(t, simulate.Card{PFs: 1, VFs: 1})
 	attributes := netlink.NewLinkAttrs()
@@ -579,7 +613,9 @@ func TestHostUseByEvent(t *testing.T) {
 	use := func() string { return w.get(t, firstVF).HostUse }
 
 	must.Succeed(t, w.host.Handle().LinkSetMaster(link, bridge))
-	w.until(t, "the VF is a port of the bridge", func() bool { return use() == "is a port of bridge br0" })
+	w.until(t, "the VF is a port of the bridge", func() bool {
+		return use() == "is a port of bridge br0"
+	})
 	must.Succeed(t, w.host.Handle().LinkSetNoMaster(link))
 	w.until(t, "the VF has left the bridge", func() bool { return use() == "" })
 

@@ -22,13 +22,15 @@ func newMetrics(registry prometheus.Registerer) metrics {
 		}, []string{"kind"}),
 		skipped: factory.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpu_inventory_skipped_entries_total",
-			Help: "Entries of sysfs that were skipped or read incompletely, by what was wrong; each once while it stays so.",
+			Help: "Entries of sysfs that were skipped or read incompletely, by what was wrong; " +
+				"each once while it stays so.",
 		}, []string{"reason"}),
 		duration: factory.NewHistogram(prometheus.HistogramOpts{
-			Name:                        "xpu_inventory_scan_duration_seconds",
-			Help:                        "How long it took to read all Functions from sysfs.",
-			Buckets:                     prometheus.ExponentialBuckets(0.001, 2, 10),
-			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
+			Name:                           "xpu_inventory_scan_duration_seconds",
+			Help:                           "How long it took to read all Functions from sysfs.",
+			Buckets:                        prometheus.ExponentialBuckets(0.001, 2, 10),
+			NativeHistogramBucketFactor:    monitoring.NativeBucketFactor,
+			NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}),
 	}
 	for _, r := range reasons {

@@ -32,21 +32,24 @@ const (
 	reasonNetdev   reason = "netdev"    // left out
 	reasonCarrier  reason = "carrier"   // left out
 	reasonPhysfn   reason = "physfn"    // a VF without PF; skipped
-	reasonVirtfn   reason = "virtfn"    // a VF that its PF does not know, or a link to nothing; skipped
-	reasonParent   reason = "parent"    // an SF without PF; skipped
-	reasonSFNum    reason = "sfnum"     // an SF without sfnum, or with another SF's; skipped
-	reasonLinkType reason = "type"      // of a netdev; left out
-	reasonRDMA     reason = "rdma"      // of a device, or the mode of all; left out
-	reasonVDPA     reason = "vdpa"      // left out
-	reasonIOMMU    reason = "iommu"     // left out
-	reasonDDP      reason = "ddp"       // left out
-	reasonVFs      reason = "vfs"       // sriov_offset, sriov_stride or sriov_totalvfs; left out
-	reasonHostUse  reason = "host_use"  // of all netdevs, which stays as it was
+	// a VF that its PF does not know, or a link to nothing; skipped
+	reasonVirtfn   reason = "virtfn"
+	reasonParent   reason = "parent"   // an SF without PF; skipped
+	reasonSFNum    reason = "sfnum"    // an SF without sfnum, or with another SF's; skipped
+	reasonLinkType reason = "type"     // of a netdev; left out
+	reasonRDMA     reason = "rdma"     // of a device, or the mode of all; left out
+	reasonVDPA     reason = "vdpa"     // left out
+	reasonIOMMU    reason = "iommu"    // left out
+	reasonDDP      reason = "ddp"      // left out
+	reasonVFs      reason = "vfs"      // sriov_offset, sriov_stride or sriov_totalvfs; left out
+	reasonHostUse  reason = "host_use" // of all netdevs, which stays as it was
 )
 
 var reasons = []reason{
-	reasonAddress, reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDriver, reasonNetdev, reasonCarrier,
-	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA, reasonIOMMU, reasonDDP,
+	reasonAddress, reasonDevice, reasonClass, reasonID, reasonNUMANode, reasonDriver, reasonNetdev,
+	reasonCarrier,
+	reasonPhysfn, reasonVirtfn, reasonParent, reasonSFNum, reasonLinkType, reasonRDMA, reasonVDPA,
+	reasonIOMMU, reasonDDP,
 	reasonVFs, reasonHostUse,
 }
 
@@ -56,23 +59,27 @@ type problem struct {
 	why   reason
 }
 
-// hardware is what does not change of a PCI device, and what each scan sets anew: Kind, PF, Index, NumVFs and where VFs are.
+// hardware is what does not change of a PCI device, and what each scan sets anew: Kind, PF, Index,
+// NumVFs and where VFs are.
 type hardware struct {
 	instance
-	function.Function             // Class is "" for a device that is neither a network function nor an accelerator
-	physfn            pci.Address // "" where the device is no VF
-	sriov             bool        // the device can have VFs
-	lasting           bool        // false if an attribute that was missing may appear: the device must be read again
+	// Class is "" for a device that is neither a network function nor an accelerator
+	function.Function
+	physfn pci.Address // "" where the device is no VF
+	sriov  bool        // the device can have VFs
+	// false if an attribute that was missing may appear: the device must be read again
+	lasting bool
 }
 
-// instance tells a device from a later one at the same address. Inode numbers of sysfs are never used twice; other
-// file systems, in tests, need the time as well.
+// instance tells a device from a later one at the same address. Inode numbers of sysfs are never
+// used twice; other file systems, in tests, need the time as well.
 type instance struct {
 	inode uint64
 	ctime syscall.Timespec
 }
 
-// scanner reads all Functions at each scan, and remembers what need not be read again. It is for one goroutine at a time.
+// scanner reads all Functions at each scan, and remembers what need not be read again. It is for
+// one goroutine at a time.
 type scanner struct {
 	sysfs   sysfs.Root
 	options Options // with defaults
@@ -82,7 +89,8 @@ type scanner struct {
 	lastSeen map[function.ID]lastSeen
 	pfs      map[pci.Address]function.Function
 	vdpas    map[string]function.VDPA // by the name of the parent device
-	routed   map[string]bool          // by the name of the netdev; nil as long as the host's netdevs could not be read
+	// by the name of the netdev; nil as long as the host's netdevs could not be read
+	routed   map[string]bool
 	uses     hostuse.Netdevs          // nil as long as it could not be read
 	rdmaMode func() function.RDMAMode // reads it at the first call in a scan
 	problems map[problem]error
@@ -90,15 +98,20 @@ type scanner struct {
 
 func newScanner(options Options) *scanner {
 	if options.DDPProfile == nil {
-		options.DDPProfile = func(pf pci.Address) (string, error) { return devlinkDDPProfile(options.NetNS, pf) }
+		options.DDPProfile = func(pf pci.Address) (string, error) {
+			return devlinkDDPProfile(options.NetNS, pf)
+		}
 	}
 	if options.HostNetdevs == nil {
 		options.HostNetdevs = func() (hostuse.Netdevs, error) { return hostuse.Read(options.NetNS) }
 	}
-	return &scanner{sysfs: sysfs.Root(options.SysRoot), options: options, problems: map[problem]error{}}
+	return &scanner{
+		sysfs: sysfs.Root(options.SysRoot), options: options, problems: map[problem]error{},
+	}
 }
 
-// scan returns all Functions, sorted, and leaves in problems what is wrong with single entries. An error means that nothing could be read.
+// scan returns all Functions, sorted, and leaves in problems what is wrong with single entries. An
+// error means that nothing could be read.
 func (s *scanner) scan() ([]function.Function, error) {
 	s.problems = map[problem]error{}
 	entries, _, err := s.sysfs.Dir(sysfs.PCIDevices).Names()
@@ -139,7 +152,8 @@ func (s *scanner) readHardware(entries []string) {
 	for _, name := range entries {
 		address, err := pci.Parse(name)
 		if err != nil || string(address) != name {
-			s.report(s.sysfs.Dir(sysfs.PCIDevices, name), reasonAddress, errors.New("is not a PCI address"))
+			s.report(s.sysfs.Dir(sysfs.PCIDevices, name), reasonAddress,
+				errors.New("is not a PCI address"))
 			continue
 		}
 		dir := s.sysfs.PCI(address)
@@ -167,10 +181,13 @@ func instanceOf(path sysfs.Dir) (instance, error) {
 	return instance{stat.Ino, stat.Ctim}, nil
 }
 
-// readDevice reads the attributes of a device that do not change. It returns nil if the device has to be skipped.
+// readDevice reads the attributes of a device that do not change. It returns nil if the device has
+// to be skipped.
 func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 	dir := s.sysfs.PCI(address)
-	h := &hardware{instance: now, Function: function.Function{ID: function.ID{Address: address}, NUMANode: -1}}
+	h := &hardware{
+		instance: now, Function: function.Function{ID: function.ID{Address: address}, NUMANode: -1},
+	}
 	var err error
 	if h.Class, err = read(dir, "class", parseClass); err != nil {
 		s.report(dir, reasonClass, err)
@@ -206,7 +223,8 @@ func (s *scanner) readDevice(address pci.Address, now instance) *hardware {
 		return nil
 	}
 	h.sriov = dir.Has("sriov_totalvfs")
-	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in drivers/pci/iov.c).
+	// The kernel shows a new VF before it makes the VF's physfn (pci_iov_add_virtfn in
+	// drivers/pci/iov.c).
 	h.lasting = numaErr == nil && (h.sriov || h.physfn != "")
 	return h
 }
@@ -247,7 +265,8 @@ func (s *scanner) findVFs() {
 	}
 }
 
-// vfRouting reads where a PF's VFs are and how many it can have. Old kernels do not tell where they are.
+// vfRouting reads where a PF's VFs are and how many it can have. Old kernels do not tell where they
+// are.
 func (s *scanner) vfRouting(pf sysfs.Dir) (offset, stride, total int) {
 	var errs [3]error
 	offset, errs[0] = pf.Number("sriov_offset")

@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/hostuse"
 )
 
-// sysfsTree is the sysfs that a test wants: files by their path; a content that begins with "-> " is a symbolic link,
-// and a path that ends in "/" a directory.
+// sysfsTree is the sysfs that a test wants: files by their path; a content that begins with "-> "
+// is a symbolic link, and a path that ends in "/" a directory.
 type sysfsTree map[string]string
 
 func (s sysfsTree) add(other sysfsTree) sysfsTree {
@@ -40,12 +40,14 @@ func under(address string, files sysfsTree) sysfsTree {
 
 func nic(address, device string, more sysfsTree) sysfsTree {
 	return under(address, sysfsTree{
-		"class": "0x020000", "vendor": "0x15b3", "device": "0x" + device, "numa_node": "1", "driver": "-> ../../../../bus/pci/drivers/mlx5_core",
+		"class": "0x020000", "vendor": "0x15b3", "device": "0x" + device, "numa_node": "1",
+		"driver": "-> ../../../../bus/pci/drivers/mlx5_core",
 	}.add(more))
 }
 
 func pf(address, netdev string, vfs ...string) sysfsTree {
-	files := sysfsTree{"sriov_totalvfs": "16", "sriov_offset": "2", "sriov_stride": "1", "net/" + netdev + "/carrier": "1", "net/" + netdev + "/type": "1"}
+	files := sysfsTree{"sriov_totalvfs": "16", "sriov_offset": "2", "sriov_stride": "1",
+		"net/" + netdev + "/carrier": "1", "net/" + netdev + "/type": "1"}
 	for i, vf := range vfs {
 		files["virtfn"+strconv.Itoa(i)] = "-> ../" + vf
 	}
@@ -94,13 +96,17 @@ func host() sysfsTree {
 
 // testScanner knows no use of netdevs by the host.
 func testScanner(root string) *scanner {
-	return newScanner(Options{SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) { return nil, nil }})
+	return newScanner(Options{SysRoot: root, HostNetdevs: func() (hostuse.Netdevs, error) {
+		return nil, nil
+	}})
 }
 
 func wantPF() function.Function {
 	return function.Function{
-		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, Class: function.Network, PF: "0000:3b:00.0", PFName: "ens3f0", PFDriver: "mlx5_core", Index: -1,
-		NumVFs: 2, VFOffset: 2, VFStride: 1, TotalVFs: 16, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
+		ID: function.ID{Address: "0000:3b:00.0"}, Kind: function.PF, Class: function.Network,
+		PF: "0000:3b:00.0", PFName: "ens3f0", PFDriver: "mlx5_core", Index: -1,
+		NumVFs: 2, VFOffset: 2, VFStride: 1, TotalVFs: 16, Vendor: "15b3", Device: "a2dc",
+		Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: "ens3f0",
 		LinkType: "ether", LinkUp: true,
 	}
 }
@@ -123,7 +129,8 @@ const (
 	inTree = "devices/pci0000:3a/0000:3a:00.0/"
 )
 
-// TestScan changes something of a healthy host. What is wrong with one entry must not touch the others.
+// TestScan changes something of a healthy host. What is wrong with one entry must not touch the
+// others.
 func TestScan(t *testing.T) {
 	healthy := []function.Function{wantPF(), wantVF(0, "ens3f0v0"), wantVF(1, "")}
 	for name, tt := range map[string]struct {
@@ -134,7 +141,8 @@ func TestScan(t *testing.T) {
 	}{
 		"healthy": {want: healthy},
 		"no such class": {
-			change: sysfsTree{inTree + "0000:3b:01.0/class": "ethernet"}, want: []function.Function{healthy[0], healthy[2]},
+			change:   sysfsTree{inTree + "0000:3b:01.0/class": "ethernet"},
+			want:     []function.Function{healthy[0], healthy[2]},
 			problems: []problem{{onBus + "0000:3b:01.0", reasonClass}},
 		},
 		"class too long": {
@@ -146,11 +154,13 @@ func TestScan(t *testing.T) {
 			problems: []problem{{onBus + "0000:3a:1f.0", reasonClass}},
 		},
 		"endless class": {
-			change: sysfsTree{inTree + "0000:3a:1f.0/class": "0x02" + strings.Repeat("0", 1<<20)}, want: healthy,
+			change:   sysfsTree{inTree + "0000:3a:1f.0/class": "0x02" + strings.Repeat("0", 1<<20)},
+			want:     healthy,
 			problems: []problem{{onBus + "0000:3a:1f.0", reasonClass}},
 		},
 		"class is a directory": {
-			change: sysfsTree{inTree + "0000:3a:1f.0/class/": ""}, remove: []string{inTree + "0000:3a:1f.0/class"}, want: healthy,
+			change: sysfsTree{inTree + "0000:3a:1f.0/class/": ""},
+			remove: []string{inTree + "0000:3a:1f.0/class"}, want: healthy,
 			problems: []problem{{onBus + "0000:3a:1f.0", reasonClass}},
 		},
 		"no vendor": {
@@ -158,47 +168,67 @@ func TestScan(t *testing.T) {
 			problems: []problem{{onBus + "0000:3b:01.1", reasonID}},
 		},
 		"unreadable numa_node": {
-			change:   sysfsTree{inTree + "0000:3b:01.0/numa_node": "north"},
-			want:     []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
+			change: sysfsTree{inTree + "0000:3b:01.0/numa_node": "north"},
+			want: []function.Function{
+				healthy[0], changed(healthy[1], func(f *function.Function) {
+					f.NUMANode = -1
+				}), healthy[2],
+			},
 			problems: []problem{{onBus + "0000:3b:01.0", reasonNUMANode}},
 		},
 		"kernel without NUMA": {
 			remove: []string{inTree + "0000:3b:01.0/numa_node"},
-			want:   []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
+			want: []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) {
+				f.NUMANode = -1
+			}), healthy[2]},
 		},
 		"no NUMA affinity": {
 			change: sysfsTree{inTree + "0000:3b:01.0/numa_node": "-1"},
-			want:   []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) { f.NUMANode = -1 }), healthy[2]},
+			want: []function.Function{healthy[0], changed(healthy[1], func(f *function.Function) {
+				f.NUMANode = -1
+			}), healthy[2]},
 		},
 		"unreadable sriov_offset": {
-			change:   sysfsTree{inTree + "0000:3b:00.0/sriov_offset": "far"},
-			want:     []function.Function{changed(healthy[0], func(f *function.Function) { f.VFOffset = 0 }), healthy[1], healthy[2]},
+			change: sysfsTree{inTree + "0000:3b:00.0/sriov_offset": "far"},
+			want: []function.Function{changed(healthy[0], func(f *function.Function) {
+				f.VFOffset = 0
+			}), healthy[1], healthy[2]},
 			problems: []problem{{onBus + "0000:3b:00.0", reasonVFs}},
 		},
 		"old kernel": {
-			remove: []string{inTree + "0000:3b:00.0/sriov_offset", inTree + "0000:3b:00.0/sriov_stride"},
+			remove: []string{
+				inTree + "0000:3b:00.0/sriov_offset", inTree + "0000:3b:00.0/sriov_stride",
+			},
 			want: []function.Function{
-				changed(healthy[0], func(f *function.Function) { f.VFOffset, f.VFStride = 0, 0 }), healthy[1], healthy[2],
+				changed(healthy[0], func(f *function.Function) { f.VFOffset, f.VFStride = 0, 0 }),
+				healthy[1], healthy[2],
 			},
 		},
 		"physfn of a PF that is not there": {
-			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../0000:3c:00.0"}, want: []function.Function{healthy[0], healthy[2]},
+			change:   sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../0000:3c:00.0"},
+			want:     []function.Function{healthy[0], healthy[2]},
 			problems: []problem{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"physfn to garbage": {
-			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../\xff"}, want: []function.Function{healthy[0], healthy[2]},
+			change:   sysfsTree{inTree + "0000:3b:01.0/physfn": "-> ../\xff"},
+			want:     []function.Function{healthy[0], healthy[2]},
 			problems: []problem{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"physfn is a file": {
-			change: sysfsTree{inTree + "0000:3b:01.0/physfn": "0000:3b:00.0"}, want: []function.Function{healthy[0], healthy[2]},
+			change:   sysfsTree{inTree + "0000:3b:01.0/physfn": "0000:3b:00.0"},
+			want:     []function.Function{healthy[0], healthy[2]},
 			problems: []problem{{onBus + "0000:3b:01.0", reasonPhysfn}},
 		},
 		"the PF does not know the VF": {
-			remove:   []string{inTree + "0000:3b:00.0/virtfn0"},
-			want:     []function.Function{changed(healthy[0], func(f *function.Function) { f.NumVFs = 1 }), healthy[2]},
+			remove: []string{inTree + "0000:3b:00.0/virtfn0"},
+			want: []function.Function{
+				changed(healthy[0], func(f *function.Function) { f.NumVFs = 1 }), healthy[2],
+			},
 			problems: []problem{{onBus + "0000:3b:01.0", reasonVirtfn}},
 		},
-		"the VF does not know its PF yet": {remove: []string{inTree + "0000:3b:01.0/physfn"}, want: healthy},
+		"the VF does not know its PF yet": {
+			remove: []string{inTree + "0000:3b:01.0/physfn"}, want: healthy,
+		},
 		"virtfn to garbage": {
 			change: sysfsTree{inTree + "0000:3b:00.0/virtfn7": "-> ../nothing"}, want: healthy,
 			problems: []problem{{onBus + "0000:3b:00.0/virtfn7", reasonVirtfn}},
@@ -230,23 +260,32 @@ func TestScan(t *testing.T) {
 		"PF down": {
 			change: sysfsTree{inTree + "0000:3b:00.0/net/ens3f0/operstate": "down"},
 			remove: []string{inTree + "0000:3b:00.0/net/ens3f0/carrier"},
-			want:   each(healthy, func(f *function.Function) { f.LinkUp, f.AdminDown = false, true }),
+			want: each(healthy, func(f *function.Function) {
+				f.LinkUp, f.AdminDown = false, true
+			}),
 		},
 		"PF whose netdev is away": {
 			remove: []string{inTree + "0000:3b:00.0/net/ens3f0"},
-			want: append([]function.Function{changed(healthy[0], func(f *function.Function) { f.PFName, f.Netdev, f.LinkType, f.NoNetdev = "", "", "", true })},
+			want: append([]function.Function{changed(healthy[0], func(f *function.Function) {
+				f.PFName, f.Netdev, f.LinkType, f.NoNetdev = "", "", "", true
+			})},
 				changed(healthy[1], func(f *function.Function) { f.PFName = "" }),
 				changed(healthy[2], func(f *function.Function) { f.PFName, f.LinkType = "", "" })),
 		},
 		"VF without driver": {
 			remove: []string{inTree + "0000:3b:01.1/driver"},
-			want:   []function.Function{healthy[0], healthy[1], changed(healthy[2], func(f *function.Function) { f.Driver = "" })},
+			want: []function.Function{
+				healthy[0], healthy[1], changed(healthy[2], func(f *function.Function) {
+					f.Driver = ""
+				}),
+			},
 		},
 		"PF in switchdev mode": {
 			change: sysfsTree{
-				inTree + "0000:3b:00.0/net/aaa/phys_port_name":    "pf0vf0",
-				inTree + "0000:3b:00.0/net/aab/phys_port_name":    "c1pf0vf1",
-				inTree + "0000:3b:00.0/net/aac/carrier":           "1", // a representor that is being made says nothing yet
+				inTree + "0000:3b:00.0/net/aaa/phys_port_name": "pf0vf0",
+				inTree + "0000:3b:00.0/net/aab/phys_port_name": "c1pf0vf1",
+				// a representor that is being made says nothing yet
+				inTree + "0000:3b:00.0/net/aac/carrier":           "1",
 				inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": "p0",
 			},
 			want: healthy,
@@ -271,14 +310,19 @@ func TestScan(t *testing.T) {
 				inTree + "0000:3b:01.1/virtio3/net/ens3f0v1/phys_port_name": "",
 			},
 			remove: []string{inTree + "0000:3b:01.1/net"},
-			want:   []function.Function{healthy[0], healthy[1], changed(wantVF(1, "ens3f0v1"), func(f *function.Function) { f.Driver = "virtio-pci" })},
+			want: []function.Function{
+				healthy[0], healthy[1], changed(wantVF(1, "ens3f0v1"), func(f *function.Function) {
+					f.Driver = "virtio-pci"
+				}),
+			},
 		},
 		"PF that is a virtio device": {
 			change: sysfsTree{
 				inTree + "0000:3b:00.0/driver":                     "-> ../../../../bus/pci/drivers/virtio-pci",
 				inTree + "0000:3b:00.0/virtio2/net/ens3f0/carrier": "0",
 				inTree + "0000:3b:00.0/virtio2/net/ens3f0/type":    "1",
-				"class/net/ens3f0":                                 "-> ../../" + inTree + "0000:3b:00.0/virtio2/net/ens3f0",
+				"class/net/ens3f0": "-> ../../" + inTree +
+					"0000:3b:00.0/virtio2/net/ens3f0",
 			},
 			remove: []string{inTree + "0000:3b:00.0/net"},
 			want: each(healthy, func(f *function.Function) {
@@ -289,7 +333,8 @@ func TestScan(t *testing.T) {
 			}),
 		},
 		"NIC without SR-IOV": {
-			change: nic("0000:3b:1f.0", "1015", sysfsTree{"net/eth7/carrier": "1", "net/eth7/type": "1"}),
+			change: nic("0000:3b:1f.0", "1015",
+				sysfsTree{"net/eth7/carrier": "1", "net/eth7/type": "1"}),
 			want: append(slices.Clone(healthy), changed(wantPF(), func(f *function.Function) {
 				f.ID.Address, f.PF, f.Device, f.PFName, f.Netdev, f.NumVFs = "0000:3b:1f.0", "0000:3b:1f.0", "1015", "eth7", "eth7", 0
 				f.VFOffset, f.VFStride, f.TotalVFs = 0, 0, 0
@@ -297,21 +342,25 @@ func TestScan(t *testing.T) {
 		},
 		"SF": {
 			change: sysfsTree{
-				"bus/auxiliary/devices/mlx5_core.sf.2":                    "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
+				"bus/auxiliary/devices/mlx5_core.sf.2": "-> ../../../" + inTree +
+					"0000:3b:00.0/mlx5_core.sf.2",
 				inTree + "0000:3b:00.0/mlx5_core.sf.2/sfnum":              "88",
 				inTree + "0000:3b:00.0/mlx5_core.sf.2/driver":             "-> ../../../../../bus/auxiliary/drivers/mlx5_core.sf",
 				inTree + "0000:3b:00.0/mlx5_core.sf.2/net/ens3f0s88/type": "1",
-				"bus/auxiliary/devices/mlx5_core.eth.0":                   "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.eth.0",
+				"bus/auxiliary/devices/mlx5_core.eth.0": "-> ../../../" + inTree +
+					"0000:3b:00.0/mlx5_core.eth.0",
 			},
 			want: []function.Function{healthy[0], changed(wantPF(), func(f *function.Function) {
-				f.ID, f.Kind, f.Index, f.NumVFs = function.SubfunctionID("0000:3b:00.0", 88), function.SF, 88, 0
+				f.ID, f.Kind, f.Index, f.NumVFs = function.SubfunctionID("0000:3b:00.0",
+					88), function.SF, 88, 0
 				f.VFOffset, f.VFStride, f.TotalVFs = 0, 0, 0
 				f.Driver, f.Netdev, f.AuxDevice = "mlx5_core.sf", "ens3f0s88", "mlx5_core.sf.2"
 			}), healthy[1], healthy[2]},
 		},
 		"SFs that cannot be": {
 			change: sysfsTree{
-				"bus/auxiliary/devices/mlx5_core.sf.3":                 "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.3",
+				"bus/auxiliary/devices/mlx5_core.sf.3": "-> ../../../" + inTree +
+					"0000:3b:00.0/mlx5_core.sf.3",
 				inTree + "0000:3b:00.0/mlx5_core.sf.3/sfnum":           "4294967296",
 				"bus/auxiliary/devices/mlx5_core.sf.4":                 "-> ../../../devices/platform/mlx5_core.sf.4",
 				"devices/platform/mlx5_core.sf.4/sfnum":                "1",
@@ -321,8 +370,10 @@ func TestScan(t *testing.T) {
 			},
 			want: healthy,
 			problems: []problem{
-				{"bus/auxiliary/devices/mlx5_core.sf.3", reasonSFNum}, {"bus/auxiliary/devices/mlx5_core.sf.4", reasonParent},
-				{"bus/auxiliary/devices/mlx5_core.sf.5", reasonParent}, {"bus/auxiliary/devices/mlx5_core.sf.6", reasonParent},
+				{"bus/auxiliary/devices/mlx5_core.sf.3", reasonSFNum},
+				{"bus/auxiliary/devices/mlx5_core.sf.4", reasonParent},
+				{"bus/auxiliary/devices/mlx5_core.sf.5", reasonParent},
+				{"bus/auxiliary/devices/mlx5_core.sf.6", reasonParent},
 			},
 		},
 	} {
@@ -330,7 +381,10 @@ func TestScan(t *testing.T) {
 			root := t.TempDir()
 			tree := host()
 			for _, gone := range tt.remove {
-				maps.DeleteFunc(tree, func(name, _ string) bool { return name == gone || strings.HasPrefix(name, gone+"/") })
+				maps.DeleteFunc(tree, func(name, _ string) bool {
+					return name == gone ||
+						strings.HasPrefix(name, gone+"/")
+				})
 			}
 			tree.add(tt.change).write(t, root)
 			s := testScanner(root)
@@ -342,8 +396,11 @@ func TestScan(t *testing.T) {
 				if diff := gocmp.Diff(tt.want, got); diff != "" {
 					t.Errorf("Functions (-want +got):\n%s", diff)
 				}
-				problems := slices.SortedFunc(maps.Keys(s.problems), func(a, b problem) int { return cmp.Compare(a.entry, b.entry) })
-				if diff := gocmp.Diff(tt.problems, problems, gocmp.AllowUnexported(problem{})); diff != "" {
+				problems := slices.SortedFunc(maps.Keys(s.problems), func(a, b problem) int {
+					return cmp.Compare(a.entry, b.entry)
+				})
+				if diff := gocmp.Diff(tt.problems, problems,
+					gocmp.AllowUnexported(problem{})); diff != "" {
 					t.Errorf("problems (-want +got):\n%s\n%v", diff, s.problems)
 				}
 			}
@@ -384,11 +441,17 @@ func TestScanAgain(t *testing.T) {
 	scan("at first", healthy)
 
 	remove(inTree + "0000:3b:00.0/net/ens3f0")
-	scan("the PF's netdev is in a pod", append([]function.Function{changed(healthy[0], func(f *function.Function) { f.Netdev = "" })}, healthy[1:]...))
+	scan("the PF's netdev is in a pod",
+		append([]function.Function{changed(healthy[0], func(f *function.Function) {
+			f.Netdev = ""
+		})}, healthy[1:]...))
 
-	sysfsTree{inTree + "0000:3b:00.0/net/uplink/carrier": "0", inTree + "0000:3b:00.0/net/uplink/type": "1"}.write(t, root)
+	sysfsTree{inTree + "0000:3b:00.0/net/uplink/carrier": "0",
+		inTree + "0000:3b:00.0/net/uplink/type": "1"}.write(t, root)
 	scan("it is back under another name and without link", append(
-		[]function.Function{changed(healthy[0], func(f *function.Function) { f.Netdev, f.PFName, f.LinkUp = "uplink", "uplink", false })},
+		[]function.Function{changed(healthy[0], func(f *function.Function) {
+			f.Netdev, f.PFName, f.LinkUp = "uplink", "uplink", false
+		})},
 		each(healthy[1:], func(f *function.Function) { f.PFName, f.LinkUp = "uplink", false })...))
 
 	remove(inTree + "0000:3b:00.0/net/uplink")
@@ -399,8 +462,14 @@ func TestScanAgain(t *testing.T) {
 
 	remove(onBus + "0000:3b:01.1")
 	remove(inTree + "0000:3b:01.1")
-	vf("0000:3b:01.1", "0000:3b:00.0", "").add(sysfsTree{inTree + "0000:3b:01.1/device": "0xa2dd"}).write(t, root)
-	scan("another VF at the address", []function.Function{healthy[0], wantVF(0, ""), changed(wantVF(1, ""), func(f *function.Function) { f.Device = "a2dd" })})
+	vf("0000:3b:01.1", "0000:3b:00.0",
+		"").add(sysfsTree{inTree + "0000:3b:01.1/device": "0xa2dd"}).write(t, root)
+	scan("another VF at the address",
+		[]function.Function{
+			healthy[0], wantVF(0, ""), changed(wantVF(1, ""), func(f *function.Function) {
+				f.Device = "a2dd"
+			}),
+		})
 
 	for _, gone := range []string{"virtfn0", "virtfn1"} {
 		remove(inTree + "0000:3b:00.0/" + gone)
@@ -417,7 +486,10 @@ func TestScanAgain(t *testing.T) {
 	scan("no card", []function.Function{})
 
 	pf("0000:3b:00.0", "ens9f0").write(t, root)
-	scan("another card", []function.Function{changed(alone, func(f *function.Function) { f.PFName, f.Netdev = "ens9f0", "ens9f0" })})
+	scan("another card",
+		[]function.Function{changed(alone, func(f *function.Function) {
+			f.PFName, f.Netdev = "ens9f0", "ens9f0"
+		})})
 }
 
 func TestPCIeRootAsKubernetesSeesIt(t *testing.T) {
@@ -428,7 +500,8 @@ func TestPCIeRootAsKubernetesSeesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, f := range functions {
-		want, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(string(f.ID.Address), deviceattribute.WithFSFromRoot(root))
+		want, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(string(f.ID.Address),
+			deviceattribute.WithFSFromRoot(root))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -445,14 +518,19 @@ func FuzzScan(f *testing.F) {
 	f.Add("", "", "", "", ".", "", "\x00")
 	f.Fuzz(func(t *testing.T, class, vendor, device, numaNode, link, sfnum, carrier string) {
 		root := t.TempDir()
-		host().add(under("0000:3b:01.2", sysfsTree{"class": class, "vendor": vendor, "device": device, "numa_node": numaNode})).add(sysfsTree{
-			"bus/auxiliary/devices/mlx5_core.sf.2":            "-> ../../../" + inTree + "0000:3b:00.0/mlx5_core.sf.2",
-			inTree + "0000:3b:00.0/mlx5_core.sf.2/sfnum":      sfnum,
-			inTree + "0000:3b:00.0/net/ens3f0/carrier":        carrier,
-			inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": carrier,
-		}).write(t, root)
+		host().add(under("0000:3b:01.2",
+			sysfsTree{"class": class, "vendor": vendor, "device": device, "numa_node": numaNode})).
+			add(sysfsTree{
+				"bus/auxiliary/devices/mlx5_core.sf.2": "-> ../../../" + inTree +
+					"0000:3b:00.0/mlx5_core.sf.2",
+				inTree + "0000:3b:00.0/mlx5_core.sf.2/sfnum":      sfnum,
+				inTree + "0000:3b:00.0/net/ens3f0/carrier":        carrier,
+				inTree + "0000:3b:00.0/net/ens3f0/phys_port_name": carrier,
+			}).write(t, root)
 		if link != "" && !strings.ContainsRune(link, 0) {
-			for _, name := range []string{"0000:3b:01.2/physfn", "0000:3b:00.0/virtfn2", "0000:3b:01.2/driver"} {
+			for _, name := range []string{
+				"0000:3b:01.2/physfn", "0000:3b:00.0/virtfn2", "0000:3b:01.2/driver",
+			} {
 				_ = os.Symlink(link, filepath.Join(root, inTree, name)) // names may be too long
 			}
 		}
@@ -462,12 +540,15 @@ func FuzzScan(f *testing.F) {
 		}
 		seen := map[function.ID]bool{}
 		for _, f := range functions {
-			if seen[f.ID] || len(f.Vendor) != 4 || len(f.Device) != 4 || f.NUMANode < -1 || f.Kind == function.PF != (f.Index == -1) {
+			if seen[f.ID] || len(f.Vendor) != 4 || len(f.Device) != 4 || f.NUMANode < -1 ||
+				f.Kind == function.PF != (f.Index == -1) {
 				t.Errorf("impossible Function %+v", f)
 			}
 			seen[f.ID] = true
 		}
-		for _, id := range []function.ID{{Address: "0000:3b:00.0"}, {Address: "0000:3b:01.0"}, {Address: "0000:3b:01.1"}} {
+		for _, id := range []function.ID{
+			{Address: "0000:3b:00.0"}, {Address: "0000:3b:01.0"}, {Address: "0000:3b:01.1"},
+		} {
 			if !seen[id] {
 				t.Errorf("%s is missing", id)
 			}
@@ -477,7 +558,10 @@ func FuzzScan(f *testing.F) {
 
 // FuzzAttributes reads arbitrary attributes, links and names.
 func FuzzAttributes(f *testing.F) {
-	for _, s := range []string{"0x020000", "0x15b3", "-1", "88", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0", "virtfn7", "virtfn07", "0x2ffffff"} {
+	for _, s := range []string{
+		"0x020000", "0x15b3", "-1", "88", "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
+		"virtfn7", "virtfn07", "0x2ffffff",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -14,12 +14,14 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/kernel/sysfs"
 )
 
-// maxNUMANode is the kernel's upper bound, MAX_NUMNODES at its largest NODES_SHIFT (include/linux/nodemask_types.h).
+// maxNUMANode is the kernel's upper bound, MAX_NUMNODES at its largest NODES_SHIFT
+// (include/linux/nodemask_types.h).
 const maxNUMANode = 1023
 
 var (
 	hexID = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
-	// representor is the phys_port_name of a netdev that stands for another function of the eswitch (net/devlink/port.c).
+	// representor is the phys_port_name of a netdev that stands for another function of the eswitch
+	// (net/devlink/port.c).
 	representor = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+((vf|sf)[0-9]+)?$`)
 	uplinkPort  = regexp.MustCompile(`^p[0-9]+(s[0-9]+)?$`)
 	pcieRoot    = regexp.MustCompile(`^pci[0-9a-f]{4,8}:[0-9a-f]{2}$`)
@@ -74,9 +76,10 @@ func parseSFNum(s string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// parseRoot finds the root complex in the target of a device's link, "../../../devices/pci0000:3a/0000:3a:00.0/..", as
-// k8s.io/dynamic-resource-allocation/deviceattribute does; "" if there is none. A device below a bridge with a PCI domain of
-// its own, such as VMD's, has the bridge's root.
+// parseRoot finds the root complex in the target of a device's link,
+// "../../../devices/pci0000:3a/0000:3a:00.0/..", as
+// k8s.io/dynamic-resource-allocation/deviceattribute does; "" if there is none. A device below a
+// bridge with a PCI domain of its own, such as VMD's, has the bridge's root.
 func parseRoot(link string) string {
 	_, path, _ := strings.Cut(link, "devices/")
 	root, _, _ := strings.Cut(path, "/")
@@ -94,8 +97,9 @@ func virtioVDPA(vdpa function.VDPA) string {
 	return vdpa.Name
 }
 
-// netdevsOf is [sysfs.Dir.Netdevs] of a device that may have a vDPA device on virtio_vdpa: the netdev below that one
-// counts, because the data goes over it, and not that of the device's own driver.
+// netdevsOf is [sysfs.Dir.Netdevs] of a device that may have a vDPA device on virtio_vdpa: the
+// netdev below that one counts, because the data goes over it, and not that of the device's own
+// driver.
 func netdevsOf(device sysfs.Dir, virtioVDPA string) (dir sysfs.Dir, names []string, err error) {
 	if virtioVDPA == "" {
 		return device.Netdevs()
@@ -108,9 +112,10 @@ func isPCI(name string) bool {
 	return err == nil
 }
 
-// ownNetdev chooses among the netdevs of one device, which are in dir; "" if there are none. A PF whose eswitch is in
-// switchdev mode also has the representors, and may have them first. Of a PF with two ports, the netdev of the first port
-// counts, and of equals the one that was made first: names change.
+// ownNetdev chooses among the netdevs of one device, which are in dir; "" if there are none. A PF
+// whose eswitch is in switchdev mode also has the representors, and may have them first. Of a PF
+// with two ports, the netdev of the first port counts, and of equals the one that was made first:
+// names change.
 func ownNetdev(dir sysfs.Dir, netdevs []string) string {
 	switch len(netdevs) {
 	case 0:
@@ -129,13 +134,14 @@ func ownNetdev(dir sysfs.Dir, netdevs []string) string {
 		candidates = append(candidates, candidate{rank(dir.Dir(name)), port, index, name})
 	}
 	return slices.MinFunc(candidates, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port), cmp.Compare(a.index, b.index),
+		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.port, b.port),
+			cmp.Compare(a.index, b.index),
 			cmp.Compare(a.name, b.name))
 	}).name
 }
 
-// rank is lower the likelier the netdev is the uplink: 0 if it says that it is, 2 if it says that it is a representor, and
-// 1 if it says nothing. A representor that is being made says nothing.
+// rank is lower the likelier the netdev is the uplink: 0 if it says that it is, 2 if it says that
+// it is a representor, and 1 if it says nothing. A representor that is being made says nothing.
 func rank(netdev sysfs.Dir) int {
 	portName, _ := netdev.Attribute("phys_port_name") // EOPNOTSUPP is usual
 	switch {
@@ -147,7 +153,8 @@ func rank(netdev sysfs.Dir) int {
 	return 1
 }
 
-// subfunction is an SF's auxiliary device, such as mlx5_core.sf.2. If it cannot be read, err and why say so.
+// subfunction is an SF's auxiliary device, such as mlx5_core.sf.2. If it cannot be read, err and
+// why say so.
 type subfunction struct {
 	dir sysfs.Dir
 	id  function.ID
@@ -174,7 +181,9 @@ func readSubfunction(dir sysfs.Dir) subfunction {
 	}
 	pf, err := pci.Parse(filepath.Base(filepath.Dir(link)))
 	if err != nil {
-		return subfunction{dir: dir, err: fmt.Errorf("%s: is not below a PCI device", link), why: reasonParent}
+		return subfunction{
+			dir: dir, err: fmt.Errorf("%s: is not below a PCI device", link), why: reasonParent,
+		}
 	}
 	sfnum, err := read(dir, "sfnum", parseSFNum)
 	return subfunction{dir, function.SubfunctionID(pf, sfnum), err, reasonSFNum}

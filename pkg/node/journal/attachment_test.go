@@ -12,17 +12,23 @@ import (
 
 func TestOwners(t *testing.T) {
 	claim := journal.Attachment{Claim: journal.Claim{UID: "u"}}
-	claimByCNI := journal.Attachment{Claim: journal.Claim{UID: "u"}, CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}
+	claimByCNI := journal.Attachment{
+		Claim: journal.Claim{UID: "u"}, CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"},
+	}
 	resource := journal.Attachment{Resource: "xpu.opiproject.org/fast"}
-	resourceByCNI := journal.Attachment{Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"}}
+	resourceByCNI := journal.Attachment{
+		Resource: "xpu.opiproject.org/fast", CNI: &journal.CNI{ContainerID: "c1", IfName: "net1"},
+	}
 	for _, test := range []struct {
 		name    string
 		belongs func(journal.Attachment) bool
 		want    []bool // claim, claimByCNI, resource, resourceByCNI
 	}{
 		{"the container", journal.ContainerIs("c1", "net1"), []bool{false, true, false, true}},
-		{"another container", journal.ContainerIs("c2", "net1"), []bool{false, false, false, false}},
-		{"another interface", journal.ContainerIs("c1", "net2"), []bool{false, false, false, false}},
+		{"another container", journal.ContainerIs("c2", "net1"),
+			[]bool{false, false, false, false}},
+		{"another interface", journal.ContainerIs("c1", "net2"),
+			[]bool{false, false, false, false}},
 	} {
 		for i, a := range []journal.Attachment{claim, claimByCNI, resource, resourceByCNI} {
 			if got := test.belongs(a); got != test.want[i] {
@@ -32,14 +38,15 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// TestQuarantine: a quarantine is kept with the record, in the states of a way back only, and ends before the Function is
-// restored. The state stays one that an older agent knows.
+// TestQuarantine: a quarantine is kept with the record, in the states of a way back only, and ends
+// before the Function is restored. The state stays one that an older agent knows.
 func TestQuarantine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal.db")
 	j := open(t, path)
 	q := &journal.Quarantine{Reason: journal.MayLeak, Message: "macvlan evil0", Attempts: 3}
 	for state, allowed := range map[journal.State]bool{
-		journal.Reserved: false, journal.Attaching: false, journal.Attached: false, journal.Lost: false, journal.Reattaching: false,
+		journal.Reserved: false, journal.Attaching: false, journal.Attached: false,
+		journal.Lost: false, journal.Reattaching: false,
 		journal.Detaching: true, journal.Releasing: true,
 	} {
 		a := full(vf1)
@@ -67,7 +74,8 @@ func TestQuarantine(t *testing.T) {
 	}
 }
 
-// TestOwnDriver: the driver that a Function must have again is the one before the reservation's setup.
+// TestOwnDriver: the driver that a Function must have again is the one before the reservation's
+// setup.
 func TestOwnDriver(t *testing.T) {
 	for name, test := range map[string]struct {
 		a      journal.Attachment
@@ -76,12 +84,18 @@ func TestOwnDriver(t *testing.T) {
 	}{
 		"recorded":        {journal.Attachment{Driver: "iavf"}, "iavf", true},
 		"of an older one": {journal.Attachment{}, "", false},
-		"bound for a pod": {journal.Attachment{Driver: "x", Setup: &journal.Setup{Driver: "vfio-pci", Own: "iavf"}}, "iavf", true},
-		"had none before": {journal.Attachment{Setup: &journal.Setup{Driver: "vfio-pci"}}, "", true},
-		"an SF was made":  {journal.Attachment{Setup: &journal.Setup{SF: true}}, "", false},
+		"bound for a pod": {
+			journal.Attachment{Driver: "x", Setup: &journal.Setup{Driver: "vfio-pci", Own: "iavf"}},
+			"iavf", true,
+		},
+		"had none before": {
+			journal.Attachment{Setup: &journal.Setup{Driver: "vfio-pci"}}, "", true,
+		},
+		"an SF was made": {journal.Attachment{Setup: &journal.Setup{SF: true}}, "", false},
 	} {
 		if driver, known := test.a.OwnDriver(); driver != test.driver || known != test.known {
-			t.Errorf("%s: driver %q, known %t; want %q, %t", name, driver, known, test.driver, test.known)
+			t.Errorf("%s: driver %q, known %t; want %q, %t", name, driver, known, test.driver,
+				test.known)
 		}
 	}
 }

@@ -13,8 +13,9 @@ import (
 // maxLetters is how many dead letters are kept.
 const maxLetters = 100
 
-// DeadLetter is a post-delete hook that was given up: its name, what it should have been run for, how often it was run, why
-// it failed last, and when it was given up. The Attachment is without Hooks.
+// DeadLetter is a post-delete hook that was given up: its name, what it should have been run for,
+// how often it was run, why it failed last, and when it was given up. The Attachment is without
+// Hooks.
 type DeadLetter struct {
 	Hook       string     `json:"hook"`
 	Attachment Attachment `json:"attachment"`
@@ -30,7 +31,8 @@ func (j *Journal) DeadLetters() []DeadLetter {
 	return slices.Clone(j.letters)
 }
 
-// GiveUp adds a dead letter, and in the same write replaces the Function's attachment by the one that follows from it.
+// GiveUp adds a dead letter, and in the same write replaces the Function's attachment by the one
+// that follows from it.
 func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 	letter.Attachment.Hooks = nil
 	return j.write(next.Function, func(tx *boltfile.Tx) error {
@@ -49,14 +51,15 @@ func (j *Journal) GiveUp(letter DeadLetter, next Attachment) error {
 	})
 }
 
-// appendLetter adds a dead letter, and deletes the one that is beyond the limit by it, if any. The keys are numbers that
-// grow by one.
+// appendLetter adds a dead letter, and deletes the one that is beyond the limit by it, if any. The
+// keys are numbers that grow by one.
 func appendLetter(tx *boltfile.Tx, record []byte) error {
 	number, err := tx.NextSequence(lettersBucket)
 	if err != nil {
 		return err
 	}
-	if err := tx.Put(lettersBucket, binary.BigEndian.AppendUint64(nil, number), record); err != nil || number <= maxLetters {
+	if err := tx.Put(lettersBucket, binary.BigEndian.AppendUint64(nil, number),
+		record); err != nil || number <= maxLetters {
 		return err
 	}
 	return tx.Delete(lettersBucket, binary.BigEndian.AppendUint64(nil, number-maxLetters))

@@ -20,7 +20,8 @@ func restored() journal.Attachment {
 	a := full(vf1)
 	a.State, a.RestoredAt = journal.Releasing, time.Unix(1e9+3, 0).UTC()
 	a.Hooks = &journal.Hooks{
-		Done: []string{"port"}, Next: "10-a", Attempts: 3, Error: "exit status 75", RetryAt: time.Unix(1e9+4, 0).UTC(),
+		Done: []string{"port"}, Next: "10-a", Attempts: 3, Error: "exit status 75",
+		RetryAt: time.Unix(1e9+4, 0).UTC(),
 	}
 	return a
 }
@@ -34,7 +35,8 @@ func TestDeadLettersAreKept(t *testing.T) {
 	const written, kept = 105, 100
 	for n := range written {
 		must.Succeed(t, j.GiveUp(journal.DeadLetter{
-			Hook: fmt.Sprintf("%d", n), Attachment: restored(), Attempts: 10, Error: "exit status 75", At: time.Unix(1e9+5, 0).UTC(),
+			Hook: fmt.Sprintf("%d", n), Attachment: restored(), Attempts: 10,
+			Error: "exit status 75", At: time.Unix(1e9+5, 0).UTC(),
 		}, next))
 	}
 	check := func(j *journal.Journal) {
@@ -46,7 +48,8 @@ func TestDeadLettersAreKept(t *testing.T) {
 		for i, letter := range letters {
 			a := restored()
 			a.Hooks = nil
-			want := journal.DeadLetter{Hook: fmt.Sprintf("%d", written-kept+i), Attachment: a, Attempts: 10, Error: "exit status 75", At: time.Unix(1e9+5, 0).UTC()}
+			want := journal.DeadLetter{Hook: fmt.Sprintf("%d", written-kept+i), Attachment: a,
+				Attempts: 10, Error: "exit status 75", At: time.Unix(1e9+5, 0).UTC()}
 			if diff := cmp.Diff(want, letter, comparePrefixes); diff != "" {
 				t.Fatalf("dead letter %d (-want +got):\n%s", i, diff)
 			}
@@ -61,7 +64,8 @@ func TestDeadLettersAreKept(t *testing.T) {
 	check(j)
 
 	next.State = journal.Reserved
-	if err := j.GiveUp(journal.DeadLetter{Attachment: restored()}, next); err == nil || !strings.Contains(err.Error(), "hooks must be empty") {
+	if err := j.GiveUp(journal.DeadLetter{Attachment: restored()}, next); err == nil ||
+		!strings.Contains(err.Error(), "hooks must be empty") {
 		t.Errorf("error %v, want one about the state", err)
 	}
 	must.Succeed(t, j.Close())
@@ -82,7 +86,9 @@ func TestOpenFirstVersion(t *testing.T) {
 	must.Succeed(t, err)
 	must.Succeed(t, db.Update(func(tx *bolt.Tx) error {
 		must.Succeed(t, tx.Bucket([]byte("attachments")).Put([]byte("0000:3b:02.1"),
-			[]byte(`{"function":"0000:3b:02.1","pf":"0000:3b:00.0","state":"Releasing","reservedAt":"2001-09-09T01:46:40Z"}`)))
+			[]byte(
+				`{"function":"0000:3b:02.1","pf":"0000:3b:00.0","state":"Releasing","reservedAt":"2001-09-09T01:46:40Z"}`,
+			)))
 		return tx.DeleteBucket([]byte("deadLetters"))
 	}))
 	must.Succeed(t, db.Close())
@@ -98,7 +104,9 @@ func TestOpenFirstVersion(t *testing.T) {
 		must.Succeed(t, j.Close())
 		db, err := bolt.Open(path, 0o600, nil)
 		must.Succeed(t, err)
-		must.Succeed(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("deadLetters")) }))
+		must.Succeed(t, db.Update(func(tx *bolt.Tx) error {
+			return tx.DeleteBucket([]byte("deadLetters"))
+		}))
 		must.Succeed(t, db.Close())
 	}
 }
@@ -109,9 +117,11 @@ func TestSubscribe(t *testing.T) {
 	defer cancel()
 	changes := j.Subscribe(ctx)
 	for name, write := range map[string]func() error{
-		"put":     func() error { return j.Put(full(vf1)) },
-		"give up": func() error { return j.GiveUp(journal.DeadLetter{Attachment: restored()}, restored()) },
-		"delete":  func() error { return j.Delete(vf1) },
+		"put": func() error { return j.Put(full(vf1)) },
+		"give up": func() error {
+			return j.GiveUp(journal.DeadLetter{Attachment: restored()}, restored())
+		},
+		"delete": func() error { return j.Delete(vf1) },
 	} {
 		if name == "delete" {
 			must.Succeed(t, j.Put(full(vf1)))
@@ -133,7 +143,8 @@ func TestSubscribe(t *testing.T) {
 }
 
 func TestLastUse(t *testing.T) {
-	if use, ok := reserved(vf1).LastUse(); !ok || use.Sandbox != "sandbox-1" || !use.AttachedAt.Equal(time.Unix(1e9+1, 0)) || !use.StoppedAt.Equal(time.Unix(1e9+2, 0)) {
+	if use, ok := reserved(vf1).LastUse(); !ok || use.Sandbox != "sandbox-1" ||
+		!use.AttachedAt.Equal(time.Unix(1e9+1, 0)) || !use.StoppedAt.Equal(time.Unix(1e9+2, 0)) {
 		t.Errorf("last use %+v, %t; want the one that ended", use, ok)
 	}
 	if use, ok := reserved(vf1).BackToReserved().LastUse(); !ok || use.Sandbox != "sandbox-1" {

@@ -15,9 +15,14 @@ func FuzzDecode(f *testing.F) {
 	vf := function.ID{Address: "0000:3b:02.1"}
 	for _, a := range []Attachment{
 		{Function: vf, State: Reserved},
-		{Function: vf, State: Attached, Before: &netdev.Snapshot{Name: "a", MAC: "02:00:00:00:00:01", VF: &netdev.VFState{Trust: new(true)}}, Observed: &netdev.Observed{}},
-		{Function: vf, State: Releasing, RestoredAt: time.Unix(1e9, 0).UTC(), Hooks: &Hooks{Done: []string{"port"}, Next: "a", Attempts: 2, Error: "e"}, Ended: &Ended{Sandbox: "s"}},
-		{Function: function.SubfunctionID("0000:3b:00.0", 1), State: Attaching, Before: &netdev.Snapshot{}},
+		{Function: vf, State: Attached, Before: &netdev.Snapshot{
+			Name: "a", MAC: "02:00:00:00:00:01", VF: &netdev.VFState{Trust: new(true)},
+		}, Observed: &netdev.Observed{}},
+		{Function: vf, State: Releasing, RestoredAt: time.Unix(1e9, 0).UTC(),
+			Hooks: &Hooks{Done: []string{"port"}, Next: "a", Attempts: 2, Error: "e"},
+			Ended: &Ended{Sandbox: "s"}},
+		{Function: function.SubfunctionID("0000:3b:00.0", 1), State: Attaching,
+			Before: &netdev.Snapshot{}},
 	} {
 		value, err := json.Marshal(a)
 		if err != nil {
@@ -25,7 +30,8 @@ func FuzzDecode(f *testing.F) {
 		}
 		f.Add(a.Function.String(), value)
 	}
-	f.Add("0000:3b:02.1", []byte(`{"function":"0000:3b:02.1","state":"Reserved","interface":{"mac":"zz"}}`))
+	f.Add("0000:3b:02.1",
+		[]byte(`{"function":"0000:3b:02.1","state":"Reserved","interface":{"mac":"zz"}}`))
 	f.Fuzz(func(t *testing.T, key string, value []byte) {
 		a, err := decode([]byte(key), value)
 		if err != nil {
@@ -49,7 +55,10 @@ func FuzzDecode(f *testing.F) {
 // A dead letter that is accepted can be written and read again as the same.
 func FuzzDecodeLetter(f *testing.F) {
 	key := []byte("12345678")
-	f.Add(key, []byte(`{"hook":"10-a","attachment":{"function":"0000:3b:02.1","state":"Releasing","restoredAt":"2001-09-09T01:46:40Z"},"attempts":3}`))
+	f.Add(key,
+		[]byte(
+			`{"hook":"10-a","attachment":{"function":"0000:3b:02.1","state":"Releasing","restoredAt":"2001-09-09T01:46:40Z"},"attempts":3}`,
+		))
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		letter, err := decodeLetter(key, value)
 		if err != nil {

@@ -1,5 +1,6 @@
-// Package journal is the node's durable record of every Function that is not free. It is written before anything is
-// touched, so that whatever happens to the process or the machine, what was done to a Function can be undone.
+// Package journal is the node's durable record of every Function that is not free. It is written
+// before anything is touched, so that whatever happens to the process or the machine, what was done
+// to a Function can be undone.
 package journal
 
 import (
@@ -22,9 +23,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// schema is the version of what is in the file. Fields may be added to the values without a new one. When it is raised, [initialize]
-// migrates a file of the schema before; and if programs of that one can work with the new file, so that an upgrade can be undone, the
-// value says so: "2/1".
+// schema is the version of what is in the file. Fields may be added to the values without a new
+// one. When it is raised, [initialize] migrates a file of the schema before; and if programs of
+// that one can work with the new file, so that an upgrade can be undone, the value says so: "2/1".
 const schema = 1
 
 const (
@@ -35,8 +36,9 @@ const (
 	schemaKey         = "schema"
 )
 
-// Journal is one file, open in one process at a time. Its methods may be called by several goroutines at once. Reads come
-// from memory. A write returns when it is on the disk, or an error if nothing was written.
+// Journal is one file, open in one process at a time. Its methods may be called by several
+// goroutines at once. Reads come from memory. A write returns when it is on the disk, or an error
+// if nothing was written.
 type Journal struct {
 	file   *boltfile.File
 	writes sync.Mutex // for one writer at a time, until its change is in memory too
@@ -50,7 +52,8 @@ type Journal struct {
 	locks keylock.Locks[function.ID]
 }
 
-// Records are the methods of a [Journal] by which Functions change hands. A test may stand in between.
+// Records are the methods of a [Journal] by which Functions change hands. A test may stand in
+// between.
 type Records interface {
 	Get(function.ID) (a Attachment, ok bool)
 	All() []Attachment
@@ -62,8 +65,8 @@ type Records interface {
 	Subscribe(context.Context) <-chan struct{}
 }
 
-// Open opens the file, and makes it with its directory if it is missing. The error may be [boltfile.ErrLocked] or
-// [boltfile.ErrCorrupt].
+// Open opens the file, and makes it with its directory if it is missing. The error may be
+// [boltfile.ErrLocked] or [boltfile.ErrCorrupt].
 func Open(path string) (*Journal, error) {
 	j := &Journal{attachments: map[function.ID]Attachment{}, sights: map[types.UID]Sight{}}
 	complete := false
@@ -72,7 +75,8 @@ func Open(path string) (*Journal, error) {
 		return err
 	})
 	if errors.Is(err, boltfile.ErrCorrupt) {
-		return nil, fmt.Errorf("journal %s: %w; move it away to start with an empty journal", path, err)
+		return nil, fmt.Errorf("journal %s: %w; move it away to start with an empty journal",
+			path, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("journal %s: %w", path, err)
@@ -87,7 +91,8 @@ func Open(path string) (*Journal, error) {
 	return j, nil
 }
 
-// load reads all records. complete is false if the file lacks buckets, since it is new or of the first versions of the agent.
+// load reads all records. complete is false if the file lacks buckets, since it is new or of the
+// first versions of the agent.
 func (j *Journal) load(tx *boltfile.Tx) (complete bool, err error) {
 	if !tx.Has(metaBucket) && !tx.Has(attachmentsBucket) {
 		return false, nil
@@ -137,7 +142,8 @@ func (j *Journal) loadSight(key, value []byte) error {
 	return nil
 }
 
-// checkSchema accepts the value of an older program, and that of a newer program that says that this one can work with its file.
+// checkSchema accepts the value of an older program, and that of a newer program that says that
+// this one can work with its file.
 func checkSchema(value []byte) error {
 	written, readable, older := strings.Cut(string(value), "/")
 	if !older {
@@ -149,7 +155,8 @@ func checkSchema(value []byte) error {
 	case err != nil || oldestErr != nil:
 		return fmt.Errorf("%w (schema version %q)", boltfile.ErrCorrupt, value)
 	case version > schema && oldest > schema:
-		return fmt.Errorf("has schema version %d, this program knows %d: a newer agent wrote it; go back to that one, end all pods that "+
+		return fmt.Errorf("has schema version %d, this program knows %d: a newer agent wrote it; "+
+			"go back to that one, end all pods that "+
 			"have Functions of this node, and change to this one then", version, schema)
 	}
 	return nil
@@ -187,8 +194,10 @@ func (a Attachment) check() error {
 	if a.State != Releasing && (!a.RestoredAt.IsZero() || a.Hooks != nil) {
 		return fmt.Errorf("state %s: restoredAt and hooks must be empty", a.State)
 	}
-	if a.Quarantine != nil && (a.State != Releasing && a.State != Detaching || !a.RestoredAt.IsZero()) {
-		return fmt.Errorf("state %s: quarantine must be empty, also once restoredAt is set", a.State)
+	if a.Quarantine != nil &&
+		(a.State != Releasing && a.State != Detaching || !a.RestoredAt.IsZero()) {
+		return fmt.Errorf("state %s: quarantine must be empty, also once restoredAt is set",
+			a.State)
 	}
 	switch a.State {
 	case Reserved, Detaching, Releasing:
@@ -207,7 +216,8 @@ func (a Attachment) check() error {
 }
 
 // errUnknownState is of a record that a newer agent wrote: nothing is damaged.
-var errUnknownState = errors.New("is unknown to this version of the agent: go back to the version that wrote it")
+var errUnknownState = errors.New("is unknown to this version of the agent: go back to the " +
+	"version that wrote it")
 
 // Close gives the file up.
 func (j *Journal) Close() error { return j.file.Close() }
@@ -242,11 +252,14 @@ func (j *Journal) Delete(id function.ID) error {
 	if _, ok := j.Get(id); !ok {
 		return nil
 	}
-	return j.write(id, func(tx *boltfile.Tx) error { return tx.Delete(attachmentsBucket, []byte(id.String())) },
+	return j.write(id, func(tx *boltfile.Tx) error {
+		return tx.Delete(attachmentsBucket, []byte(id.String()))
+	},
 		func() { delete(j.attachments, id) })
 }
 
-// write changes the disk and then memory. It has one writer at a time, so that both change in the same order.
+// write changes the disk and then memory. It has one writer at a time, so that both change in the
+// same order.
 func (j *Journal) write(id function.ID, toDisk func(*boltfile.Tx) error, toMemory func()) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
@@ -260,7 +273,8 @@ func (j *Journal) write(id function.ID, toDisk func(*boltfile.Tx) error, toMemor
 	return nil
 }
 
-// Subscribe returns a channel that receives a value after writes, until ctx ends; see [notify.Signal.Subscribe].
+// Subscribe returns a channel that receives a value after writes, until ctx ends; see
+// [notify.Signal.Subscribe].
 func (j *Journal) Subscribe(ctx context.Context) <-chan struct{} { return j.changes.Subscribe(ctx) }
 
 // Get is the attachment of a Function; ok is false for one that is free.
@@ -295,12 +309,14 @@ func (j *Journal) which(match func(Attachment) bool) []Attachment {
 			list = append(list, a)
 		}
 	}
-	slices.SortFunc(list, func(a, b Attachment) int { return cmp.Compare(a.Function.String(), b.Function.String()) })
+	slices.SortFunc(list, func(a, b Attachment) int {
+		return cmp.Compare(a.Function.String(), b.Function.String())
+	})
 	return list
 }
 
-// Lock makes the caller the only one to change a Function until it calls unlock, once. It waits for the lock until ctx
-// ends. It is not reentrant. Functions are independent of each other.
+// Lock makes the caller the only one to change a Function until it calls unlock, once. It waits for
+// the lock until ctx ends. It is not reentrant. Functions are independent of each other.
 func (j *Journal) Lock(ctx context.Context, id function.ID) (unlock func(), err error) {
 	unlock, err = j.locks.Lock(ctx, id)
 	if err != nil {

@@ -47,27 +47,39 @@ func open(t testing.TB, path string) *journal.Journal {
 func full(id function.ID) journal.Attachment {
 	return journal.Attachment{
 		Function: id, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
-		Claim:    journal.Claim{Namespace: "default", Name: "c", UID: "claim-1", Request: "nic", Pool: "p", Device: "0000-3b-02-1"},
+		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1", Request: "nic",
+			Pool: "p", Device: "0000-3b-02-1"},
 		Pod:      journal.Pod{Namespace: "default", Name: "pod", UID: "pod-1"},
 		Resource: "xpu.opiproject.org/fast",
 		Port:     &journal.Port{DevicePool: "fast", Network: "blue", MAC: "02:00:00:00:00:01"},
-		CNI:      &journal.CNI{ContainerID: "sandbox-1", IfName: "net1", Network: "blue-net", IPAM: []byte(`{"ips":[]}`)},
+		CNI: &journal.CNI{ContainerID: "sandbox-1", IfName: "net1", Network: "blue-net",
+			IPAM: []byte(`{"ips":[]}`)},
 		Interface: function.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
-			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
-			Routes: []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"), Metric: 5},
+			Addresses: []netip.Prefix{
+				netip.MustParsePrefix("10.1.0.5/24"), netip.MustParsePrefix("fd00::5/64"),
+			},
+			Routes: []function.Route{{
+				To: netip.MustParsePrefix("10.2.0.0/16"), Via: netip.MustParseAddr("10.1.0.1"),
+				Metric: 5,
+			},
 				{To: netip.MustParsePrefix("10.3.0.0/16")}},
-			VF: &function.VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad", Trust: new(true), SpoofCheck: new(false),
-				MinTxRate: new(1), MaxTxRate: new(100), LinkState: "auto"},
+			VF: &function.VFConfig{VLAN: new(100), QoS: new(3), Proto: "802.1ad", Trust: new(true),
+				SpoofCheck: new(false),
+				MinTxRate:  new(1), MaxTxRate: new(100), LinkState: "auto"},
 		},
-		State: journal.Attached, ReservedAt: time.Unix(1e9, 0).UTC(), Sandbox: "sandbox-1", BootID: "boot-1",
-		Place: netdev.Place{NetNS: "/run/netns/x", Cookie: 1<<63 + 7, Index: 12},
+		State: journal.Attached, ReservedAt: time.Unix(1e9, 0).UTC(), Sandbox: "sandbox-1",
+		BootID: "boot-1",
+		Place:  netdev.Place{NetNS: "/run/netns/x", Cookie: 1<<63 + 7, Index: 12},
 		Before: &netdev.Snapshot{
-			Name: "ens3f0v1", AltNames: []string{"enp59s0v1"}, Alias: "rack 7", MTU: 1500, MAC: "02:00:00:00:00:02", TxQLen: 1000,
+			Name: "ens3f0v1", AltNames: []string{"enp59s0v1"}, Alias: "rack 7", MTU: 1500,
+			MAC: "02:00:00:00:00:02", TxQLen: 1000,
 			Up: true, NoARP: true, Promiscuous: true, AllMulticast: true,
-			VF: &netdev.VFState{MAC: "00:00:00:00:00:00", VLAN: 1, QoS: 2, Proto: "802.1q", MinTxRate: 3, MaxTxRate: 4,
+			VF: &netdev.VFState{MAC: "00:00:00:00:00:00", VLAN: 1, QoS: 2, Proto: "802.1q",
+				MinTxRate: 3, MaxTxRate: 4,
 				SpoofCheck: new(true), Trust: new(false), LinkState: "disable"},
-			Identity: netdev.Identity{Index: 12, Kind: "device", Parent: "0000:3b:02.1", Bus: "pci", Permanent: "02:00:00:00:00:03", Peer: 3, PeerNS: -1},
+			Identity: netdev.Identity{Index: 12, Kind: "device", Parent: "0000:3b:02.1", Bus: "pci",
+				Permanent: "02:00:00:00:00:03", Peer: 3, PeerNS: -1},
 		},
 		Observed: &netdev.Observed{Name: "net1", MAC: "02:00:00:00:00:01", MTU: 1400, Index: 12,
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")}},
@@ -78,7 +90,9 @@ func full(id function.ID) journal.Attachment {
 func reserved(id function.ID) journal.Attachment { return full(id).BackToReserved() }
 
 var comparePrefixes = cmp.Options{
-	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool {
+		return a == b
+	}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 }
 
 func TestKeepsEverything(t *testing.T) {
@@ -125,14 +139,26 @@ func TestKeepsEverything(t *testing.T) {
 func TestPutRefuses(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "j"))
 	broken := map[string]func(*journal.Attachment){
-		"function: is empty":                   func(a *journal.Attachment) { a.Function = function.ID{} },
-		`state "": is unknown`:                 func(a *journal.Attachment) { a.State = "" },
-		"state Attached: before and observed":  func(a *journal.Attachment) { a.Observed = nil },
-		"state Lost: before and observed":      func(a *journal.Attachment) { a.State, a.Before = journal.Lost, nil },
-		"state Reattaching: before and obser":  func(a *journal.Attachment) { a.State, a.Observed = journal.Reattaching, nil },
-		"state Attaching: before must be the":  func(a *journal.Attachment) { a.State, a.Before = journal.Attaching, nil },
-		"state Attached: restoredAt and hooks": func(a *journal.Attachment) { a.RestoredAt = time.Unix(1e9, 0) },
-		"state Reserved: restoredAt and hooks": func(a *journal.Attachment) { a.State, a.Hooks = journal.Reserved, &journal.Hooks{} },
+		"function: is empty": func(a *journal.Attachment) {
+			a.Function = function.ID{}
+		},
+		`state "": is unknown`:                func(a *journal.Attachment) { a.State = "" },
+		"state Attached: before and observed": func(a *journal.Attachment) { a.Observed = nil },
+		"state Lost: before and observed": func(a *journal.Attachment) {
+			a.State, a.Before = journal.Lost, nil
+		},
+		"state Reattaching: before and obser": func(a *journal.Attachment) {
+			a.State, a.Observed = journal.Reattaching, nil
+		},
+		"state Attaching: before must be the": func(a *journal.Attachment) {
+			a.State, a.Before = journal.Attaching, nil
+		},
+		"state Attached: restoredAt and hooks": func(a *journal.Attachment) {
+			a.RestoredAt = time.Unix(1e9, 0)
+		},
+		"state Reserved: restoredAt and hooks": func(a *journal.Attachment) {
+			a.State, a.Hooks = journal.Reserved, &journal.Hooks{}
+		},
 	}
 	for want, breakIt := range broken {
 		a := full(vf1)
@@ -162,7 +188,8 @@ func TestFailedWriteIsNotKept(t *testing.T) {
 func TestOpenLocked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
 	open(t, path)
-	if _, err := journal.Open(path); !errors.Is(err, boltfile.ErrLocked) || !strings.Contains(err.Error(), path) {
+	if _, err := journal.Open(path); !errors.Is(err, boltfile.ErrLocked) ||
+		!strings.Contains(err.Error(), path) {
 		t.Errorf("error %v, want %v with the path", err, boltfile.ErrLocked)
 	}
 }
@@ -180,7 +207,9 @@ func TestOpenDamaged(t *testing.T) {
 		return path, content
 	}
 	damages := map[string]func([]byte) []byte{
-		"garbage":     func(b []byte) []byte { return []byte(strings.Repeat("not a journal ", 1000)) },
+		"garbage": func(b []byte) []byte {
+			return []byte(strings.Repeat("not a journal ", 1000))
+		},
 		"short":       func(b []byte) []byte { return b[:100] },
 		"meta lost":   func(b []byte) []byte { clear(b[:8192]); return b },
 		"data zeroed": func(b []byte) []byte { clear(b[8192:]); return b },
@@ -216,7 +245,9 @@ func TestOpenWithoutBucket(t *testing.T) {
 		must.Succeed(t, open(t, path).Close())
 		db, err := bolt.Open(path, 0o600, nil)
 		must.Succeed(t, err)
-		must.Succeed(t, db.Update(func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte(bucket)) }))
+		must.Succeed(t, db.Update(func(tx *bolt.Tx) error {
+			return tx.DeleteBucket([]byte(bucket))
+		}))
 		must.Succeed(t, db.Close())
 		if _, err := journal.Open(path); !errors.Is(err, boltfile.ErrCorrupt) {
 			t.Errorf("without %s: error %v, want %v", bucket, err, boltfile.ErrCorrupt)
@@ -226,7 +257,9 @@ func TestOpenWithoutBucket(t *testing.T) {
 
 // TestIsVF: a PF enforces something for its VFs, and for nothing else.
 func TestIsVF(t *testing.T) {
-	vf := journal.Attachment{Function: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", VFIndex: 1}
+	vf := journal.Attachment{
+		Function: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", VFIndex: 1,
+	}
 	for name, test := range map[string]struct {
 		change func(*journal.Attachment)
 		want   bool
@@ -246,8 +279,8 @@ func TestIsVF(t *testing.T) {
 	}
 }
 
-// TestBackToReserved: once the netdev is back, a Function of a claim is what the claim wants again, whatever a CNI request made
-// of it; one without a claim keeps what its request wants.
+// TestBackToReserved: once the netdev is back, a Function of a claim is what the claim wants again,
+// whatever a CNI request made of it; one without a claim keeps what its request wants.
 func TestBackToReserved(t *testing.T) {
 	claims := function.Interface{Name: "net1", MTU: 9000}
 	requests := function.Interface{Name: "eth7", MTU: 1400}
@@ -262,10 +295,12 @@ func TestBackToReserved(t *testing.T) {
 		a := full(vf1)
 		a.CNI, a.Interface = test.cni, requests
 		got := a.BackToReserved()
-		if diff := cmp.Diff(test.want, got.Interface, cmpopts.EquateComparable(netip.Prefix{})); diff != "" || got.State != journal.Reserved {
+		if diff := cmp.Diff(test.want, got.Interface,
+			cmpopts.EquateComparable(netip.Prefix{})); diff != "" || got.State != journal.Reserved {
 			t.Errorf("%s: %s, interface (-want +got):\n%s", name, got.State, diff)
 		}
-		if claimed := test.cni != nil && test.cni.Claimed != nil; claimed == (got.CNI != nil) && test.cni != nil {
+		if claimed := test.cni != nil && test.cni.Claimed != nil; claimed == (got.CNI != nil) &&
+			test.cni != nil {
 			t.Errorf("%s: the request is %+v", name, got.CNI)
 		}
 	}
@@ -292,12 +327,19 @@ func TestOpenForeignContent(t *testing.T) {
 		name, bucket, key, value, err string
 		corrupt                       bool
 	}{
-		{name: "bad schema", bucket: "meta", key: "schema", value: "x", err: `schema version "x"`, corrupt: true},
-		{name: "no JSON", bucket: "attachments", key: "0000:3b:02.1", value: "{", err: `record "0000:3b:02.1"`, corrupt: true},
-		{name: "other key", bucket: "attachments", key: "0000:3b:02.2", value: `{"function":"0000:3b:02.1"}`, err: "is about Function", corrupt: true},
-		{name: "dead letter", bucket: "deadLetters", key: "12345678", value: `{"attachment":{}}`, err: "dead letter 3132333435363738: attachment: function: is empty", corrupt: true},
-		{name: "dead letter's key", bucket: "deadLetters", key: "1", value: `{}`, err: "has 1 bytes", corrupt: true},
-		{name: "unknown state", bucket: "attachments", key: "0000:3b:02.1", value: `{"function":"0000:3b:02.1","state":"X"}`, err: `state "X": is unknown to this version`},
+		{name: "bad schema", bucket: "meta", key: "schema", value: "x", err: `schema version "x"`,
+			corrupt: true},
+		{name: "no JSON", bucket: "attachments", key: "0000:3b:02.1", value: "{",
+			err: `record "0000:3b:02.1"`, corrupt: true},
+		{name: "other key", bucket: "attachments", key: "0000:3b:02.2",
+			value: `{"function":"0000:3b:02.1"}`, err: "is about Function", corrupt: true},
+		{name: "dead letter", bucket: "deadLetters", key: "12345678", value: `{"attachment":{}}`,
+			err: "dead letter 3132333435363738: attachment: function: is empty", corrupt: true},
+		{name: "dead letter's key", bucket: "deadLetters", key: "1", value: `{}`,
+			err: "has 1 bytes", corrupt: true},
+		{name: "unknown state", bucket: "attachments", key: "0000:3b:02.1",
+			value: `{"function":"0000:3b:02.1","state":"X"}`,
+			err:   `state "X": is unknown to this version`},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -310,26 +352,32 @@ func TestOpenForeignContent(t *testing.T) {
 			}))
 			must.Succeed(t, db.Close())
 			_, err = journal.Open(path)
-			if err == nil || !strings.Contains(err.Error(), test.err) || errors.Is(err, boltfile.ErrCorrupt) != test.corrupt {
+			if err == nil || !strings.Contains(err.Error(), test.err) ||
+				errors.Is(err, boltfile.ErrCorrupt) != test.corrupt {
 				t.Errorf("error %v, want one with %q, corrupt %v", err, test.err, test.corrupt)
 			}
 		})
 	}
 }
 
-// TestVersions: a file of the version before is read and brought up to date; one of a newer version is read, and left as it is, if it
-// says that this version may.
+// TestVersions: a file of the version before is read and brought up to date; one of a newer version
+// is read, and left as it is, if it says that this version may.
 func TestVersions(t *testing.T) {
-	before, err := os.ReadFile("testdata/schema-1.db") // written by an agent that did not say who may read it
+	// written by an agent that did not say who may read it
+	before, err := os.ReadFile("testdata/schema-1.db")
 	must.Succeed(t, err)
 	for name, test := range map[string]struct {
 		schema string // in the file; "" for what it has
 		err    string
 	}{
-		"the version before":                     {},
-		"a newer one that this one may read":     {schema: "2/1"},
-		"a newer one that this one may not read": {schema: "3/2", err: "a newer agent wrote it; go back"},
-		"a newer one that does not say":          {schema: "2", err: "schema version 2, this program knows 1"},
+		"the version before":                 {},
+		"a newer one that this one may read": {schema: "2/1"},
+		"a newer one that this one may not read": {
+			schema: "3/2", err: "a newer agent wrote it; go back",
+		},
+		"a newer one that does not say": {
+			schema: "2", err: "schema version 2, this program knows 1",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "j")
@@ -337,13 +385,17 @@ func TestVersions(t *testing.T) {
 			want := setSchema(t, path, test.schema)
 			j, err := journal.Open(path)
 			if test.err != "" {
-				if err == nil || !strings.Contains(err.Error(), test.err) || errors.Is(err, boltfile.ErrCorrupt) {
-					t.Errorf("error %v, want one with %q that does not call the file corrupt", err, test.err)
+				if err == nil || !strings.Contains(err.Error(), test.err) ||
+					errors.Is(err, boltfile.ErrCorrupt) {
+					t.Errorf("error %v, want one with %q that does not call the file corrupt",
+						err, test.err)
 				}
 				return
 			}
 			must.Succeed(t, err)
-			if diff := cmp.Diff([]journal.Attachment{full(vf1)}, j.All(), cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {
+			if diff := cmp.Diff([]journal.Attachment{full(vf1)}, j.All(),
+				cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}),
+				cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("records: -want +got\n%s", diff)
 			}
 			must.Succeed(t, j.Close())
@@ -371,8 +423,8 @@ func setSchema(t *testing.T, path, schema string) (has string) {
 	return has
 }
 
-// TestKilled ends a process that writes without pause, by SIGKILL, and reads what it left: at least all that it was
-// told to be written.
+// TestKilled ends a process that writes without pause, by SIGKILL, and reads what it left: at least
+// all that it was told to be written.
 func TestKilled(t *testing.T) {
 	const path = "XPU_TEST_JOURNAL"
 	if p := os.Getenv(path); p != "" {
@@ -406,7 +458,8 @@ func TestKilled(t *testing.T) {
 		_ = writer.Wait() // "signal: killed"
 		j := open(t, file)
 		if a, ok := j.Get(vf1); !ok || a.VFIndex < acknowledged {
-			t.Errorf("round %d: write %d is the last one kept, want at least %d", round, a.VFIndex, acknowledged)
+			t.Errorf("round %d: write %d is the last one kept, want at least %d", round, a.VFIndex,
+				acknowledged)
 		}
 		must.Succeed(t, j.Close())
 	}
@@ -460,7 +513,8 @@ func TestLock(t *testing.T) {
 	other()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("the kubelet gave up"))
-	if _, err := j.Lock(ctx, vf1); err == nil || !strings.Contains(err.Error(), "0000:3b:02.1: the kubelet gave up") {
+	if _, err := j.Lock(ctx, vf1); err == nil ||
+		!strings.Contains(err.Error(), "0000:3b:02.1: the kubelet gave up") {
 		t.Errorf("error %v, want the cause with the Function", err)
 	}
 	unlock()
@@ -484,7 +538,8 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// The measure for [BenchmarkPut]: two writes of a page with fdatasync, which a commit of bbolt cannot do without.
+// The measure for [BenchmarkPut]: two writes of a page with fdatasync, which a commit of bbolt
+// cannot do without.
 func BenchmarkTwoSyncedPages(b *testing.B) {
 	f, err := os.CreateTemp(".", "bench")
 	must.Succeed(b, err)
@@ -499,7 +554,8 @@ func BenchmarkTwoSyncedPages(b *testing.B) {
 	}
 }
 
-// However a file is damaged, Open ends with an error or a journal that can be read: it does not end the process.
+// However a file is damaged, Open ends with an error or a journal that can be read: it does not end
+// the process.
 func TestOpenRandomDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "j")
 	j := open(t, path)
@@ -533,7 +589,8 @@ func TestOpenRandomDamage(t *testing.T) {
 	t.Logf("%d of 400 refused", refused)
 }
 
-// TestFlippedBits: a journal with a flipped bit is refused by its path and with what to do, or says the same as before.
+// TestFlippedBits: a journal with a flipped bit is refused by its path and with what to do, or says
+// the same as before.
 func TestFlippedBits(t *testing.T) {
 	path := filepath.Join(must.MemoryDir(t), "j")
 	j := open(t, path)
@@ -553,8 +610,10 @@ func TestFlippedBits(t *testing.T) {
 		must.Succeed(t, os.WriteFile(path, content, 0o600))
 		j, err := journal.Open(path)
 		if err != nil {
-			if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "move it away") {
-				t.Fatalf("bit %d: error %v, want %v with the path and what to do", bit, err, boltfile.ErrCorrupt)
+			if !errors.Is(err, boltfile.ErrCorrupt) || !strings.Contains(err.Error(), path) ||
+				!strings.Contains(err.Error(), "move it away") {
+				t.Fatalf("bit %d: error %v, want %v with the path and what to do", bit, err,
+					boltfile.ErrCorrupt)
 			}
 			refused++
 			continue

@@ -22,7 +22,9 @@ func TestRefusedWrites(t *testing.T) {
 	}
 	file, err := boltfile.Open(path, refuse)
 	must.Succeed(t, err)
-	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error { return tx.CreateBucket(lettersBucket) }))
+	must.Succeed(t, file.Update(func(tx *boltfile.Tx) error {
+		return tx.CreateBucket(lettersBucket)
+	}))
 	must.Succeed(t, file.Close())
 
 	file, err = boltfile.Open(path, func(tx *boltfile.Tx) error {

@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// Sight is a claim that sees Functions of the node and does not have them (adminAccess). It is kept because the kubelet tells them like
-// devices that the claim's pods have.
+// Sight is a claim that sees Functions of the node and does not have them (adminAccess). It is kept
+// because the kubelet tells them like devices that the claim's pods have.
 type Sight struct {
 	Namespace string        `json:"namespace"` // of the claim
 	Name      string        `json:"name"`
@@ -32,7 +32,9 @@ func (j *Journal) PutSight(claim types.UID, s Sight) error {
 	if err != nil {
 		return fmt.Errorf("journal: sight of claim %s/%s: %w", s.Namespace, s.Name, err)
 	}
-	return j.changeSight(claim, func(tx *boltfile.Tx) error { return tx.Put(sightsBucket, []byte(claim), value) }, func() { j.sights[claim] = s })
+	return j.changeSight(claim, func(tx *boltfile.Tx) error {
+		return tx.Put(sightsBucket, []byte(claim), value)
+	}, func() { j.sights[claim] = s })
 }
 
 // DeleteSight forgets what a claim sees, if it sees anything.
@@ -43,10 +45,14 @@ func (j *Journal) DeleteSight(claim types.UID) error {
 	if !exists {
 		return nil
 	}
-	return j.changeSight(claim, func(tx *boltfile.Tx) error { return tx.Delete(sightsBucket, []byte(claim)) }, func() { delete(j.sights, claim) })
+	return j.changeSight(claim, func(tx *boltfile.Tx) error {
+		return tx.Delete(sightsBucket, []byte(claim))
+	}, func() { delete(j.sights, claim) })
 }
 
-func (j *Journal) changeSight(claim types.UID, toDisk func(*boltfile.Tx) error, toMemory func()) error {
+func (j *Journal) changeSight(
+	claim types.UID, toDisk func(*boltfile.Tx) error, toMemory func(),
+) error {
 	j.writes.Lock()
 	defer j.writes.Unlock()
 	if err := j.file.Update(toDisk); err != nil {

@@ -28,10 +28,12 @@ func TestSights(t *testing.T) {
 		f               function.ID
 		want            bool
 	}{
-		{"default", "all", seen, true}, {"default", "all", other, false}, {"default", "some", seen, false}, {"shop", "all", seen, false},
+		{"default", "all", seen, true}, {"default", "all", other, false},
+		{"default", "some", seen, false}, {"shop", "all", seen, false},
 	} {
 		if got := j.Sees(test.namespace, test.name, test.f); got != test.want {
-			t.Errorf("%s/%s sees %s: %t, want %t", test.namespace, test.name, test.f, got, test.want)
+			t.Errorf("%s/%s sees %s: %t, want %t", test.namespace, test.name, test.f,
+				got, test.want)
 		}
 	}
 	if all := j.All(); len(all) > 0 {

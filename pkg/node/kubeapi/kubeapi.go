@@ -30,7 +30,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/notify"
 )
 
-// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts, the Node and its XPUNode come from a cache.
+// API is the API server as one node's agent sees it. Reads of DevicePools, XPUs, XPUPorts, the Node
+// and its XPUNode come from a cache.
 type API struct {
 	node   string
 	cache  cache.Cache
@@ -39,8 +40,9 @@ type API struct {
 	events Events
 	synced chan struct{} // closed when everything has been read once
 
-	changed  notify.Signal // a Port or an XPU
-	refusals sync.Map      // the [refusal] of the last Port, by [function.ID]; none if it was not refused
+	changed notify.Signal // a Port or an XPU
+	// the [refusal] of the last Port, by [function.ID]; none if it was not refused
+	refusals sync.Map
 }
 
 // Events are called when something changed. They must not block.
@@ -78,10 +80,13 @@ func New(config *rest.Config, node string, events Events) (*API, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client for the API server: %w", err)
 	}
-	return &API{node: node, cache: c, writer: writer, events: events, synced: make(chan struct{})}, nil
+	return &API{
+		node: node, cache: c, writer: writer, events: events, synced: make(chan struct{}),
+	}, nil
 }
 
-// restMapper has the kinds that an agent needs. It does not ask the API server, which may be away when the agent starts.
+// restMapper has the kinds that an agent needs. It does not ask the API server, which may be away
+// when the agent starts.
 func restMapper() meta.RESTMapper {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(v1alpha1.SchemeGroupVersion.WithKind("DevicePool"), meta.RESTScopeRoot)
@@ -99,22 +104,25 @@ func nodeMetadata() *metav1.PartialObjectMetadata {
 
 // Run watches until ctx ends.
 func (a *API) Run(ctx context.Context) error {
-	if err := a.cache.IndexField(ctx, &v1alpha1.XPUPort{}, portsByFunction, functionOf); err != nil {
+	if err := a.cache.IndexField(ctx, &v1alpha1.XPUPort{}, portsByFunction,
+		functionOf); err != nil {
 		return fmt.Errorf("watch XPUPorts: %w", err)
 	}
 	labelled := onChange(a.events.DeclarationsChanged)
 	labelled.UpdateFunc = func(before, after any) {
-		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels, after.(*metav1.PartialObjectMetadata).Labels) {
+		if !maps.Equal(before.(*metav1.PartialObjectMetadata).Labels,
+			after.(*metav1.PartialObjectMetadata).Labels) {
 			a.events.DeclarationsChanged()
 		}
 	}
 	var read []toolscache.DoneChecker
 	for object, handler := range map[client.Object]toolscache.ResourceEventHandler{
 		&v1alpha1.DevicePool{}: a.poolHandler(),
-		&v1alpha1.XPUNode{}:    onChange(a.events.DeclarationsChanged), // somebody else's too, so that it is mended
-		nodeMetadata():         labelled,
-		&v1alpha1.XPU{}:        onChange(a.portsChanged),
-		&v1alpha1.XPUPort{}:    a.portHandler(),
+		// somebody else's too, so that it is mended
+		&v1alpha1.XPUNode{}: onChange(a.events.DeclarationsChanged),
+		nodeMetadata():      labelled,
+		&v1alpha1.XPU{}:     onChange(a.portsChanged),
+		&v1alpha1.XPUPort{}: a.portHandler(),
 	} {
 		informer, err := a.cache.GetInformer(ctx, object, cache.BlockUntilSynced(false))
 		if err != nil {
@@ -127,7 +135,8 @@ func (a *API) Run(ctx context.Context) error {
 		read = append(read, registration.HasSyncedChecker())
 	}
 	go func() {
-		// The cache's own WaitForCacheSync polls every 100 ms, which would double the time that an agent takes to start.
+		// The cache's own WaitForCacheSync polls every 100 ms, which would double the time that an
+		// agent takes to start.
 		if toolscache.WaitFor(ctx, "", read...) {
 			close(a.synced)
 		}
@@ -184,7 +193,8 @@ func (a *API) NodeLabels(ctx context.Context) (map[string]string, error) {
 	return node.Labels, nil
 }
 
-// XPUNode is the status of the node's XPUNode, nil if there is none that belongs to the Node as it is now.
+// XPUNode is the status of the node's XPUNode, nil if there is none that belongs to the Node as it
+// is now.
 func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
 	owner, err := a.owner(ctx)
 	if err != nil {
@@ -198,29 +208,36 @@ func (a *API) XPUNode(ctx context.Context) (*v1alpha1.XPUNodeStatus, error) {
 	if err != nil {
 		return nil, fmt.Errorf("XPUNode %s: %w", a.node, err)
 	}
-	if !slices.ContainsFunc(n.OwnerReferences, func(r metav1.OwnerReference) bool { return r.UID == owner.UID }) {
+	if !slices.ContainsFunc(n.OwnerReferences, func(r metav1.OwnerReference) bool {
+		return r.UID == owner.UID
+	}) {
 		return nil, nil
 	}
 	return &n.Status, nil
 }
 
-// WriteXPUNode replaces the status of the node's XPUNode, which it makes if there is none. The garbage collector deletes it
-// with the Node.
+// WriteXPUNode replaces the status of the node's XPUNode, which it makes if there is none. The
+// garbage collector deletes it with the Node.
 func (a *API) WriteXPUNode(ctx context.Context, status v1alpha1.XPUNodeStatus) error {
 	owner, err := a.owner(ctx)
 	if err != nil {
 		return err
 	}
 	n := v1alpha1.XPUNode{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "XPUNode"},
-		ObjectMeta: metav1.ObjectMeta{Name: a.node, OwnerReferences: []metav1.OwnerReference{owner}},
-		Status:     status,
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "XPUNode",
+		},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: a.node, OwnerReferences: []metav1.OwnerReference{owner},
+		},
+		Status: status,
 	}
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&n)
 	if err != nil {
 		return err
 	}
-	return a.writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(&unstructured.Unstructured{Object: fields}),
+	return a.writer.Apply(ctx,
+		client.ApplyConfigurationFromUnstructured(&unstructured.Unstructured{Object: fields}),
 		client.FieldOwner("xpu-agent"), client.ForceOwnership)
 }
 
@@ -230,12 +247,17 @@ func (a *API) owner(ctx context.Context) (metav1.OwnerReference, error) {
 	if err := a.cache.Get(ctx, types.NamespacedName{Name: a.node}, node); err != nil {
 		return metav1.OwnerReference{}, fmt.Errorf("node %s: %w", a.node, err)
 	}
-	return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}, nil
+	return metav1.OwnerReference{
+		APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID,
+	}, nil
 }
 
-// NewRecorder makes a recorder of events about Kubernetes' own kinds, such as pods and nodes. It sends them in the
-// background until ctx ends, never blocks, and drops what the API server does not take.
-func NewRecorder(ctx context.Context, clientset kubernetes.Interface) (events.EventRecorder, error) {
+// NewRecorder makes a recorder of events about Kubernetes' own kinds, such as pods and nodes. It
+// sends them in the background until ctx ends, never blocks, and drops what the API server does not
+// take.
+func NewRecorder(
+	ctx context.Context, clientset kubernetes.Interface,
+) (events.EventRecorder, error) {
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: clientset.EventsV1()})
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return nil, fmt.Errorf("events: %w", err)

@@ -28,7 +28,9 @@ import (
 func devicePool(name string) *v1alpha1.DevicePool {
 	return &v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
+		},
 	}
 }
 
@@ -50,7 +52,9 @@ func running(t *testing.T, node string) (*kubeapi.API, *events) {
 	cluster.Need(t)
 	e := &events{}
 	api, err := kubeapi.New(cluster.Agent(node), node, kubeapi.Events{
-		DeclarationsChanged: func() { e.declarations.Add(1) }, PortsChanged: func() { e.ports.Add(1) },
+		DeclarationsChanged: func() { e.declarations.Add(1) }, PortsChanged: func() {
+			e.ports.Add(1)
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -67,8 +71,11 @@ func running(t *testing.T, node string) (*kubeapi.API, *events) {
 func TestDeclarations(t *testing.T) {
 	cluster.Need(t)
 	admin := newClient(t, cluster.Admin())
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "reads", Labels: map[string]string{"rack": "7"}}}
-	created(t, node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "reads-not"}}, devicePool("reads-first"))
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "reads", Labels: map[string]string{"rack": "7"}},
+	}
+	created(t, node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "reads-not"}},
+		devicePool("reads-first"))
 	api, told := running(t, "reads")
 	labels := func() map[string]string {
 		t.Helper()
@@ -97,24 +104,35 @@ func TestDeclarations(t *testing.T) {
 	if !has("reads-first") {
 		t.Error("DevicePool reads-first is missing")
 	}
-	must.Eventually(t, "what was there is told", func() bool { return told.declarations.Load() > 0 })
+	must.Eventually(t, "what was there is told", func() bool {
+		return told.declarations.Load() > 0
+	})
 
 	before := told.declarations.Load()
 	second := devicePool("reads-second")
 	created(t, second)
-	must.Eventually(t, "a DevicePool comes", func() bool { return has("reads-second") && told.declarations.Load() > before })
+	must.Eventually(t, "a DevicePool comes", func() bool {
+		return has("reads-second") &&
+			told.declarations.Load() > before
+	})
 	before = told.declarations.Load()
 	if err := admin.Delete(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
-	must.Eventually(t, "a DevicePool goes", func() bool { return !has("reads-second") && told.declarations.Load() > before })
+	must.Eventually(t, "a DevicePool goes", func() bool {
+		return !has("reads-second") &&
+			told.declarations.Load() > before
+	})
 
 	before = told.declarations.Load()
 	node.Labels["rack"] = "8"
 	if err := admin.Update(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
-	must.Eventually(t, "a label changes", func() bool { return labels()["rack"] == "8" && told.declarations.Load() > before })
+	must.Eventually(t, "a label changes", func() bool {
+		return labels()["rack"] == "8" &&
+			told.declarations.Load() > before
+	})
 	if told.ports.Load() != 0 {
 		t.Errorf("%d events about Ports, want none", told.ports.Load())
 	}
@@ -122,19 +140,23 @@ func TestDeclarations(t *testing.T) {
 
 func TestNodeIsMissing(t *testing.T) {
 	api, _ := running(t, "missing")
-	if labels, err := api.NodeLabels(t.Context()); !apierrors.IsNotFound(err) || !strings.Contains(err.Error(), "missing") {
+	if labels, err := api.NodeLabels(t.Context()); !apierrors.IsNotFound(err) ||
+		!strings.Contains(err.Error(), "missing") {
 		t.Errorf("NodeLabels = %v, %v; want an error that names the node", labels, err)
 	}
 }
 
-// TestXPUNode: an agent makes the XPUNode of its node, replaces what it says, and reads it. It is no other node's, and not that
-// of a Node that had the name before.
+// TestXPUNode: an agent makes the XPUNode of its node, replaces what it says, and reads it. It is
+// no other node's, and not that of a Node that had the name before.
 func TestXPUNode(t *testing.T) {
 	cluster.Need(t)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}
 	created(t, node, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-b"}})
 	api, _ := running(t, "status-a")
-	must.Eventually(t, "the Node is read", func() bool { _, err := api.NodeLabels(t.Context()); return err == nil })
+	must.Eventually(t, "the Node is read", func() bool {
+		_, err := api.NodeLabels(t.Context())
+		return err == nil
+	})
 	admin := newClient(t, cluster.Admin())
 	made := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}
 	write := func(status v1alpha1.XPUNodeStatus) {
@@ -155,7 +177,10 @@ func TestXPUNode(t *testing.T) {
 	status := v1alpha1.XPUNodeStatus{
 		Functions: 3, PFs: []v1alpha1.XPUNodePF{{Address: "0000:3b:00.0", Name: "ens3f0", VFs: 2}},
 		Pools: []v1alpha1.XPUNodePool{{
-			Name: "fast", Functions: 3, Healthy: 2, Problems: []v1alpha1.FunctionProblem{{Taint: "a/b", Functions: 1, Message: "broken"}},
+			Name: "fast", Functions: 3, Healthy: 2,
+			Problems: []v1alpha1.FunctionProblem{
+				{Taint: "a/b", Functions: 1, Message: "broken"},
+			},
 			Overlapping: []string{"0000:3b:00.2 in slow"},
 		}},
 	}
@@ -175,7 +200,8 @@ func TestXPUNode(t *testing.T) {
 
 	// The Node is made anew: the XPUNode is another one's until the garbage collector has taken it.
 	must.Succeed(t, admin.Delete(t.Context(), node.DeepCopy()))
-	must.Succeed(t, admin.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}))
+	must.Succeed(t,
+		admin.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "status-a"}}))
 	must.Eventually(t, "it belongs to a Node that is gone", func() bool {
 		read, err := api.XPUNode(t.Context())
 		return err == nil && read == nil
@@ -190,7 +216,8 @@ func port(node string, index int, claimName string) *v1alpha1.XPUPort {
 	return &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f)},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: node, Function: claim.FunctionRef(f), XPU: "card", Network: "lab", MAC: "02:00:00:00:00:01",
+			NodeName: node, Function: claim.FunctionRef(f), XPU: "card", Network: "lab",
+			MAC:   "02:00:00:00:00:01",
 			Claim: v1alpha1.ClaimRef{Name: claimName, UID: uidOf(claimName), Request: "nic"},
 		},
 	}
@@ -203,17 +230,22 @@ func functionOf(index int) function.ID {
 func uidOf(claimName string) types.UID { return types.UID(claimName + "-uid") }
 
 // allocated is the claim as the kubelet hands it over.
-func allocated(name string, devices ...resourceapi.AllocatedDeviceStatus) *resourceapi.ResourceClaim {
+func allocated(
+	name string, devices ...resourceapi.AllocatedDeviceStatus,
+) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: uidOf(name)},
 		Status:     resourceapi.ResourceClaimStatus{Devices: devices},
 	}
 }
 
-func setReady(t *testing.T, p *v1alpha1.XPUPort, status metav1.ConditionStatus, reason, message string) {
+func setReady(
+	t *testing.T, p *v1alpha1.XPUPort, status metav1.ConditionStatus, reason, message string,
+) {
 	t.Helper()
 	p.Status.Conditions = []metav1.Condition{{
-		Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.Now(),
+		Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: message,
+		LastTransitionTime: metav1.Now(),
 	}}
 	if err := newClient(t, cluster.Admin()).Status().Update(t.Context(), p); err != nil {
 		t.Fatal(err)
@@ -226,7 +258,9 @@ type result struct {
 	err  error
 }
 
-func waitInBackground(ctx context.Context, api *kubeapi.API, c *resourceapi.ResourceClaim, f function.ID) <-chan result {
+func waitInBackground(
+	ctx context.Context, api *kubeapi.API, c *resourceapi.ResourceClaim, f function.ID,
+) <-chan result {
 	done := make(chan result, 1)
 	go func() {
 		p, err := api.Wait(ctx, c, f)
@@ -241,7 +275,8 @@ func TestWaitUntilReady(t *testing.T) {
 	defer cancel()
 	done := waitInBackground(ctx, api, allocated("wait-claim"), functionOf(2))
 
-	// In the order in which things may come: the Port of the Function's last claim, and then ours, not ready at first.
+	// In the order in which things may come: the Port of the Function's last claim, and then ours,
+	// not ready at first.
 	admin := newClient(t, cluster.Admin())
 	last := port("wait", 2, "wait-last")
 	created(t, last)
@@ -264,13 +299,14 @@ func TestWaitUntilReady(t *testing.T) {
 	if r.err != nil || r.port.UID != ours.UID {
 		t.Fatalf("Wait = %+v, %v; want the Port of the claim", r.port, r.err)
 	}
-	if again, err := api.Wait(ctx, allocated("wait-claim"), functionOf(2)); err != nil || again.UID != ours.UID {
+	if again, err := api.Wait(ctx, allocated("wait-claim"), functionOf(2)); err != nil ||
+		again.UID != ours.UID {
 		t.Errorf("Wait again = %+v, %v; want the Port at once", again, err)
 	}
 }
 
-// TestServes: what is served, and what was never asked for, is not waited for; the rest is, and the error says what is
-// missing.
+// TestServes: what is served, and what was never asked for, is not waited for; the rest is, and the
+// error says what is missing.
 func TestServes(t *testing.T) {
 	api, told := running(t, "serves")
 	ours := port("serves", 2, "serves-claim")
@@ -289,7 +325,8 @@ func TestServes(t *testing.T) {
 	if err := serves(allocated("serves-other"), functionOf(2), 20*time.Second); err != nil {
 		t.Errorf("a claim without a Port: %v", err)
 	}
-	if err := serves(c, functionOf(2), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "XPUUnavailable: the card is away") {
+	if err := serves(c, functionOf(2), 10*time.Millisecond); err == nil ||
+		!strings.Contains(err.Error(), "XPUUnavailable: the card is away") {
 		t.Errorf("a Port that is not up: %v", err)
 	}
 	done := make(chan error, 1)
@@ -304,9 +341,11 @@ func TestServes(t *testing.T) {
 func TestWaitGivesUp(t *testing.T) {
 	api, told := running(t, "giveup")
 	condition := func(conditionType, reason, message string) resourceapi.AllocatedDeviceStatus {
-		return resourceapi.AllocatedDeviceStatus{Driver: v1alpha1.GroupName, Pool: "p", Device: "d", Conditions: []metav1.Condition{
-			{Type: conditionType, Status: metav1.ConditionFalse, Reason: reason, Message: message},
-		}}
+		return resourceapi.AllocatedDeviceStatus{Driver: v1alpha1.GroupName, Pool: "p", Device: "d",
+			Conditions: []metav1.Condition{
+				{Type: conditionType, Status: metav1.ConditionFalse, Reason: reason,
+					Message: message},
+			}}
 	}
 	seen := int64(0)
 	known := func(changes int64) {
@@ -320,24 +359,35 @@ func TestWaitGivesUp(t *testing.T) {
 		claim   *resourceapi.ResourceClaim
 		want    []string
 	}{
-		{"no Port", func(*testing.T, int) {}, allocated("giveup"), []string{"xpu-controller has not made XPUPort default/giveup-0000-3b-00-0"}},
+		{"no Port", func(*testing.T, int) {}, allocated("giveup"),
+			[]string{"xpu-controller has not made XPUPort default/giveup-0000-3b-00-0"}},
 		{"no Port, and the claim says why", func(*testing.T, int) {},
-			allocated("giveup", resourceapi.AllocatedDeviceStatus{Driver: "gpu.example.com"}, condition(v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoXPU, "no XPU has PF 0000:3b:00.0; create one")),
+			allocated("giveup", resourceapi.AllocatedDeviceStatus{Driver: "gpu.example.com"},
+				condition(v1alpha1.ConditionProvisioned, v1alpha1.ReasonNoXPU,
+					"no XPU has PF 0000:3b:00.0; create one")),
 			[]string{"has not made XPUPort", "NoXPU: no XPU has PF 0000:3b:00.0; create one"}},
 		{"the Port of another claim", func(t *testing.T, index int) {
 			p := port("giveup", index, "giveup-other")
 			created(t, p)
 			setReady(t, p, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
 			known(2)
-		}, allocated("giveup"), []string{"has not made XPUPort default/giveup-0000-3b-00-2 for this claim"}},
-		{"a Port that nothing is known of", func(t *testing.T, index int) { created(t, port("giveup", index, "giveup")); known(1) },
-			allocated("giveup"), []string{"XPUPort default/giveup-0000-3b-00-3", "waiting for xPU card"}},
+		}, allocated("giveup"),
+			[]string{"has not made XPUPort default/giveup-0000-3b-00-2 for this claim"}},
+		{"a Port that nothing is known of", func(t *testing.T, index int) {
+			created(t, port("giveup", index, "giveup"))
+			known(1)
+		},
+			allocated("giveup"),
+			[]string{"XPUPort default/giveup-0000-3b-00-3", "waiting for xPU card"}},
 		{"a Port that is not ready", func(t *testing.T, index int) {
 			p := port("giveup", index, "giveup")
 			created(t, p)
-			setReady(t, p, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "XPU card is not connected")
+			setReady(t, p, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable,
+				"XPU card is not connected")
 			known(2)
-		}, allocated("giveup"), []string{"XPUPort default/giveup-0000-3b-00-4: XPUUnavailable: XPU card is not connected"}},
+		}, allocated("giveup"),
+			[]string{"XPUPort default/giveup-0000-3b-00-4: XPUUnavailable: XPU card is not " +
+				"connected"}},
 		{"a Port that is on its way out", func(t *testing.T, index int) {
 			p := port("giveup", index, "giveup")
 			p.Finalizers = []string{v1alpha1.FinalizerPort}
@@ -349,7 +399,9 @@ func TestWaitGivesUp(t *testing.T) {
 			}
 			known(3)
 			t.Cleanup(func() {
-				if err := admin.Patch(context.Background(), p, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+				if err := admin.Patch(context.Background(), p,
+					client.RawPatch(types.MergePatchType,
+						[]byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 					t.Error(err)
 				}
 			})
@@ -376,16 +428,20 @@ func TestProvisionFailed(t *testing.T) {
 	api, _ := running(t, "refused")
 	p, fine := port("refused", 2, "refused"), port("refused", 3, "refused")
 	created(t, p, fine)
-	setReady(t, fine, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "XPU card is not connected")
+	setReady(t, fine, metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable,
+		"XPU card is not connected")
 	setReady(t, p, metav1.ConditionFalse, v1alpha1.ReasonFailed, "no such representor")
 	must.Eventually(t, "the refusal is known", func() bool {
 		return strings.Contains(api.ProvisionFailed(functionOf(2)), "Failed: no such representor")
 	})
 	if message := api.ProvisionFailed(functionOf(3)); message != "" {
-		t.Errorf("ProvisionFailed of a Function whose xPU is away = %q, want nothing: it is not the Function's fault", message)
+		t.Errorf("ProvisionFailed of a Function whose xPU is away = %q, want nothing: it is not "+
+			"the Function's fault", message)
 	}
 	setReady(t, p, metav1.ConditionTrue, v1alpha1.ReasonUp, "")
-	must.Eventually(t, "the xPU took it after all", func() bool { return api.ProvisionFailed(functionOf(2)) == "" })
+	must.Eventually(t, "the xPU took it after all", func() bool {
+		return api.ProvisionFailed(functionOf(2)) == ""
+	})
 }
 
 // TestSyncedEnds: an agent that is told to stop does not wait for an API server that is away.
@@ -393,7 +449,8 @@ func TestSyncedEnds(t *testing.T) {
 	cluster.Need(t)
 	config := cluster.Agent("unsynced")
 	config.Host = "https://127.0.0.1:1"
-	api, err := kubeapi.New(config, "unsynced", kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
+	api, err := kubeapi.New(config, "unsynced",
+		kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -35,21 +35,28 @@ func bare(t *testing.T) *kubeapitest.Cluster {
 func as(t *testing.T, cluster *kubeapitest.Cluster, user string) client.Client {
 	t.Helper()
 	config := cluster.Admin()
-	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: user, Groups: []string{"system:authenticated"},
+	}
 	return newClient(t, config)
 }
 
 // administratorOf may do everything in a namespace, and nothing elsewhere.
-func administratorOf(t *testing.T, cluster *kubeapitest.Cluster, namespace, user string) client.Client {
+func administratorOf(
+	t *testing.T, cluster *kubeapitest.Cluster, namespace, user string,
+) client.Client {
 	t.Helper()
 	must.Succeed(t, newClient(t, cluster.Admin()).Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "policy-administrator"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin",
+		},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
 	}))
 	c := as(t, cluster, user)
 	must.Eventually(t, "the role is known", func() bool {
-		return c.List(t.Context(), &resourceapi.ResourceClaimList{}, client.InNamespace(namespace)) == nil
+		return c.List(t.Context(), &resourceapi.ResourceClaimList{},
+			client.InNamespace(namespace)) == nil
 	})
 	return c
 }
@@ -59,14 +66,16 @@ func administratorOf(t *testing.T, cluster *kubeapitest.Cluster, namespace, user
 // is the rest of the status.
 func TestAllocationsAreTheSchedulers(t *testing.T) {
 	cluster := bare(t)
-	admin, tenant := newClient(t, cluster.Admin()), administratorOf(t, cluster, "default", "allocator")
+	admin, tenant := newClient(t, cluster.Admin()), administratorOf(t, cluster, "default",
+		"allocator")
 	ours, theirs := claimFor("default", "policy-ours"), claimFor("default", "policy-theirs")
 	must.Succeed(t, admin.Create(t.Context(), ours))
 	must.Succeed(t, admin.Create(t.Context(), theirs))
 
 	ours.Status.Allocation = allocatedTo(v1alpha1.GroupName)
 	must.Eventually(t, "a tenant allocates, and the policy refuses it", func() bool {
-		return kubeapitest.DeniedByPolicy(tenant.Status().Update(t.Context(), ours.DeepCopy(), client.DryRunAll))
+		return kubeapitest.DeniedByPolicy(tenant.Status().Update(t.Context(), ours.DeepCopy(),
+			client.DryRunAll))
 	})
 	theirs.Status.Allocation = allocatedTo("gpu.example.com")
 	if err := tenant.Status().Update(t.Context(), theirs); err != nil {
@@ -76,7 +85,9 @@ func TestAllocationsAreTheSchedulers(t *testing.T) {
 	if err := admin.Status().Update(t.Context(), ours); err != nil {
 		t.Fatalf("the scheduler allocates: %v", err)
 	}
-	ours.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "u"}}
+	ours.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
+		{Resource: "pods", Name: "p", UID: "u"},
+	}
 	if err := tenant.Status().Update(t.Context(), ours); err != nil {
 		t.Errorf("a tenant reserves his claim: %v", err)
 	}
@@ -98,7 +109,9 @@ func TestPoliciesSpareOthers(t *testing.T) {
 	tenant := administratorOf(t, cluster, "default", "tenant")
 	write := func(name string, tenant client.Client) {
 		t.Helper()
-		mine, template := claimFor("default", name), &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+		mine, template := claimFor("default", name), &resourceapi.ResourceClaimTemplate{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		}
 		template.Spec.Spec = mine.Spec
 		must.Succeed(t, tenant.Create(t.Context(), template))
 		must.Succeed(t, tenant.Create(t.Context(), mine))
@@ -113,7 +126,9 @@ func TestPoliciesSpareOthers(t *testing.T) {
 		mine.Labels = map[string]string{"a": "b"}
 		must.Succeed(t, tenant.Update(t.Context(), mine))
 		must.Succeed(t, tenant.Delete(t.Context(), mine))
-		must.Succeed(t, tenant.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}))
+		must.Succeed(t,
+			tenant.Create(t.Context(),
+				&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}))
 	}
 	write("before", tenant)
 	must.Succeed(t, cluster.Restart())
@@ -135,7 +150,9 @@ func TestPoliciesCostNothing(t *testing.T) {
 		text, err := os.ReadFile(path)
 		must.Succeed(t, err)
 		policies += strings.Count(string(text), "\nkind: ValidatingAdmissionPolicy\n")
-		for _, word := range []string{"paramKind:", "paramRef:", "WebhookConfiguration", "MutatingAdmissionPolicy"} {
+		for _, word := range []string{
+			"paramKind:", "paramRef:", "WebhookConfiguration", "MutatingAdmissionPolicy",
+		} {
 			if strings.Contains(string(text), word) {
 				t.Errorf("%s has %s", path, word)
 			}

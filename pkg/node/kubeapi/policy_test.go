@@ -33,8 +33,8 @@ func newClient(t *testing.T, config *rest.Config) client.Client {
 	return c
 }
 
-// created creates objects as the administrator, and deletes them when the test ends. It says of XPUs where they are, as
-// xpu-controller does.
+// created creates objects as the administrator, and deletes them when the test ends. It says of
+// XPUs where they are, as xpu-controller does.
 func created(t *testing.T, objects ...client.Object) {
 	t.Helper()
 	admin := newClient(t, cluster.Admin())
@@ -49,7 +49,8 @@ func created(t *testing.T, objects ...client.Object) {
 			}
 		}
 		t.Cleanup(func() {
-			if err := admin.Delete(context.WithoutCancel(t.Context()), object); client.IgnoreNotFound(err) != nil {
+			if err := admin.Delete(context.WithoutCancel(t.Context()),
+				object); client.IgnoreNotFound(err) != nil {
 				t.Error(err)
 			}
 		})
@@ -60,7 +61,9 @@ func resourceSlice(name, driver, node string) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node + "/" + name, ResourceSliceCount: 1},
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{
+				Name: node + "/" + name, ResourceSliceCount: 1,
+			},
 		},
 	}
 }
@@ -76,19 +79,32 @@ func poolOf(node string, s *resourceapi.ResourceSlice) *resourceapi.ResourceSlic
 func TestPoliciesInAnyNamespace(t *testing.T) {
 	cluster.Need(t)
 	const namespace = "network-functions"
-	created(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: namespace},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "xpu-agent"},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: "xpu-agent"}},
-	}, &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "xpu-agent"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: "xpu-agent"}},
-	})
+	created(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: namespace},
+			RoleRef: rbacv1.RoleRef{
+				APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "xpu-agent",
+			},
+			Subjects: []rbacv1.Subject{
+				{Kind: "ServiceAccount", Namespace: namespace, Name: "xpu-agent"},
+			},
+		}, &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "xpu-agent"},
+			RoleRef: rbacv1.RoleRef{
+				APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin",
+			},
+			Subjects: []rbacv1.Subject{
+				{Kind: "ServiceAccount", Namespace: namespace, Name: "xpu-agent"},
+			},
+		})
 	agent := newClient(t, cluster.AgentIn(namespace, "policy-a"))
 	slice := resourceSlice("policy-4", v1alpha1.GroupName, "policy-a")
-	must.Eventually(t, "the role is known", func() bool { return agent.Create(t.Context(), slice.DeepCopy(), client.DryRunAll) == nil })
-	if err := agent.Create(t.Context(), resourceSlice("policy-4", v1alpha1.GroupName, "policy-b")); !kubeapitest.DeniedByPolicy(err) {
+	must.Eventually(t, "the role is known", func() bool {
+		return agent.Create(t.Context(), slice.DeepCopy(), client.DryRunAll) == nil
+	})
+	if err := agent.Create(t.Context(),
+		resourceSlice("policy-4", v1alpha1.GroupName,
+			"policy-b")); !kubeapitest.DeniedByPolicy(err) {
 		t.Errorf("an agent creates another node's slice: error %v, want the policy's", err)
 	}
 	own, other := ownPort("policy-a", 5), ownPort("policy-b", 5)
@@ -101,49 +117,67 @@ func TestPoliciesInAnyNamespace(t *testing.T) {
 	}
 }
 
-// TestPortsAreTheControllers: nobody else makes an XPUPort, says that it is up, or takes its finalizer away.
+// TestPortsAreTheControllers: nobody else makes an XPUPort, says that it is up, or takes its
+// finalizer away.
 func TestPortsAreTheControllers(t *testing.T) {
 	cluster.Need(t)
 	created(t, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "policy-tenant"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "tenant"}},
+		RoleRef: rbacv1.RoleRef{
+			APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin",
+		},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "tenant"}},
 	})
 	config := cluster.Admin()
-	config.Impersonate = rest.ImpersonationConfig{UserName: "tenant", Groups: []string{"system:authenticated"}}
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "tenant", Groups: []string{"system:authenticated"},
+	}
 	tenant := newClient(t, config)
-	must.Eventually(t, "the role is known", func() bool { return tenant.List(t.Context(), &v1alpha1.XPUPortList{}) == nil })
-	if err := tenant.Create(t.Context(), port("policy-a", 6, "mine")); !kubeapitest.DeniedByPolicy(err) {
+	must.Eventually(t, "the role is known", func() bool {
+		return tenant.List(t.Context(), &v1alpha1.XPUPortList{}) == nil
+	})
+	if err := tenant.Create(t.Context(),
+		port("policy-a", 6, "mine")); !kubeapitest.DeniedByPolicy(err) {
 		t.Errorf("a tenant creates an XPUPort: error %v, want the policy's", err)
 	}
 	p := port("policy-a", 6, "ours")
 	p.Finalizers = []string{v1alpha1.FinalizerPort}
 	created(t, p)
 	patch := func(c client.Client, p *v1alpha1.XPUPort, change string) error {
-		return c.Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(change)))
+		return c.Patch(t.Context(), p.DeepCopy(),
+			client.RawPatch(types.MergePatchType, []byte(change)))
 	}
 	for what, err := range map[string]error{
 		"takes the finalizer away": patch(tenant, p, `{"metadata":{"finalizers":null}}`),
-		"adds a finalizer":         patch(tenant, p, `{"metadata":{"finalizers":["xpu.opiproject.org/port","example.com/mine"]}}`),
-		"labels it":                patch(tenant, p, `{"metadata":{"labels":{"a":"b"}}}`),
-		"annotates it":             patch(tenant, p, `{"metadata":{"annotations":{"a":"b"}}}`),
-		"gives it an owner":        patch(tenant, p, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`),
-		"says that it is up":       tenant.Status().Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":{"bridgePort":"x"}}`))),
+		"adds a finalizer": patch(tenant, p,
+			`{"metadata":{"finalizers":["xpu.opiproject.org/port","example.com/mine"]}}`),
+		"labels it":    patch(tenant, p, `{"metadata":{"labels":{"a":"b"}}}`),
+		"annotates it": patch(tenant, p, `{"metadata":{"annotations":{"a":"b"}}}`),
+		"gives it an owner": patch(tenant, p,
+			`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]}}`),
+		"says that it is up": tenant.Status().Patch(t.Context(), p.DeepCopy(),
+			client.RawPatch(types.MergePatchType, []byte(`{"status":{"bridgePort":"x"}}`))),
 	} {
 		if !kubeapitest.DeniedByPolicy(err) {
 			t.Errorf("a tenant %s: error %v, want the policy's", what, err)
 		}
 	}
 	admin := newClient(t, cluster.Admin())
-	if err := patch(admin, p, `{"metadata":{"finalizers":["xpu.opiproject.org/port","example.com/left"]}}`); err != nil {
+	if err := patch(admin, p,
+		`{"metadata":{"finalizers":["xpu.opiproject.org/port","example.com/left"]}}`); err != nil {
 		t.Fatal(err)
 	}
-	if err := patch(tenant, p, `{"metadata":{"finalizers":["xpu.opiproject.org/port"]}}`); err != nil {
+	if err := patch(tenant,
+		p, `{"metadata":{"finalizers":["xpu.opiproject.org/port"]}}`); err != nil {
 		t.Errorf("somebody takes away a finalizer that is not ours: %v", err)
 	}
 	config.Impersonate.UserName = "system:serviceaccount:kube-system:generic-garbage-collector"
-	config.Impersonate.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"}
-	if err := patch(newClient(t, config), p, `{"metadata":{"ownerReferences":null,"finalizers":["xpu.opiproject.org/port","orphan"]}}`); err != nil {
+	config.Impersonate.Groups = []string{
+		"system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated",
+	}
+	if err := patch(newClient(t, config),
+		p,
+		`{"metadata":{"ownerReferences":null,"finalizers":["xpu.opiproject.org/port","orphan"]}}`); err != nil {
 		t.Errorf("the garbage collector: %v", err)
 	}
 	if err := patch(admin, p, `{"metadata":{"finalizers":null}}`); err != nil {
@@ -158,13 +192,19 @@ func TestAdministratorsGiveUp(t *testing.T) {
 	created(t, xpu("policy-card", "policy-a"), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "policy-namespace-admin"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "admin"},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "namespace-admin"}},
+		Subjects: []rbacv1.Subject{
+			{APIGroup: rbacv1.GroupName, Kind: "User", Name: "namespace-admin"},
+		},
 	})
 	config := cluster.Admin()
-	config.Impersonate = rest.ImpersonationConfig{UserName: "namespace-admin", Groups: []string{"system:authenticated"}}
-	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"abandonedFunctions":["0000:3b:02.1"]}}`))
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: "namespace-admin", Groups: []string{"system:authenticated"},
+	}
+	patch := client.RawPatch(types.MergePatchType,
+		[]byte(`{"spec":{"abandonedFunctions":["0000:3b:02.1"]}}`))
 	for who, c := range map[string]client.Client{
-		"the administrator of a namespace": newClient(t, config), "the node's agent": newClient(t, cluster.Agent("policy-a")),
+		"the administrator of a namespace": newClient(t, config),
+		"the node's agent":                 newClient(t, cluster.Agent("policy-a")),
 	} {
 		card := &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}}
 		if err := c.Patch(t.Context(), card, patch); !apierrors.IsForbidden(err) {
@@ -172,9 +212,13 @@ func TestAdministratorsGiveUp(t *testing.T) {
 		}
 	}
 	admin := newClient(t, cluster.Admin())
-	must.Succeed(t, admin.Patch(t.Context(), &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}}, patch))
-	wrong := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"abandonedFunctions":["all"]}}`))
-	err := admin.Patch(t.Context(), &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}}, wrong)
+	must.Succeed(t,
+		admin.Patch(t.Context(), &v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}},
+			patch))
+	wrong := client.RawPatch(types.MergePatchType,
+		[]byte(`{"spec":{"abandonedFunctions":["all"]}}`))
+	err := admin.Patch(t.Context(),
+		&v1alpha1.XPU{ObjectMeta: metav1.ObjectMeta{Name: "policy-card"}}, wrong)
 	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.abandonedFunctions[0]") {
 		t.Errorf("error %v, want one that names the field", err)
 	}
@@ -192,17 +236,24 @@ func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 
 	slice := resourceSlice("policy-1", v1alpha1.GroupName, "policy-a")
 	for name, err := range map[string]error{
-		"creates another node's":                             other.Create(t.Context(), slice.DeepCopy()),
-		"creates one although its token is bound to no node": unbound.Create(t.Context(), slice.DeepCopy()),
-		"creates another driver's":                           own.Create(t.Context(), resourceSlice("policy-2", "gpu.example.com", "policy-a")),
-		"names the pool after another node":                  own.Create(t.Context(), poolOf("policy-b", slice)),
-		"names the pool after a node of a similar name":      own.Create(t.Context(), poolOf("policy-ab", slice)),
+		"creates another node's": other.Create(t.Context(),
+			slice.DeepCopy()),
+		"creates one although its token is bound to no node": unbound.Create(t.Context(),
+			slice.DeepCopy()),
+		"creates another driver's": own.Create(t.Context(),
+			resourceSlice("policy-2", "gpu.example.com", "policy-a")),
+		"names the pool after another node": own.Create(t.Context(),
+			poolOf("policy-b", slice)),
+		"names the pool after a node of a similar name": own.Create(t.Context(),
+			poolOf("policy-ab", slice)),
 	} {
 		if !kubeapitest.DeniedByPolicy(err) {
 			t.Errorf("an agent that %s: error %v, want the policy's", name, err)
 		}
 	}
-	if err := other.Create(t.Context(), slice.DeepCopy()); err == nil || !strings.Contains(err.Error(), `an xpu-agent on node "policy-b" may only write ResourceSlices of that node`) {
+	if err := other.Create(t.Context(), slice.DeepCopy()); err == nil ||
+		!strings.Contains(err.Error(),
+			`an xpu-agent on node "policy-b" may only write ResourceSlices of that node`) {
 		t.Errorf("error %v, want one that says what is allowed", err)
 	}
 	if err := own.Create(t.Context(), slice); err != nil {
@@ -222,7 +273,8 @@ func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 	}
 	admin := newClient(t, cluster.Admin())
 	created(t, resourceSlice("policy-3", "gpu.example.com", "policy-b"))
-	if err := admin.Get(t.Context(), client.ObjectKey{Name: "policy-3"}, &resourceapi.ResourceSlice{}); err != nil {
+	if err := admin.Get(t.Context(), client.ObjectKey{Name: "policy-3"},
+		&resourceapi.ResourceSlice{}); err != nil {
 		t.Errorf("others are not concerned: %v", err)
 	}
 }
@@ -230,30 +282,42 @@ func TestAgentsWriteTheirOwnSlicesOnly(t *testing.T) {
 func TestAgentsWriteTheirOwnXPUNodeOnly(t *testing.T) {
 	cluster.Need(t)
 	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "policy-a"}}
-	own, other, unbound := newClient(t, cluster.Agent("policy-a")), newClient(t, cluster.Agent("policy-b")), newClient(t, cluster.Agent(""))
+	own, other, unbound := newClient(t, cluster.Agent("policy-a")), newClient(t,
+		cluster.Agent("policy-b")), newClient(t, cluster.Agent(""))
 	change := func(c client.Client) error {
-		return c.Patch(t.Context(), node.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status": {"functions": 7}}`)))
+		return c.Patch(t.Context(), node.DeepCopy(),
+			client.RawPatch(types.MergePatchType, []byte(`{"status": {"functions": 7}}`)))
 	}
 	const message = `an xpu-agent on node "policy-b" may only write the XPUNode of that node`
-	if err := other.Create(t.Context(), node.DeepCopy()); !kubeapitest.DeniedByPolicy(err) || !strings.Contains(err.Error(), message) {
+	if err := other.Create(t.Context(), node.DeepCopy()); !kubeapitest.DeniedByPolicy(err) ||
+		!strings.Contains(err.Error(), message) {
 		t.Errorf("an agent creates another node's: error %v, want the policy's", err)
 	}
 	if err := unbound.Create(t.Context(), node.DeepCopy()); !kubeapitest.DeniedByPolicy(err) {
-		t.Errorf("an agent whose token is bound to no node creates one: error %v, want the policy's", err)
+		t.Errorf("an agent whose token is bound to no node creates one: error %v, want the "+
+			"policy's", err)
 	}
 	must.Succeed(t, own.Create(t.Context(), node.DeepCopy()))
-	t.Cleanup(func() { _ = newClient(t, cluster.Admin()).Delete(context.WithoutCancel(t.Context()), node) })
+	t.Cleanup(func() {
+		_ = newClient(t, cluster.Admin()).Delete(context.WithoutCancel(t.Context()), node)
+	})
 	must.Succeed(t, change(own))
 	if err := change(other); !kubeapitest.DeniedByPolicy(err) {
 		t.Errorf("an agent changes another node's: error %v, want the policy's", err)
 	}
 	pool := devicePool("policy-pool")
 	created(t, pool)
-	for _, status := range []string{`{"spec": {"network": "mine"}}`, `{"status": {"functions": 7}}`} {
+	for _, status := range []string{
+		`{"spec": {"network": "mine"}}`, `{"status": {"functions": 7}}`,
+	} {
 		patch := client.RawPatch(types.MergePatchType, []byte(status))
-		for _, err := range []error{own.Patch(t.Context(), pool.DeepCopy(), patch), own.Status().Patch(t.Context(), pool.DeepCopy(), patch)} {
+		for _, err := range []error{
+			own.Patch(t.Context(), pool.DeepCopy(), patch),
+			own.Status().Patch(t.Context(), pool.DeepCopy(), patch),
+		} {
 			if !apierrors.IsForbidden(err) {
-				t.Errorf("an agent writes %s of a DevicePool: error %v, want it to be forbidden", status, err)
+				t.Errorf("an agent writes %s of a DevicePool: error %v, want it to be forbidden",
+					status, err)
 			}
 		}
 	}
@@ -266,7 +330,8 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 	created(t, resourceClaim("policy-claim"))
 	admin := newClient(t, cluster.Admin())
 	var c resourceapi.ResourceClaim
-	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "policy-claim"}, &c); err != nil {
+	if err := admin.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "policy-claim"},
+		&c); err != nil {
 		t.Fatal(err)
 	}
 	c.Status.Allocation = &resourceapi.AllocationResult{
@@ -274,7 +339,10 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 			{Request: "nic", Driver: v1alpha1.GroupName, Pool: slicePool, Device: device},
 		}},
 		NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"policy-a"}}},
+			MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn,
+					Values: []string{"policy-a"}},
+			},
 		}}},
 	}
 	if err := admin.Status().Update(t.Context(), &c); err != nil {
@@ -283,12 +351,14 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 	write := func(node string) error {
 		changed := c.DeepCopy()
 		changed.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
-			Driver: v1alpha1.GroupName, Pool: slicePool, Device: device, NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: "net1"},
+			Driver: v1alpha1.GroupName, Pool: slicePool, Device: device,
+			NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: "net1"},
 		}}
 		return newClient(t, cluster.Agent(node)).Status().Update(t.Context(), changed)
 	}
 	for _, node := range []string{"policy-b", ""} {
-		if err := write(node); err == nil || !strings.Contains(err.Error(), "changing status.devices requires") {
+		if err := write(node); err == nil ||
+			!strings.Contains(err.Error(), "changing status.devices requires") {
 			t.Errorf("the agent of node %q: error %v, want it to lack the permission", node, err)
 		}
 	}
@@ -300,7 +370,9 @@ func TestAgentsWriteClaimsOfTheirNodeOnly(t *testing.T) {
 // ownPort is the XPUPort of VF index of a node as the node's agent makes it.
 func ownPort(node string, index int) *v1alpha1.XPUPort {
 	p := port(node, index, "")
-	p.Namespace, p.Finalizers, p.Spec.Claim = kubeapitest.AgentNamespace, []string{v1alpha1.FinalizerPort}, v1alpha1.ClaimRef{}
+	p.Namespace, p.Finalizers, p.Spec.Claim = kubeapitest.AgentNamespace, []string{
+		v1alpha1.FinalizerPort,
+	}, v1alpha1.ClaimRef{}
 	return p
 }
 
@@ -312,13 +384,29 @@ func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
 		change func(*v1alpha1.XPUPort)
 		want   string
 	}{
-		"is of another node":                    {"policy-b", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "policy-b" may only write XPUPorts of that node`},
-		"is bound to no node":                   {"", func(*v1alpha1.XPUPort) {}, `an xpu-agent on node "" may only write XPUPorts of that node`},
-		"makes one of a claim":                  {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Claim = port("policy-a", 2, "x").Spec.Claim }, "without a claim"},
-		"takes another node's name":             {"policy-a", func(p *v1alpha1.XPUPort) { p.Name = "policy-a-b-0000-3b-00-2" }, "must be named policy-a-0000-3b-00-2"},
-		"forgets the sfnum":                     {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Function.Subfunction = new(int64(88)) }, "must be named policy-a-0000-3b-00-2-sf88"},
-		"takes it ahead by the name of a pod's": {"policy-a", func(p *v1alpha1.XPUPort) { p.Spec.Ahead = true }, "must be named policy-a-0000-3b-00-2-ahead"},
-		"forgets the finalizer":                 {"policy-a", func(p *v1alpha1.XPUPort) { p.Finalizers = nil }, "must have the finalizer xpu.opiproject.org/port"},
+		"is of another node": {
+			"policy-b", func(*v1alpha1.XPUPort) {},
+			`an xpu-agent on node "policy-b" may only write XPUPorts of that node`,
+		},
+		"is bound to no node": {
+			"", func(*v1alpha1.XPUPort) {},
+			`an xpu-agent on node "" may only write XPUPorts of that node`,
+		},
+		"makes one of a claim": {"policy-a", func(p *v1alpha1.XPUPort) {
+			p.Spec.Claim = port("policy-a", 2, "x").Spec.Claim
+		}, "without a claim"},
+		"takes another node's name": {"policy-a", func(p *v1alpha1.XPUPort) {
+			p.Name = "policy-a-b-0000-3b-00-2"
+		}, "must be named policy-a-0000-3b-00-2"},
+		"forgets the sfnum": {"policy-a", func(p *v1alpha1.XPUPort) {
+			p.Spec.Function.Subfunction = new(int64(88))
+		}, "must be named policy-a-0000-3b-00-2-sf88"},
+		"takes it ahead by the name of a pod's": {"policy-a", func(p *v1alpha1.XPUPort) {
+			p.Spec.Ahead = true
+		}, "must be named policy-a-0000-3b-00-2-ahead"},
+		"forgets the finalizer": {"policy-a", func(p *v1alpha1.XPUPort) {
+			p.Finalizers = nil
+		}, "must have the finalizer xpu.opiproject.org/port"},
 	} {
 		p := ownPort("policy-a", 2)
 		test.change(p)
@@ -330,7 +418,8 @@ func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
 	elsewhere := ownPort("policy-a", 2)
 	elsewhere.Namespace = "default"
 	if err := own.Create(t.Context(), elsewhere); !apierrors.IsForbidden(err) {
-		t.Errorf("an agent creates one in another namespace: error %v, want it to be forbidden", err)
+		t.Errorf("an agent creates one in another namespace: error %v, want it to be forbidden",
+			err)
 	}
 
 	p := ownPort("policy-a", 2)
@@ -342,13 +431,16 @@ func TestAgentsWriteTheirOwnPortsOnly(t *testing.T) {
 	if err := own.Update(t.Context(), freed); !apierrors.IsForbidden(err) {
 		t.Errorf("an agent takes the finalizer away: error %v, want it to be forbidden", err)
 	}
-	if err := newClient(t, cluster.Agent("policy-b")).Delete(t.Context(), p); !kubeapitest.DeniedByPolicy(err) {
+	if err := newClient(t, cluster.Agent("policy-b")).Delete(t.Context(),
+		p); !kubeapitest.DeniedByPolicy(err) {
 		t.Errorf("an agent deletes another node's: error %v, want the policy's", err)
 	}
 	if err := own.Delete(t.Context(), p); err != nil {
 		t.Errorf("an agent deletes its own: %v", err)
 	}
-	if err := newClient(t, cluster.Admin()).Patch(t.Context(), p, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+	if err := newClient(t, cluster.Admin()).Patch(t.Context(),
+		p, client.RawPatch("application/merge-patch+json",
+			[]byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 		t.Errorf("xpu-controller lets go of it: %v", err)
 	}
 
@@ -369,7 +461,9 @@ func TestAgentsSendEvents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "policy-pod", UID: "policy-pod-uid"}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "default", Name: "policy-pod", UID: "policy-pod-uid",
+	}}
 	recorder.Eventf(pod, nil, corev1.EventTypeWarning, "HookFailed", "Release", "hook %s", "x")
 	admin := newClient(t, cluster.Admin())
 	must.Eventually(t, "the event is there", func() bool {
@@ -378,7 +472,8 @@ func TestAgentsSendEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 		return slices.ContainsFunc(found.Items, func(e eventsv1.Event) bool {
-			return e.Regarding.Name == "policy-pod" && e.Reason == "HookFailed" && e.Note == "hook x" && e.ReportingController == "xpu-agent"
+			return e.Regarding.Name == "policy-pod" && e.Reason == "HookFailed" &&
+				e.Note == "hook x" && e.ReportingController == "xpu-agent"
 		})
 	})
 }
@@ -386,11 +481,14 @@ func TestAgentsSendEvents(t *testing.T) {
 // allocatedTo is what a scheduler writes, with a setting that only a class may make.
 func allocatedTo(driver string) *resourceapi.AllocationResult {
 	return &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "nic", Driver: driver, Pool: "node/pool", Device: "d"}},
+		Results: []resourceapi.DeviceRequestAllocationResult{
+			{Request: "nic", Driver: driver, Pool: "node/pool", Device: "d"},
+		},
 		Config: []resourceapi.DeviceAllocationConfiguration{{
 			Source: resourceapi.AllocationConfigSourceClass,
 			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-				Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(`{"vf":{"trust":true}}`)},
+				Driver:     driver,
+				Parameters: runtime.RawExtension{Raw: []byte(`{"vf":{"trust":true}}`)},
 			}},
 		}},
 	}}
@@ -400,7 +498,9 @@ func claimFor(namespace, name string) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}}},
+			Requests: []resourceapi.DeviceRequest{
+				{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "xpu"}},
+			},
 		}},
 	}
 }
@@ -411,24 +511,33 @@ func TestNamesakesOfOthers(t *testing.T) {
 	cluster.Need(t)
 	const namespace, driver = "gpu-operator", "gpu.example.com"
 	created(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})
-	created(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: namespace}, Rules: []rbacv1.PolicyRule{{
-		APIGroups: []string{"resource.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"},
-	}}})
+	created(t, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: namespace},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{"resource.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"},
+		}}})
 	for _, name := range []string{"xpu-agent", "xpu-controller", "xpu-broker"} {
 		created(t, &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: namespace + "-" + name},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: namespace},
-			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: name}},
+			RoleRef: rbacv1.RoleRef{
+				APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: namespace,
+			},
+			Subjects: []rbacv1.Subject{
+				{Kind: "ServiceAccount", Namespace: namespace, Name: name},
+			},
 		})
 		config := cluster.Admin()
 		config.Impersonate = rest.ImpersonationConfig{
 			UserName: "system:serviceaccount:" + namespace + ":" + name,
-			Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+			Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace,
+				"system:authenticated"},
 		}
 		other := newClient(t, config)
-		must.Eventually(t, "the role is known", func() bool { return other.List(t.Context(), &resourceapi.ResourceSliceList{}) == nil })
+		must.Eventually(t, "the role is known", func() bool {
+			return other.List(t.Context(), &resourceapi.ResourceSliceList{}) == nil
+		})
 
-		slice, claim := resourceSlice("policy-"+name, driver, "node1"), claimFor("default", "policy-"+name)
+		slice, claim := resourceSlice("policy-"+name, driver, "node1"), claimFor("default",
+			"policy-"+name)
 		created(t, claim)
 		if err := other.Create(t.Context(), slice); err != nil {
 			t.Errorf("another driver's %s makes a slice: %v", name, err)
@@ -441,9 +550,11 @@ func TestNamesakesOfOthers(t *testing.T) {
 			t.Errorf("another driver's %s deletes its slice: %v", name, err)
 		}
 		if name == "xpu-agent" {
-			err := other.Create(t.Context(), resourceSlice("policy-ours", v1alpha1.GroupName, "node1"))
+			err := other.Create(t.Context(),
+				resourceSlice("policy-ours", v1alpha1.GroupName, "node1"))
 			if !kubeapitest.DeniedByPolicy(err) {
-				t.Errorf("another driver's agent makes a slice of ours: error %v, want the policy's", err)
+				t.Errorf("another driver's agent makes a slice of ours: error %v, want the "+
+					"policy's", err)
 			}
 		}
 	}

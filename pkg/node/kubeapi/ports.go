@@ -30,7 +30,8 @@ func functionOf(port client.Object) []string {
 	return []string{claim.FunctionOf(port.(*v1alpha1.XPUPort).Spec.Function).String()}
 }
 
-// Subscribe returns a channel that receives a value after every change of a Port or an XPU of the node, until ctx ends.
+// Subscribe returns a channel that receives a value after every change of a Port or an XPU of the
+// node, until ctx ends.
 func (a *API) Subscribe(ctx context.Context) <-chan struct{} { return a.changed.Subscribe(ctx) }
 
 // Ports are the Ports of the node, in all namespaces. The caller must not change them.
@@ -42,10 +43,12 @@ func (a *API) Ports(ctx context.Context) ([]v1alpha1.XPUPort, error) {
 	return list.Items, nil
 }
 
-// PortsOf are the Ports of a Function: there can be one in each namespace, and one that was made ahead. The caller must not change them.
+// PortsOf are the Ports of a Function: there can be one in each namespace, and one that was made
+// ahead. The caller must not change them.
 func (a *API) PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error) {
 	var list v1alpha1.XPUPortList
-	err := a.cache.List(ctx, &list, client.MatchingFields{portsByFunction: f.String()}, client.UnsafeDisableDeepCopy)
+	err := a.cache.List(ctx, &list, client.MatchingFields{portsByFunction: f.String()},
+		client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return nil, fmt.Errorf("list XPUPorts of Function %s: %w", f, err)
 	}
@@ -59,15 +62,19 @@ func (a *API) CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error {
 		return fmt.Errorf("node %s: %w", a.node, err)
 	}
 	port.OwnerReferences = []metav1.OwnerReference{
-		{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "Node", Name: node.Name, UID: node.UID},
+		{APIVersion: corev1.SchemeGroupVersion.String(), Kind: "Node", Name: node.Name,
+			UID: node.UID},
 	}
 	return a.writer.Create(ctx, port)
 }
 
-// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A NotFound error says that
-// there is no such Port. After nil the Port exists until the xPU does not serve it any more.
+// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A
+// NotFound error says that there is no such Port. After nil the Port exists until the xPU does not
+// serve it any more.
 func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error {
-	port := &v1alpha1.XPUPort{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
+	port := &v1alpha1.XPUPort{
+		ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name},
+	}
 	var options []client.DeleteOption
 	if uid != "" {
 		options = append(options, client.Preconditions{UID: &uid})
@@ -75,9 +82,11 @@ func (a *API) DeletePort(ctx context.Context, key types.NamespacedName, uid type
 	return a.writer.Delete(ctx, port, options...)
 }
 
-// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx ends before, the error
-// has the conditions of the Port and of the claim.
-func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function.ID) (*v1alpha1.XPUPort, error) {
+// Wait returns the Port of a Function that is allocated to a claim, once the xPU serves it. If ctx
+// ends before, the error has the conditions of the Port and of the claim.
+func (a *API) Wait(
+	ctx context.Context, c *resourceapi.ResourceClaim, f function.ID,
+) (*v1alpha1.XPUPort, error) {
 	var port *v1alpha1.XPUPort
 	err := a.await(ctx, func() (err error) {
 		port, err = a.port(ctx, c.Namespace, c.UID, f)
@@ -89,8 +98,8 @@ func (a *API) Wait(ctx context.Context, c *resourceapi.ResourceClaim, f function
 	return port, nil
 }
 
-// Serves returns nil once the xPU serves the claim's Port of a Function, and at once if the claim has no Port. If ctx ends
-// before, the error says what is missing.
+// Serves returns nil once the xPU serves the claim's Port of a Function, and at once if the claim
+// has no Port. If ctx ends before, the error says what is missing.
 func (a *API) Serves(ctx context.Context, namespace string, claim types.UID, f function.ID) error {
 	return a.await(ctx, func() error {
 		_, err := a.port(ctx, namespace, claim, f)
@@ -108,7 +117,8 @@ func (a *API) await(ctx context.Context, problem func() error) error {
 	return err
 }
 
-// ProvisionedAhead says whether the xPU serves a Port in the network that was made before any pod has the Function.
+// ProvisionedAhead says whether the xPU serves a Port in the network that was made before any pod
+// has the Function.
 func (a *API) ProvisionedAhead(f function.ID, network string) bool {
 	select {
 	case <-a.synced:
@@ -127,7 +137,9 @@ func (a *API) ProvisionedAhead(f function.ID, network string) bool {
 // errNoPort says that the controller made no Port for a claim, or not yet. The Port's name follows.
 var errNoPort = errors.New("the xPU is not provisioned: xpu-controller has not made XPUPort")
 
-func (a *API) port(ctx context.Context, namespace string, uid types.UID, f function.ID) (*v1alpha1.XPUPort, error) {
+func (a *API) port(
+	ctx context.Context, namespace string, uid types.UID, f function.ID,
+) (*v1alpha1.XPUPort, error) {
 	name := types.NamespacedName{Namespace: namespace, Name: claim.PortName(a.node, f)}
 	var port v1alpha1.XPUPort
 	// The read comes from the cache and must work even if the context of the caller has ended.
@@ -143,9 +155,11 @@ func (a *API) port(ctx context.Context, namespace string, uid types.UID, f funct
 	case !port.DeletionTimestamp.IsZero():
 		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s is being deleted", name)
 	case ready.Status == "":
-		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s is waiting for xPU %s", name, port.Spec.XPU)
+		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s is waiting for xPU %s",
+			name, port.Spec.XPU)
 	case ready.Status != metav1.ConditionTrue:
-		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s: %s: %s", name, ready.Reason, ready.Message)
+		return nil, fmt.Errorf("the xPU is not provisioned: XPUPort %s: %s: %s", name, ready.Reason,
+			ready.Message)
 	}
 	return &port, nil
 }
@@ -156,9 +170,12 @@ func (a *API) claimProblem(c *resourceapi.ResourceClaim) error {
 		if device.Driver != v1alpha1.GroupName {
 			continue
 		}
-		for _, conditionType := range []string{v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed} {
+		for _, conditionType := range []string{
+			v1alpha1.ConditionProvisioned, v1alpha1.ConditionProvisionFailed,
+		} {
 			condition := meta.FindStatusCondition(device.Conditions, conditionType)
-			if condition != nil && condition.Reason != v1alpha1.ReasonUp && condition.Message != "" {
+			if condition != nil && condition.Reason != v1alpha1.ReasonUp &&
+				condition.Message != "" {
 				return fmt.Errorf("%s: %s", condition.Reason, condition.Message)
 			}
 		}
@@ -166,7 +183,8 @@ func (a *API) claimProblem(c *resourceapi.ResourceClaim) error {
 	return nil
 }
 
-// XPUOf is the XPU that serves a PF of the node, nil if there is none. The caller must not change it.
+// XPUOf is the XPU that serves a PF of the node, nil if there is none. The caller must not change
+// it.
 func (a *API) XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error) {
 	var list v1alpha1.XPUList
 	if err := a.cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
@@ -189,8 +207,10 @@ func (a *API) XPUAway(f function.Function) string {
 		return ""
 	}
 	if slices.Contains(xpu.Spec.AbandonedFunctions, f.ID.String()) {
-		return fmt.Sprintf("XPU %s: %s: the Function is given up, because the xPU may still serve a port of its last pod; once that is "+
-			"gone, take the Function from spec.abandonedFunctions", xpu.Name, v1alpha1.ReasonAbandoned)
+		return fmt.Sprintf("XPU %s: %s: the Function is given up, because the xPU may still "+
+			"serve a port of its last pod; once that is "+
+			"gone, take the Function from spec.abandonedFunctions", xpu.Name,
+			v1alpha1.ReasonAbandoned)
 	}
 	ready := v1alpha1.ReadyOf(xpu.Status.Conditions)
 	if ready.Status != metav1.ConditionFalse {
@@ -199,8 +219,8 @@ func (a *API) XPUAway(f function.Function) string {
 	return fmt.Sprintf("XPU %s: %s: %s", xpu.Name, ready.Reason, ready.Message)
 }
 
-// refusalTime is how long a Function stays tainted after the Port that its xPU refused was deleted. Meanwhile the scheduler
-// can try other Functions.
+// refusalTime is how long a Function stays tainted after the Port that its xPU refused was deleted.
+// Meanwhile the scheduler can try other Functions.
 const refusalTime = time.Minute
 
 // refusal is what the xPU said about one Port.
@@ -238,7 +258,8 @@ func (a *API) portChanged(port *v1alpha1.XPUPort) {
 	}
 	f := claim.FunctionOf(port.Spec.Function)
 	if ready.Status != metav1.ConditionTrue && v1alpha1.Refused(ready.Reason) {
-		message := fmt.Sprintf("the xPU refused the Function's last Port: %s: %s", ready.Reason, ready.Message)
+		message := fmt.Sprintf("the xPU refused the Function's last Port: %s: %s", ready.Reason,
+			ready.Message)
 		a.refusals.Store(f, refusal{port: port.UID, message: message})
 	} else {
 		a.refusals.Delete(f)

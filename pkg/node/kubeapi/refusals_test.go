@@ -16,8 +16,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// TestRefusalIsHeld: the Function stays tainted while the scheduler looks for another one, although the Port that was
-// refused is deleted at once.
+// TestRefusalIsHeld: the Function stays tainted while the scheduler looks for another one, although
+// the Port that was refused is deleted at once.
 func TestRefusalIsHeld(t *testing.T) {
 	vf := function.ID{Address: "0000:3b:00.2"}
 	port := func(uid types.UID, reason string) *v1alpha1.XPUPort {
@@ -26,8 +26,14 @@ func TestRefusalIsHeld(t *testing.T) {
 			status = metav1.ConditionTrue
 		}
 		return &v1alpha1.XPUPort{
-			ObjectMeta: metav1.ObjectMeta{UID: uid}, Spec: v1alpha1.XPUPortSpec{Function: claim.FunctionRef(vf)},
-			Status: v1alpha1.XPUPortStatus{Conditions: []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: status, Reason: reason, Message: string(uid)}}},
+			ObjectMeta: metav1.ObjectMeta{UID: uid},
+			Spec:       v1alpha1.XPUPortSpec{Function: claim.FunctionRef(vf)},
+			Status: v1alpha1.XPUPortStatus{
+				Conditions: []metav1.Condition{
+					{Type: v1alpha1.ConditionReady, Status: status, Reason: reason,
+						Message: string(uid)},
+				},
+			},
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -36,7 +42,8 @@ func TestRefusalIsHeld(t *testing.T) {
 		handler := api.portHandler()
 		want := func(what, message string) {
 			t.Helper()
-			if got := api.ProvisionFailed(vf); (message == "") != (got == "") || !strings.Contains(got, message) {
+			if got := api.ProvisionFailed(vf); (message == "") != (got == "") ||
+				!strings.Contains(got, message) {
 				t.Errorf("%s: ProvisionFailed = %q, want %q in it", what, got, message)
 			}
 		}
@@ -68,7 +75,8 @@ func TestRefusalIsHeld(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		want("the second Port's time is over", "")
 		if told.Load() != before+1 {
-			t.Errorf("%d events when the time was over, want 1: the taint must go", told.Load()-before)
+			t.Errorf("%d events when the time was over, want 1: the taint must go",
+				told.Load()-before)
 		}
 
 		handler.OnAdd(port("third", v1alpha1.ReasonFailed), false)

@@ -19,7 +19,9 @@ import (
 func xpu(name, node string, pfs ...string) *v1alpha1.XPU {
 	return &v1alpha1.XPU{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1alpha1.XPUSpec{NodeName: node, PFs: pfs, Endpoint: "192.0.2.1:50151", Insecure: true},
+		Spec: v1alpha1.XPUSpec{
+			NodeName: node, PFs: pfs, Endpoint: "192.0.2.1:50151", Insecure: true,
+		},
 	}
 }
 
@@ -44,27 +46,33 @@ func TestXPUAway(t *testing.T) {
 		message string
 		want    string
 	}{
-		{metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "it does not answer", "XPU away-card: XPUUnavailable: it does not answer"},
+		{metav1.ConditionFalse, v1alpha1.ReasonXPUUnavailable, "it does not answer",
+			"XPU away-card: XPUUnavailable: it does not answer"},
 		{metav1.ConditionTrue, v1alpha1.ReasonConnected, "it answers", ""},
 	} {
 		before := told.ports.Load()
 		card.Status.Conditions = []metav1.Condition{{
-			Type: v1alpha1.ConditionReady, Status: step.status, Reason: step.reason, Message: step.message, LastTransitionTime: metav1.Now(),
+			Type: v1alpha1.ConditionReady, Status: step.status, Reason: step.reason,
+			Message: step.message, LastTransitionTime: metav1.Now(),
 		}}
 		if err := newClient(t, cluster.Admin()).Status().Update(t.Context(), card); err != nil {
 			t.Fatal(err)
 		}
-		must.Eventually(t, step.reason+" is known and told", func() bool { return api.XPUAway(f) == step.want && told.ports.Load() > before })
+		must.Eventually(t, step.reason+" is known and told", func() bool {
+			return api.XPUAway(f) == step.want && told.ports.Load() > before
+		})
 	}
 	card.Spec.AbandonedFunctions = []string{f.ID.String()}
 	must.Succeed(t, newClient(t, cluster.Admin()).Update(t.Context(), card))
 	must.Eventually(t, "the Function is known to be given up", func() bool {
-		return strings.Contains(api.XPUAway(f), "XPU away-card: Abandoned: the Function is given up")
+		return strings.Contains(api.XPUAway(f),
+			"XPU away-card: Abandoned: the Function is given up")
 	})
 	if message := api.XPUAway(function.Function{ID: functionOf(3), PF: f.PF}); message != "" {
 		t.Errorf("XPUAway = %q of another Function", message)
 	}
-	if chosen, err := api.XPUOf(t.Context(), pci.Address("0000:5e:00.0")); err != nil || chosen != nil {
+	if chosen, err := api.XPUOf(t.Context(), pci.Address("0000:5e:00.0")); err != nil ||
+		chosen != nil {
 		t.Errorf("XPUOf a PF without one = %+v, %v", chosen, err)
 	}
 }
@@ -78,7 +86,10 @@ func TestOwnPorts(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "own"}}
 	ofClaim := port("own", 2, "own-claim")
 	created(t, node, ofClaim, port("own", 3, "own-claim"))
-	must.Eventually(t, "the node is known", func() bool { _, err := api.NodeLabels(t.Context()); return err == nil })
+	must.Eventually(t, "the node is known", func() bool {
+		_, err := api.NodeLabels(t.Context())
+		return err == nil
+	})
 
 	p := ownPort("own", 2)
 	if err := api.CreatePort(t.Context(), p); err != nil {
@@ -104,13 +115,16 @@ func TestOwnPorts(t *testing.T) {
 	if err := api.DeletePort(t.Context(), key, ""); err != nil {
 		t.Errorf("DeletePort again before the xPU let go of it = %v", err)
 	}
-	if err := newClient(t, cluster.Admin()).Patch(t.Context(), p, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+	if err := newClient(t, cluster.Admin()).Patch(t.Context(),
+		p, client.RawPatch("application/merge-patch+json",
+			[]byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 		t.Fatal(err)
 	}
 	if err := api.DeletePort(t.Context(), key, ""); !apierrors.IsNotFound(err) {
 		t.Errorf("DeletePort of what is gone = %v, want NotFound", err)
 	}
-	if err := api.DeletePort(t.Context(), client.ObjectKeyFromObject(ofClaim), ""); !apierrors.IsForbidden(err) {
+	if err := api.DeletePort(t.Context(), client.ObjectKeyFromObject(ofClaim),
+		""); !apierrors.IsForbidden(err) {
 		t.Errorf("DeletePort of a claim's = %v, want it to be forbidden", err)
 	}
 }

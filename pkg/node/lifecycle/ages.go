@@ -17,9 +17,10 @@ const (
 	sinceLost     stage = "lost"
 )
 
-// ages are how long this process has seen records as they are. The clock of the machine may be set at any time, so no
-// decision is made by the times in the journal: they only say whether a record is still the one that was seen. Another
-// agent counts anew. The methods may be called by several goroutines at once; the zero value is ready for use.
+// ages are how long this process has seen records as they are. The clock of the machine may be set
+// at any time, so no decision is made by the times in the journal: they only say whether a record
+// is still the one that was seen. Another agent counts anew. The methods may be called by several
+// goroutines at once; the zero value is ready for use.
 type ages struct {
 	mutex sync.Mutex
 	seen  map[agedStage]sighting
@@ -30,12 +31,15 @@ type agedStage struct {
 	stage stage
 }
 
-// sighting is what the journal says of the time of a stage, and when this process saw that first, by the monotonic clock.
+// sighting is what the journal says of the time of a stage, and when this process saw that first,
+// by the monotonic clock.
 type sighting struct{ recorded, first time.Time }
 
 // of is how long ago this process first saw the record in the stage; 0 if this is the first time.
 func (g *ages) of(a journal.Attachment, s stage) time.Duration {
-	recorded := map[stage]time.Time{sinceReserved: a.ReservedAt, sinceStopped: a.StoppedAt, sinceLost: a.LostAt}[s]
+	recorded := map[stage]time.Time{
+		sinceReserved: a.ReservedAt, sinceStopped: a.StoppedAt, sinceLost: a.LostAt,
+	}[s]
 	key := agedStage{a.Function, s}
 
 	g.mutex.Lock()

@@ -14,11 +14,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestAnnounceWhileRunEnds: what attaches a Function may take longer than Run, but no announcement does. The race detector
-// looks at it too.
+// TestAnnounceWhileRunEnds: what attaches a Function may take longer than Run, but no announcement
+// does. The race detector looks at it too.
 func TestAnnounceWhileRunEnds(t *testing.T) {
 	w := newWorld(t)
-	record := journal.Attachment{Observed: &netdev.Observed{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}}}
+	record := journal.Attachment{
+		Observed: &netdev.Observed{Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}},
+	}
 	for range 300 {
 		var ended, late atomic.Bool
 		m := New(w.records, mortalEngine{w, w.agent}, w, Options{

@@ -20,20 +20,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// Reserve waits until the owner is admitted (see [Manager.Admit]), records that the Function is the owner's and what its
-// interface shall be, and sets the Function up. Reserving again for the same owner replaces the interface until the
-// Function is being attached, and continues a setup that failed. A reservation without a claim and a CNI request is for the
-// next pod that comes: reserving again releases the Function and makes a new one, unless it is [Untouched].
+// Reserve waits until the owner is admitted (see [Manager.Admit]), records that the Function is the
+// owner's and what its interface shall be, and sets the Function up. Reserving again for the same
+// owner replaces the interface until the Function is being attached, and continues a setup that
+// failed. A reservation without a claim and a CNI request is for the next pod that comes: reserving
+// again releases the Function and makes a new one, unless it is [Untouched].
 func (m *Manager) Reserve(ctx context.Context, want journal.Attachment) error {
-	_, err := m.ReserveAs(ctx, want, func(journal.Attachment) (journal.Attachment, error) { return want, nil })
+	_, err := m.ReserveAs(ctx, want, func(journal.Attachment) (journal.Attachment, error) {
+		return want, nil
+	})
 	return err
 }
 
-// ReserveAs is [Manager.Reserve] for an owner whose wish depends on the record that the Function has, which is as Admit
-// returns it. wish is called once the owner is admitted, with the Function's lock; it is not called if the Function is
-// attached for the owner already. ReserveAs returns the record that it found.
+// ReserveAs is [Manager.Reserve] for an owner whose wish depends on the record that the Function
+// has, which is as Admit returns it. wish is called once the owner is admitted, with the Function's
+// lock; it is not called if the Function is attached for the owner already. ReserveAs returns the
+// record that it found.
 func (m *Manager) ReserveAs(
-	ctx context.Context, owner journal.Attachment, wish func(have journal.Attachment) (want journal.Attachment, err error),
+	ctx context.Context, owner journal.Attachment,
+	wish func(have journal.Attachment) (want journal.Attachment, err error),
 ) (have journal.Attachment, err error) {
 	defer wrap(&err, owner.Function)
 	d, err := m.settle(ctx, triggerOf(owner), owner.Function, func(d decision) error {
@@ -46,11 +51,13 @@ func (m *Manager) ReserveAs(
 	return d.found(), err
 }
 
-// take replaces the record that the Function has, if any, and sets the Function up. The caller has the Function's lock.
+// take replaces the record that the Function has, if any, and sets the Function up. The caller has
+// the Function's lock.
 func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err error) {
 	checked := want.Interface
 	if want.CNI == nil && (want.Claim.UID == "" || want.Claim.Share != "") {
-		checked.Name = cmp.Or(checked.Name, "later") // the device plugin, or who chose the Function for a share, does not know it yet
+		// the device plugin, or who chose the Function for a share, does not know it yet
+		checked.Name = cmp.Or(checked.Name, "later")
 	}
 	if err := checked.Validate(); err != nil {
 		return err
@@ -71,7 +78,8 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 		want.ReservedAt, want.Made = m.options.Now().UTC(), uptime.Of(m.options.BootID)
 	}
 	want.Driver = cmp.Or(have.Driver, m.driver(want.Function))
-	want.Port = cmp.Or(want.Port, have.Port) // the xPU may serve it already; only a release takes it away
+	// the xPU may serve it already; only a release takes it away
+	want.Port = cmp.Or(want.Port, have.Port)
 	if have.Setup != nil {
 		want.Setup = have.Setup // only a release undoes it
 	} else if want.Setup != nil {
@@ -83,20 +91,23 @@ func (m *Manager) take(ctx context.Context, have, want journal.Attachment) (err 
 		if err := m.put(want); err != nil {
 			return err
 		}
-		m.log.V(1).Info("Function reserved", "function", want.Function.String(), "owner", owner(want))
+		m.log.V(1).Info("Function reserved", "function", want.Function.String(), "owner",
+			owner(want))
 		m.options.Taken(want.Function)
 	}
 	return m.setUp(ctx, want)
 }
 
-// driver is the one that a Function has, "" where that is not known: then it is not compared after the release.
+// driver is the one that a Function has, "" where that is not known: then it is not compared after
+// the release.
 func (m *Manager) driver(id function.ID) string {
 	if m.options.Driver == nil {
 		return ""
 	}
 	driver, err := m.options.Driver(id)
 	if err != nil {
-		m.log.V(1).Info("The driver of a Function cannot be read, and is not compared", "function", id.String(), "error", err.Error())
+		m.log.V(1).Info("The driver of a Function cannot be read, and is not compared", "function",
+			id.String(), "error", err.Error())
 	}
 	return driver
 }
@@ -106,8 +117,9 @@ type UnusableError struct{ reason string }
 
 func (e UnusableError) Error() string { return e.reason }
 
-// awaitUsable returns when the Function can be attached for the owner. It waits for at most [Patience], because a netdev that
-// just came back, or that a driver makes late, is seen a moment later.
+// awaitUsable returns when the Function can be attached for the owner. It waits for at most
+// [Patience], because a netdev that just came back, or that a driver makes late, is seen a moment
+// later.
 func (m *Manager) awaitUsable(ctx context.Context, want journal.Attachment) error {
 	driver := ""
 	if want.Setup != nil {
@@ -137,17 +149,21 @@ type Sandbox struct {
 	Pod   journal.Pod
 }
 
-// Attach moves a reserved Function into a sandbox as the interface that was reserved. Another call for the same sandbox
-// returns the same. A Function in an older sandbox of the pod, or in one that is gone, is brought back first. A Function
-// in another pod is an error.
-func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (observed netdev.Observed, err error) {
+// Attach moves a reserved Function into a sandbox as the interface that was reserved. Another call
+// for the same sandbox returns the same. A Function in an older sandbox of the pod, or in one that
+// is gone, is brought back first. A Function in another pod is an error.
+func (m *Manager) Attach(
+	ctx context.Context, id function.ID, sandbox Sandbox,
+) (observed netdev.Observed, err error) {
 	defer wrap(&err, id)
 	if sandbox.ID == "" || sandbox.NetNS == "" {
-		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given", sandbox.ID, sandbox.NetNS)
+		return observed, fmt.Errorf("sandbox %q with network namespace %q: both must be given",
+			sandbox.ID, sandbox.NetNS)
 	}
 	t := trigger{event: SandboxStarts, pod: sandbox.Pod, sandbox: sandbox.ID, netNS: sandbox.NetNS}
 	d, err := m.settle(ctx, t, id, func(d decision) (err error) {
-		ctx, end := m.options.Tracer.Stage(ctx, d.record.Owner(), "attach Function", attribute.String("xpu.function", id.String()))
+		ctx, end := m.options.Tracer.Stage(ctx, d.record.Owner(), "attach Function",
+			attribute.String("xpu.function", id.String()))
 		observed, err = m.move(ctx, d.record, sandbox)
 		end(err)
 		return err
@@ -158,16 +174,20 @@ func (m *Manager) Attach(ctx context.Context, id function.ID, sandbox Sandbox) (
 	return observed, err
 }
 
-// maxNames is how many names are tried for an interface that nobody named. A pod has a few interfaces.
+// maxNames is how many names are tried for an interface that nobody named. A pod has a few
+// interfaces.
 const maxNames = 64
 
 // move takes the netdev into the sandbox. The caller has the Function's lock.
-func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox Sandbox) (netdev.Observed, error) {
+func (m *Manager) move(
+	ctx context.Context, record journal.Attachment, sandbox Sandbox,
+) (netdev.Observed, error) {
 	if err := m.awaitUsable(ctx, record); err != nil {
 		return netdev.Observed{}, err
 	}
 	device, before, place, err := m.plan(ctx, record, sandbox.NetNS)
-	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) && tries < maxNames; tries++ {
+	for tries := 0; record.AnyName && errors.Is(err, netdev.ErrNameTaken) &&
+		tries < maxNames; tries++ {
 		record.Interface.Name = m.otherName(record)
 		device, before, place, err = m.plan(ctx, record, sandbox.NetNS)
 	}
@@ -179,10 +199,12 @@ func (m *Manager) move(ctx context.Context, record journal.Attachment, sandbox S
 	return m.transfer(ctx, record, device, before, record.Interface)
 }
 
-// transfer writes the record, whose state is Attaching or Reattaching, and moves the netdev, which is now as the snapshot
-// says, to the record's place. A transfer that fails is undone, by [Manager.Recover] if the agent ends.
+// transfer writes the record, whose state is Attaching or Reattaching, and moves the netdev, which
+// is now as the snapshot says, to the record's place. A transfer that fails is undone, by
+// [Manager.Recover] if the agent ends.
 func (m *Manager) transfer(
-	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot, want function.Interface,
+	ctx context.Context, record journal.Attachment, device netdev.Device, now netdev.Snapshot,
+	want function.Interface,
 ) (netdev.Observed, error) {
 	start, state := time.Now(), record.State
 	if err := m.put(record); err != nil {
@@ -198,11 +220,14 @@ func (m *Manager) transfer(
 		err = m.options.Expose(record)
 	}
 	if err != nil {
-		return netdev.Observed{}, errors.Join(err, m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
+		return netdev.Observed{}, errors.Join(err,
+			m.undoTransfer(context.WithoutCancel(ctx), record.Function, state))
 	}
 	m.announce(record)
-	m.log.Info("Function attached", "function", record.Function.String(), "interface", observed.Name,
-		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took", time.Since(start))
+	m.log.Info("Function attached", "function", record.Function.String(), "interface",
+		observed.Name,
+		"pod", record.Pod.Namespace+"/"+record.Pod.Name, "sandbox", record.Sandbox, "took",
+		time.Since(start))
 	if state == journal.Reattaching {
 		m.healthChanged(record.Function)
 		m.options.Report(record)
@@ -221,12 +246,14 @@ func (m *Manager) undoTransfer(ctx context.Context, id function.ID, state journa
 	return m.bringBack(ctx, a, journal.Detaching)
 }
 
-// announceTimeout is how long an interface may take to get its carrier before its neighbours are left to find out.
+// announceTimeout is how long an interface may take to get its carrier before its neighbours are
+// left to find out.
 const announceTimeout = 5 * time.Second
 
 // announce tells the neighbours of the interface's addresses in the background.
 func (m *Manager) announce(record journal.Attachment) {
-	if m.options.Announce == nil || record.Interface.Userspace || len(record.Observed.Addresses) == 0 {
+	if m.options.Announce == nil || record.Interface.Userspace ||
+		len(record.Observed.Addresses) == 0 {
 		return
 	}
 	m.mutex.Lock()
@@ -238,7 +265,8 @@ func (m *Manager) announce(record journal.Attachment) {
 		ctx, cancel := context.WithTimeout(m.lasting, announceTimeout)
 		defer cancel()
 		if err := m.options.Announce(ctx, record.Place, *record.Observed); err != nil {
-			m.log.V(1).Info("The interface's addresses are not announced", "function", record.Function.String(), "reason", err.Error())
+			m.log.V(1).Info("The interface's addresses are not announced", "function",
+				record.Function.String(), "reason", err.Error())
 		}
 	})
 }
@@ -250,7 +278,8 @@ func (m *Manager) endAnnouncements() {
 	m.announcing.Wait()
 }
 
-// otherName is the name after the record's, "net2" after "net1", that no other Function of the pod has.
+// otherName is the name after the record's, "net2" after "net1", that no other Function of the pod
+// has.
 func (m *Manager) otherName(record journal.Attachment) string {
 	var number int
 	_, _ = fmt.Sscanf(record.Interface.Name, "net%d", &number) // 0 for any other name
@@ -265,19 +294,22 @@ func (m *Manager) otherName(record journal.Attachment) string {
 	}
 }
 
-// Patience is how often, within 2 s, a netdev is looked for that is not on the host yet, because its driver was just bound,
-// udev renames it, or it is on its way back from another namespace.
+// Patience is how often, within 2 s, a netdev is looked for that is not on the host yet, because
+// its driver was just bound, udev renames it, or it is on its way back from another namespace.
 func Patience() wait.Backoff {
 	return wait.Backoff{Duration: 5 * time.Millisecond, Factor: 1.5, Steps: 14}
 }
 
-// Retry calls try as often as patience says, until it is done. The error is that of the last call, or that of ctx if try
-// was not called at all.
-func Retry(ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error)) (err error) {
-	waitErr := wait.ExponentialBackoffWithContext(ctx, patience, func(ctx context.Context) (done bool, _ error) {
-		done, err = try(ctx)
-		return done, nil
-	})
+// Retry calls try as often as patience says, until it is done. The error is that of the last call,
+// or that of ctx if try was not called at all.
+func Retry(
+	ctx context.Context, patience wait.Backoff, try func(context.Context) (done bool, err error),
+) (err error) {
+	waitErr := wait.ExponentialBackoffWithContext(ctx, patience,
+		func(ctx context.Context) (done bool, _ error) {
+			done, err = try(ctx)
+			return done, nil
+		})
 	return cmp.Or(err, waitErr)
 }
 
@@ -293,17 +325,19 @@ func (m *Manager) plan(ctx context.Context, record journal.Attachment, netNS str
 			before, place, err = m.engine.Plan(ctx, device, netNS, record.Interface)
 		}
 		id, seen := record.Function, before.Identity
-		if err == nil && !record.Interface.Userspace && id.Subfunction == "" && seen.Bus == "pci" && seen.Parent != string(id.Address) {
+		if err == nil && !record.Interface.Userspace && id.Subfunction == "" && seen.Bus == "pci" &&
+			seen.Parent != string(id.Address) {
 			// Another netdev took the name of the Function's between the two looks.
-			err = fmt.Errorf("netdev %s: belongs to Function %s by now: %w", before.Name, seen.Parent, netdev.ErrNoNetdev)
+			err = fmt.Errorf("netdev %s: belongs to Function %s by now: %w", before.Name,
+				seen.Parent, netdev.ErrNoNetdev)
 		}
 		return !errors.Is(err, netdev.ErrNoNetdev), err
 	})
 	return device, before, place, err
 }
 
-// Device is the host's side of a Function. If the Function has no netdev on the host, the error is [netdev.ErrNoNetdev],
-// and the device has the PF and the port only.
+// Device is the host's side of a Function. If the Function has no netdev on the host, the error is
+// [netdev.ErrNoNetdev], and the device has the PF and the port only.
 func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, error) {
 	var device netdev.Device
 	if number, isSF := record.Function.SFNum(); isSF {
@@ -311,7 +345,8 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 	}
 	if record.IsVF() {
 		device.Port = &function.EswitchPort{PF: record.PF, Number: uint32(record.VFIndex)}
-		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to who wants it.
+		// Without the PF's netdev nothing can be asked or told about the VF. That matters only to
+		// who wants it.
 		if name, err := netdevs.Netdev(function.ID{Address: record.PF}); err == nil && name != "" {
 			device.PF = &netdev.PF{Name: name, Address: string(record.PF), VF: record.VFIndex}
 		}
@@ -327,7 +362,8 @@ func Device(netdevs NetdevFinder, record journal.Attachment) (netdev.Device, err
 	return device, nil
 }
 
-// IsIn says whether the network namespace at a path is the one that an attached Function is in. Paths may differ.
+// IsIn says whether the network namespace at a path is the one that an attached Function is in.
+// Paths may differ.
 func (m *Manager) IsIn(a journal.Attachment, netNS string) (bool, error) {
 	return m.engine.Alive(netdev.Place{NetNS: netNS, Cookie: a.Place.Cookie})
 }
@@ -339,8 +375,9 @@ type Addresses struct {
 	Result    json.RawMessage // what the plugin printed
 }
 
-// Check describes how an attached Function differs from what was attached; nothing means that it does not. expect, where
-// set, changes what is expected of the interface to what plugins after this one left of it.
+// Check describes how an attached Function differs from what was attached; nothing means that it
+// does not. expect, where set, changes what is expected of the interface to what plugins after this
+// one left of it.
 func (m *Manager) Check(
 	ctx context.Context, id function.ID, expect func(*netdev.Attached),
 ) (differences []string, err error) {
@@ -361,9 +398,11 @@ func (m *Manager) Check(
 	return differences, err
 }
 
-// Address gives the addresses to an interface that is attached, if the attachment belongs to the CNI request. Adding again
-// what the interface has is no error.
-func (m *Manager) Address(ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses) error {
+// Address gives the addresses to an interface that is attached, if the attachment belongs to the
+// CNI request. Adding again what the interface has is no error.
+func (m *Manager) Address(
+	ctx context.Context, id function.ID, belongs func(journal.Attachment) bool, add Addresses,
+) error {
 	return m.withLock(ctx, id, func(record journal.Attachment) (err error) {
 		defer wrap(&err, id)
 		if record.State != journal.Attached || record.CNI == nil || !belongs(record) {
@@ -388,7 +427,8 @@ func (m *Manager) Address(ctx context.Context, id function.ID, belongs func(jour
 	})
 }
 
-// union returns have with what it lacks of more at its end. have is not changed: it is in the journal.
+// union returns have with what it lacks of more at its end. have is not changed: it is in the
+// journal.
 func union[T comparable](have, more []T) []T {
 	all := slices.Clone(have)
 	for _, m := range more {
@@ -401,7 +441,8 @@ func union[T comparable](have, more []T) []T {
 
 func attached(record journal.Attachment) netdev.Attached {
 	return netdev.Attached{
-		Before: *record.Before, Place: record.Place, Want: record.Interface, Observed: *record.Observed,
+		Before: *record.Before, Place: record.Place, Want: record.Interface,
+		Observed: *record.Observed,
 		Expected: netdev.Expected{Addresses: record.Interface.Addresses},
 	}
 }

@@ -35,7 +35,8 @@ var (
 func claimedVF() journal.Attachment {
 	return journal.Attachment{
 		Function: vf, PF: pf.Address, PFName: "old", VFIndex: 1,
-		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"}, Interface: function.Interface{Name: "net1"},
+		Claim:     journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
+		Interface: function.Interface{Name: "net1"},
 	}
 }
 
@@ -69,27 +70,38 @@ type engine struct {
 	differences []string // that Check finds
 }
 
-func (e *engine) Plan(_ context.Context, device netdev.Device, netNS string, want function.Interface) (netdev.Snapshot, netdev.Place, error) {
+func (e *engine) Plan(
+	_ context.Context, device netdev.Device, netNS string, want function.Interface,
+) (netdev.Snapshot, netdev.Place, error) {
 	e.device = device
 	if slices.Contains(e.taken, want.Name) {
-		return netdev.Snapshot{}, netdev.Place{}, fmt.Errorf("interface name %q: %w", want.Name, netdev.ErrNameTaken)
+		return netdev.Snapshot{}, netdev.Place{}, fmt.Errorf("interface name %q: %w", want.Name,
+			netdev.ErrNameTaken)
 	}
-	return netdev.Snapshot{Name: device.Name, Identity: netdev.Identity{Parent: e.parent, Bus: "pci"}}, netdev.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
+	return netdev.Snapshot{
+		Name: device.Name, Identity: netdev.Identity{Parent: e.parent, Bus: "pci"},
+	}, netdev.Place{NetNS: netNS, Cookie: 7, Index: 3}, nil
 }
 
-func (e *engine) Attach(_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want function.Interface) (netdev.Observed, error) {
+func (e *engine) Attach(
+	_ context.Context, _ netdev.Device, _ netdev.Snapshot, _ netdev.Place, want function.Interface,
+) (netdev.Observed, error) {
 	e.calls = append(e.calls, "attach")
 	return netdev.Observed{Name: want.Name, Index: 5}, e.fail
 }
 
-func (e *engine) Add(_ context.Context, a netdev.Attached, addresses []netip.Prefix, _ []function.Route) (netdev.Observed, error) {
+func (e *engine) Add(
+	_ context.Context, a netdev.Attached, addresses []netip.Prefix, _ []function.Route,
+) (netdev.Observed, error) {
 	e.calls = append(e.calls, fmt.Sprintf("add %v", addresses))
 	observed := a.Observed
 	observed.Addresses = append(slices.Clone(observed.Addresses), addresses...)
 	return observed, e.fail
 }
 
-func (e *engine) Check(_ context.Context, device netdev.Device, _ netdev.Attached) ([]string, error) {
+func (e *engine) Check(
+	_ context.Context, device netdev.Device, _ netdev.Attached,
+) ([]string, error) {
 	e.device = device
 	return e.differences, e.fail
 }
@@ -98,7 +110,9 @@ func (e *engine) Alive(netdev.Place) (bool, error) { return !e.dead, nil }
 
 func (e *engine) Holds(netdev.Place, netdev.Identity) (bool, error) { return !e.dead, nil }
 
-func (e *engine) Restore(_ context.Context, device netdev.Device, before netdev.Snapshot, _ netdev.Place) (netdev.Restored, error) {
+func (e *engine) Restore(
+	_ context.Context, device netdev.Device, before netdev.Snapshot, _ netdev.Place,
+) (netdev.Restored, error) {
 	e.calls = append(e.calls, "restore")
 	atomic.AddInt64(&e.restores, 1)
 	if e.rebinding != nil && before.Name != "" {
@@ -133,7 +147,10 @@ func openJournal(t *testing.T) *journal.Journal {
 }
 
 func sandbox() Sandbox {
-	return Sandbox{ID: "s1", NetNS: "/run/netns/x", Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}}
+	return Sandbox{
+		ID: "s1", NetNS: "/run/netns/x",
+		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
+	}
 }
 
 func TestAttach(t *testing.T) {
@@ -151,33 +168,39 @@ func TestAttach(t *testing.T) {
 			calls: []string{"attach"}, state: journal.Attached,
 		},
 		"refused by the engine": {
-			engine: engine{parent: "0000:3b:02.1", fail: refusal}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
-			err: refusal, calls: []string{"attach", "restore"}, state: journal.Reserved,
+			engine:  engine{parent: "0000:3b:02.1", fail: refusal},
+			netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
+			err:     refusal, calls: []string{"attach", "restore"}, state: journal.Reserved,
 		},
 		"intent cannot be written": {
-			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"}, refuses: journal.Attaching,
-			err: errDiskFull, state: journal.Reserved,
+			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
+			refuses: journal.Attaching,
+			err:     errDiskFull, state: journal.Reserved,
 		},
 		"result cannot be written": {
-			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"}, refuses: journal.Attached,
-			err: errDiskFull, calls: []string{"attach", "restore"}, state: journal.Reserved,
+			engine: engine{parent: "0000:3b:02.1"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
+			refuses: journal.Attached,
+			err:     errDiskFull, calls: []string{"attach", "restore"}, state: journal.Reserved,
 		},
 		"another Function's netdev under the name": {
 			engine: engine{parent: "0000:3b:02.2"}, netdevs: netdevs{vf: "ens3f0v1", pf: "ens3f0"},
 			err: netdev.ErrNoNetdev, state: journal.Reserved,
 		},
-		"no netdev": {netdevs: netdevs{vf: "", pf: "ens3f0"}, err: netdev.ErrNoNetdev, state: journal.Reserved},
+		"no netdev": {netdevs: netdevs{vf: "", pf: "ens3f0"}, err: netdev.ErrNoNetdev,
+			state: journal.Reserved},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			j := openJournal(t)
-			a := New(failingJournal{j, test.refuses}, &test.engine, test.netdevs, Options{BootID: "boot-1"}, logr.Discard())
+			a := New(failingJournal{j, test.refuses}, &test.engine, test.netdevs,
+				Options{BootID: "boot-1"}, logr.Discard())
 			if err := a.Reserve(t.Context(), claimedVF()); err != nil {
 				t.Fatal(err)
 			}
 			observed, err := a.Attach(t.Context(), vf, sandbox())
-			if !errors.Is(err, test.err) || err != nil && !strings.HasPrefix(err.Error(), "Function 0000:3b:02.1: ") {
+			if !errors.Is(err, test.err) ||
+				err != nil && !strings.HasPrefix(err.Error(), "Function 0000:3b:02.1: ") {
 				t.Errorf("error %v, want %v of the Function", err, test.err)
 			}
 			record, _ := j.Get(vf)
@@ -197,8 +220,10 @@ func TestAttach(t *testing.T) {
 			if diff := cmp.Diff(wantDevice, test.engine.device); diff != "" {
 				t.Errorf("device (-want +got):\n%s", diff)
 			}
-			if record.Sandbox != "s1" || record.BootID != "boot-1" || record.Pod.UID != "pod-1" || record.AttachedAt.IsZero() ||
-				record.Place != (netdev.Place{NetNS: "/run/netns/x", Cookie: 7, Index: 5}) || record.Observed.Name != observed.Name {
+			if record.Sandbox != "s1" || record.BootID != "boot-1" || record.Pod.UID != "pod-1" ||
+				record.AttachedAt.IsZero() ||
+				record.Place != (netdev.Place{NetNS: "/run/netns/x", Cookie: 7, Index: 5}) ||
+				record.Observed.Name != observed.Name {
 				t.Errorf("record %+v", record)
 			}
 		})
@@ -208,21 +233,26 @@ func TestAttach(t *testing.T) {
 // TestAttachIsTraced: by the pod where there is no claim.
 func TestAttachIsTraced(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
-	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent", logr.Discard())
+	tracer, err := tracing.New(sdktrace.NewSimpleSpanProcessor(exporter), "xpu-agent",
+		logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := New(openJournal(t), &engine{fail: errDiskFull}, netdevs{vf: "ens3f0v1", pf: "ens3f0"}, Options{BootID: "boot-1", Tracer: tracer}, logr.Discard())
+	a := New(openJournal(t), &engine{fail: errDiskFull}, netdevs{vf: "ens3f0v1", pf: "ens3f0"},
+		Options{BootID: "boot-1", Tracer: tracer}, logr.Discard())
 	of := sandbox()
 	of.Pod.UID = "4b1a7e9c-52d3-4c1e-9f00-0123456789ab"
 	wanted := claimedVF()
-	wanted.Claim, wanted.Pod, wanted.CNI = journal.Claim{}, of.Pod, &journal.CNI{ContainerID: "s1", IfName: "net1"}
+	wanted.Claim, wanted.Pod, wanted.CNI = journal.Claim{}, of.Pod, &journal.CNI{
+		ContainerID: "s1", IfName: "net1",
+	}
 	if err := a.Reserve(t.Context(), wanted); err != nil {
 		t.Fatal(err)
 	}
 	_, err = a.Attach(t.Context(), vf, of)
 	spans := exporter.GetSpans()
-	if err == nil || len(spans) != 1 || spans[0].Name != "attach Function" || spans[0].Status.Code != codes.Error ||
+	if err == nil || len(spans) != 1 || spans[0].Name != "attach Function" ||
+		spans[0].Status.Code != codes.Error ||
 		spans[0].SpanContext.TraceID().String() != "4b1a7e9c52d34c1e9f000123456789ab" {
 		t.Errorf("error %v, spans %v; want a failed attach Function of the pod's trace", err, spans)
 	}
@@ -243,15 +273,20 @@ func TestReserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	has, _ := j.Get(vf)
-	if has.Interface.Name != "net2" || has.State != journal.Reserved || has.Sandbox != "" || !has.ReservedAt.Equal(had.ReservedAt) {
+	if has.Interface.Name != "net2" || has.State != journal.Reserved || has.Sandbox != "" ||
+		!has.ReservedAt.Equal(had.ReservedAt) {
 		t.Errorf("record %+v", has)
 	}
 	for want, owner := range map[string]func(*journal.Attachment){
 		"belongs to claim default/c (UID claim-1)": func(*journal.Attachment) {},
 		"belongs to pod default/p (UID pod-1)": func(a *journal.Attachment) {
-			a.Claim, a.Pod = journal.Claim{}, journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}
+			a.Claim, a.Pod = journal.Claim{}, journal.Pod{
+				Namespace: "default", Name: "p", UID: "pod-1",
+			}
 		},
-		"belongs to a pod by an extended resource": func(a *journal.Attachment) { a.Claim = journal.Claim{} },
+		"belongs to a pod by an extended resource": func(a *journal.Attachment) {
+			a.Claim = journal.Claim{}
+		},
 	} {
 		mine := has
 		owner(&mine)
@@ -260,14 +295,16 @@ func TestReserve(t *testing.T) {
 		}
 		other := claimedVF()
 		other.Claim.UID = "claim-2"
-		if err := a.Reserve(t.Context(), other); err == nil || !strings.Contains(err.Error(), want) {
+		if err := a.Reserve(t.Context(), other); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
 }
 
-// TestReserveForTheNextPod: the kubelet allocates a Function again whose last pod never came for it. That reservation is
-// a new one: who releases the old one, because no pod has it, must not touch it.
+// TestReserveForTheNextPod: the kubelet allocates a Function again whose last pod never came for
+// it. That reservation is a new one: who releases the old one, because no pod has it, must not
+// touch it.
 func TestReserveForTheNextPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := openJournal(t)
@@ -291,13 +328,14 @@ func TestReserveForTheNextPod(t *testing.T) {
 			t.Fatal(err)
 		}
 		if has, _ := j.Get(vf); !has.ReservedAt.Equal(had.ReservedAt) {
-			t.Errorf("the pod that came changed the time to %v, want %v", has.ReservedAt, had.ReservedAt)
+			t.Errorf("the pod that came changed the time to %v, want %v", has.ReservedAt,
+				had.ReservedAt)
 		}
 	})
 }
 
-// An SF and a PF have no properties that a PF enforces, and a PF without netdev cannot be asked. VFs and SFs may have a
-// port at an eswitch.
+// An SF and a PF have no properties that a PF enforces, and a PF without netdev cannot be asked.
+// VFs and SFs may have a port at an eswitch.
 func TestDevice(t *testing.T) {
 	sf := function.SubfunctionID(pf.Address, 88)
 	names := netdevs{vf: "v", pf: "p", sf: "s"}
@@ -309,15 +347,21 @@ func TestDevice(t *testing.T) {
 	}{
 		"VF": {
 			journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, names,
-			netdev.Device{Name: "v", PF: &netdev.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: vfPort},
+			netdev.Device{
+				Name: "v", PF: &netdev.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: vfPort,
+			},
 		},
-		"PF": {journal.Attachment{Function: pf, PF: pf.Address, VFIndex: -1}, names, netdev.Device{Name: "p"}},
+		"PF": {journal.Attachment{Function: pf, PF: pf.Address, VFIndex: -1}, names,
+			netdev.Device{Name: "p"}},
 		"SF": {
 			journal.Attachment{Function: sf, PF: pf.Address, VFIndex: 88}, names,
-			netdev.Device{Name: "s", Port: &function.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88}},
+			netdev.Device{
+				Name: "s", Port: &function.EswitchPort{PF: "0000:3b:00.0", SF: true, Number: 88},
+			},
 		},
 		"VF of no name": {
-			journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, netdevs{vf: "v"}, netdev.Device{Name: "v", Port: vfPort},
+			journal.Attachment{Function: vf, PF: pf.Address, VFIndex: 1}, netdevs{vf: "v"},
+			netdev.Device{Name: "v", Port: vfPort},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -332,8 +376,8 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestAttachUnnamed: an interface that nobody named gets a name that the pod has not yet, such as one beside a network
-// of Multus; one that was asked for is refused.
+// TestAttachUnnamed: an interface that nobody named gets a name that the pod has not yet, such as
+// one beside a network of Multus; one that was asked for is refused.
 func TestAttachUnnamed(t *testing.T) {
 	for name, test := range map[string]struct {
 		any  bool
@@ -362,7 +406,8 @@ func TestAttachUnnamed(t *testing.T) {
 			}
 			record, _ := j.Get(vf)
 			if err != nil || observed.Name != test.want || record.Interface.Name != test.want {
-				t.Errorf("attached as %q, record says %q, error %v; want %q", observed.Name, record.Interface.Name, err, test.want)
+				t.Errorf("attached as %q, record says %q, error %v; want %q", observed.Name,
+					record.Interface.Name, err, test.want)
 			}
 		})
 	}
@@ -385,12 +430,13 @@ func (c *containers) Expose(a journal.Attachment) error {
 	return c.err
 }
 
-// TestContainersGetOnlyWhatIsAttached: a container may get a Function once it is in the pod, and no more from before it
-// leaves. What cannot be offered is not attached.
+// TestContainersGetOnlyWhatIsAttached: a container may get a Function once it is in the pod, and no
+// more from before it leaves. What cannot be offered is not attached.
 func TestContainersGetOnlyWhatIsAttached(t *testing.T) {
 	j := openJournal(t)
 	e, c := &engine{parent: string(vf.Address)}, &containers{journal: j}
-	m := New(j, e, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1", Expose: c.Expose}, logr.Discard())
+	m := New(j, e, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1", Expose: c.Expose},
+		logr.Discard())
 	if err := m.Reserve(t.Context(), claimedVF()); err != nil {
 		t.Fatal(err)
 	}
@@ -400,7 +446,9 @@ func TestContainersGetOnlyWhatIsAttached(t *testing.T) {
 	if err := m.Detach(t.Context(), vf, "s1"); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"offer while Attached", "withdraw while Detaching"}; !slices.Equal(c.calls, want) {
+	if want := []string{
+		"offer while Attached", "withdraw while Detaching",
+	}; !slices.Equal(c.calls, want) {
 		t.Errorf("told %q, want %q", c.calls, want)
 	}
 	c.err = errors.New("disk full")

@@ -34,9 +34,11 @@ func passAll(t *testing.T) (fd int) {
 		ifindex, attach uint32
 	}{
 		kind: unix.BPF_PROG_TYPE_XDP, count: uint32(len(program)),
-		insns: uint64(uintptr(unsafe.Pointer(&program[0]))), license: uint64(uintptr(unsafe.Pointer(&license[0]))),
+		insns:   uint64(uintptr(unsafe.Pointer(&program[0]))),
+		license: uint64(uintptr(unsafe.Pointer(&license[0]))),
 	}
-	r, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	r, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_PROG_LOAD, uintptr(unsafe.Pointer(&attr)),
+		unsafe.Sizeof(attr))
 	runtime.KeepAlive(program)
 	runtime.KeepAlive(license)
 	if errno != 0 {
@@ -46,9 +48,12 @@ func passAll(t *testing.T) (fd int) {
 	return int(r)
 }
 
-// inside changes the netdev of a pod in a way that the kernel carries along when the netdev moves on.
+// inside changes the netdev of a pod in a way that the kernel carries along when the netdev moves
+// on.
 var inside = map[string]func(t *testing.T, pod *netns.Namespace, l netlink.Link) error{
-	"group": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error { return pod.Handle().LinkSetGroup(l, 7) },
+	"group": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
+		return pod.Handle().LinkSetGroup(l, 7)
+	},
 	"gso_max_size": func(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
 		return pod.Handle().LinkSetGSOMaxSize(l, 30000)
 	},
@@ -87,7 +92,8 @@ var inside = map[string]func(t *testing.T, pod *netns.Namespace, l netlink.Link)
 
 func macvlanOnTop(_ *testing.T, pod *netns.Namespace, l netlink.Link) error {
 	return pod.Handle().LinkAdd(&netlink.Macvlan{
-		LinkAttrs: netlink.LinkAttrs{Name: "top", ParentIndex: l.Attrs().Index}, Mode: netlink.MACVLAN_MODE_PASSTHRU,
+		LinkAttrs: netlink.LinkAttrs{Name: "top", ParentIndex: l.Attrs().Index},
+		Mode:      netlink.MACVLAN_MODE_PASSTHRU,
 	})
 }
 
@@ -116,7 +122,8 @@ func changeLink(pod *netns.Namespace, l netlink.Link, attribute nl.NetlinkReques
 	})
 }
 
-// TestPodLeavesNothing: whatever one pod makes of a netdev, the next one gets it as it was on the host.
+// TestPodLeavesNothing: whatever one pod makes of a netdev, the next one gets it as it was on the
+// host.
 func TestPodLeavesNothing(t *testing.T) {
 	for name, change := range everything() {
 		t.Run(name, func(t *testing.T) {
@@ -141,19 +148,22 @@ func TestPodLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestHostSysctlsReturn: the kernel makes a netdev's sysctls anew in every namespace. The host's are those of before, and
-// IPv6 does not start on the netdev in between.
+// TestHostSysctlsReturn: the kernel makes a netdev's sysctls anew in every namespace. The host's
+// are those of before, and IPv6 does not start on the netdev in between.
 func TestHostSysctlsReturn(t *testing.T) {
 	n := newNode(t, 1)
 	sysctls := map[string]string{
-		"ipv4/conf/%s/rp_filter": "2", "ipv4/conf/%s/arp_notify": "1", "ipv6/conf/%s/disable_ipv6": "1",
-		"ipv6/conf/%s/accept_ra": "0", "ipv6/conf/%s/addr_gen_mode": "1", "ipv6/conf/%s/autoconf": "0",
+		"ipv4/conf/%s/rp_filter": "2", "ipv4/conf/%s/arp_notify": "1",
+		"ipv6/conf/%s/disable_ipv6": "1",
+		"ipv6/conf/%s/accept_ra":    "0", "ipv6/conf/%s/addr_gen_mode": "1",
+		"ipv6/conf/%s/autoconf": "0",
 	}
 	each := func(do func(path, value string) error) {
 		t.Helper()
 		must.Succeed(t, n.Host.Do(func() error {
 			for path, value := range sysctls {
-				if err := do("/proc/sys/net/"+fmt.Sprintf(path, lifecycletest.Netdev(0)), value); err != nil {
+				if err := do("/proc/sys/net/"+fmt.Sprintf(path, lifecycletest.Netdev(0)),
+					value); err != nil {
 					return err
 				}
 			}
@@ -198,6 +208,7 @@ func TestXDPOnTheHost(t *testing.T) {
 	engine, err := netdev.New(netdev.Options{HostNetNS: n.Host.Path()})
 	must.Succeed(t, err)
 	defer engine.Close()
-	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: lifecycletest.Netdev(0)}, netns.New(t).Path(), function.Interface{Name: "net1"})
+	_, _, err = engine.Plan(t.Context(), netdev.Device{Name: lifecycletest.Netdev(0)},
+		netns.New(t).Path(), function.Interface{Name: "net1"})
 	mustFail(t, err, "is in use on the host, by XDP program")
 }

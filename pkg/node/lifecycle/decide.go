@@ -18,24 +18,32 @@ import (
 
 // trigger is an event with what it is about. Fields that do not belong to the event are empty.
 type trigger struct {
-	event    Event
-	pod      journal.Pod
-	claim    types.UID                     // of Prepare, Unprepare, and an Add for a claim's Function
-	resource string                        // of Allocate and GiveUp
-	want     journal.Attachment            // of Allocate
-	sandbox  string                        // the ID of the sandbox container of Add, Del, SandboxStarts and SandboxStops
-	ifName   string                        // of Add and Del
-	netNS    string                        // the path of the network namespace of SandboxStarts
-	but      func(journal.Attachment) bool // excludes attachments from a Del, where set: those made after the request
-	// assigned, where set, is [Kubelet.Assigned] for all reservations of a Sweep: it asks the kubelet once.
+	event Event
+	pod   journal.Pod
+	// of Prepare, Unprepare, and an Add for a claim's Function
+	claim    types.UID
+	resource string             // of Allocate and GiveUp
+	want     journal.Attachment // of Allocate
+	// the ID of the sandbox container of Add, Del, SandboxStarts and SandboxStops
+	sandbox string
+	ifName  string // of Add and Del
+	netNS   string // the path of the network namespace of SandboxStarts
+	// excludes attachments from a Del, where set: those made after the request
+	but func(journal.Attachment) bool
+	// assigned, where set, is [Kubelet.Assigned] for all reservations of a Sweep: it asks the
+	// kubelet once.
 	assigned func() (map[string]podresources.Assignment, error)
 }
 
-// triggerOf is the event by which a reservation is asked for: by a CNI request, a claim, or else the kubelet's Allocate.
+// triggerOf is the event by which a reservation is asked for: by a CNI request, a claim, or else
+// the kubelet's Allocate.
 func triggerOf(want journal.Attachment) trigger {
 	switch {
 	case want.CNI != nil:
-		return trigger{event: Add, pod: want.Pod, claim: want.Claim.UID, sandbox: want.CNI.ContainerID, ifName: want.CNI.IfName}
+		return trigger{
+			event: Add, pod: want.Pod, claim: want.Claim.UID, sandbox: want.CNI.ContainerID,
+			ifName: want.CNI.IfName,
+		}
 	case want.Claim.UID != "":
 		return trigger{event: Prepare, pod: want.Pod, claim: want.Claim.UID}
 	}
@@ -53,7 +61,8 @@ func (t trigger) owns(a journal.Attachment) bool {
 		return a.Sandbox == t.sandbox
 	case SandboxStops:
 		// A request for a claim's Function ends with its sandbox, also if it was never attached.
-		return a.Sandbox == t.sandbox || a.Sandbox == "" && a.CNI != nil && a.CNI.Claimed != nil && a.CNI.ContainerID == t.sandbox
+		return a.Sandbox == t.sandbox || a.Sandbox == "" && a.CNI != nil && a.CNI.Claimed != nil &&
+			a.CNI.ContainerID == t.sandbox
 	case Sweep, Resume, DeviceChanges:
 		return true
 	}
@@ -61,7 +70,9 @@ func (t trigger) owns(a journal.Attachment) bool {
 }
 
 // isClaim says whether the record is for the event's claim.
-func (t trigger) isClaim(a journal.Attachment) bool { return t.claim != "" && a.Claim.UID == t.claim }
+func (t trigger) isClaim(a journal.Attachment) bool {
+	return t.claim != "" && a.Claim.UID == t.claim
+}
 
 // isPod says whether the record is for the event's pod. Old runtimes do not tell the UID.
 func (t trigger) isPod(a journal.Attachment) bool {
@@ -94,7 +105,8 @@ func (t trigger) whose(a journal.Attachment) Whose {
 	return AnotherRequests
 }
 
-// rule looks the event up in the table, which has a rule for everything that can be: see TestTableIsWhole.
+// rule looks the event up in the table, which has a rule for everything that can be: see
+// TestTableIsWhole.
 func (t trigger) rule(a journal.Attachment) Rule { return Table[t.event][t.whose(a)][phaseOf(a)] }
 
 // wants says whether whoever causes the event wants to have the Function.
@@ -111,15 +123,18 @@ func taken(format string, args ...any) error { return TakenError{fmt.Sprintf(for
 
 // decision is what follows from an event for a Function.
 type decision struct {
-	id     function.ID
-	record journal.Attachment // at the time of the decision, the zero value if the Function was free
-	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI request, if it says so.
+	id function.ID
+	// at the time of the decision, the zero value if the Function was free
+	record journal.Attachment
+	// resource is the extended resource by which the kubelet gave the Function to the pod of a CNI
+	// request, if it says so.
 	resource string
 	step     Step
 	refusal  error // the reason of a Refuse
 }
 
-// found is the record with the Resource by which the kubelet gave the Function to the pod, if the record has none.
+// found is the record with the Resource by which the kubelet gave the Function to the pod, if the
+// record has none.
 func (d decision) found() journal.Attachment {
 	a := d.record
 	a.Resource = cmp.Or(a.Resource, d.resource)
@@ -133,18 +148,22 @@ func wrap(err *error, id function.ID) {
 	}
 }
 
-// Admit returns when the owner that want names may have the Function: its claim, its CNI request, or else any pod that the
-// kubelet allocates the Function to. It waits for a release that is under way, and brings back what an earlier owner left.
-// A [TakenError] says that another owner has the Function. Admit reserves nothing. It returns the Function's record, empty
-// for a free one, with the Resource by which the kubelet gave the Function to the pod if the record has none.
-func (m *Manager) Admit(ctx context.Context, want journal.Attachment) (have journal.Attachment, err error) {
+// Admit returns when the owner that want names may have the Function: its claim, its CNI request,
+// or else any pod that the kubelet allocates the Function to. It waits for a release that is under
+// way, and brings back what an earlier owner left. A [TakenError] says that another owner has the
+// Function. Admit reserves nothing. It returns the Function's record, empty for a free one, with
+// the Resource by which the kubelet gave the Function to the pod if the record has none.
+func (m *Manager) Admit(
+	ctx context.Context, want journal.Attachment,
+) (have journal.Attachment, err error) {
 	defer wrap(&err, want.Function)
 	d, err := m.settle(ctx, triggerOf(want), want.Function, nil)
 	return d.found(), err
 }
 
-// settle decides about the event and carries the step out, again and again, until nothing more follows from the event. A
-// Take or an Attach is the last step, which take carries out, where set. The error of a Refuse is its reason.
+// settle decides about the event and carries the step out, again and again, until nothing more
+// follows from the event. A Take or an Attach is the last step, which take carries out, where set.
+// The error of a Refuse is its reason.
 func (m *Manager) settle(
 	ctx context.Context, t trigger, id function.ID, take func(decision) error,
 ) (decision, error) {
@@ -163,13 +182,17 @@ func (m *Manager) settle(
 				err = m.refuseQuarantined(id)
 			}
 		case Lose, Reattach:
-			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
+			_, err = m.ifUnchanged(ctx, d, func(have journal.Attachment) error {
+				return m.carryOut(ctx, have, d.step)
+			})
 		case Take, Attach:
 			if take == nil {
 				return d, nil
 			}
 			var done bool
-			if done, err = m.ifUnchanged(ctx, d, func(journal.Attachment) error { return take(d) }); done {
+			if done, err = m.ifUnchanged(ctx, d, func(journal.Attachment) error {
+				return take(d)
+			}); done {
 				return d, err
 			}
 		default:
@@ -199,7 +222,8 @@ func (m *Manager) decide(ctx context.Context, t trigger, id function.ID) (decisi
 	return d, err
 }
 
-// decideRequest is for the sandbox of a CNI request, which was admitted when it reserved the Function.
+// decideRequest is for the sandbox of a CNI request, which was admitted when it reserved the
+// Function.
 func decideRequest(have journal.Attachment, sandbox string) (decision, error) {
 	d := decision{record: have, id: have.Function, step: Attach}
 	switch {
@@ -227,11 +251,14 @@ func takenBy(t trigger, a journal.Attachment) error {
 	case a.State == journal.Releasing:
 		return taken("is being released from %s", owner(a))
 	case a.Sandbox != "" && a.CNI != nil:
-		return taken("is %s in pod %s/%s (sandbox %s) as %s", a.State, a.Pod.Namespace, a.Pod.Name, a.Sandbox, a.CNI.IfName)
+		return taken("is %s in pod %s/%s (sandbox %s) as %s", a.State, a.Pod.Namespace, a.Pod.Name,
+			a.Sandbox, a.CNI.IfName)
 	case a.Sandbox != "":
-		return taken("is %s in pod %s/%s (sandbox %s) by claim %s", a.State, a.Pod.Namespace, a.Pod.Name, a.Sandbox, a.Claim.Name)
+		return taken("is %s in pod %s/%s (sandbox %s) by claim %s", a.State, a.Pod.Namespace,
+			a.Pod.Name, a.Sandbox, a.Claim.Name)
 	case a.Claim.UID != "" && a.Pod.Name != "":
-		return taken("belongs to %s and is for pod %s/%s (UID %s)", owner(a), a.Pod.Namespace, a.Pod.Name, a.Pod.UID)
+		return taken("belongs to %s and is for pod %s/%s (UID %s)", owner(a), a.Pod.Namespace,
+			a.Pod.Name, a.Pod.UID)
 	}
 	return taken("belongs to %s", owner(a))
 }
@@ -248,7 +275,8 @@ func owner(a journal.Attachment) string {
 	return "a pod by an extended resource"
 }
 
-// refuseQuarantined is the error for a Function that did not come back and is quarantined, nil for any other.
+// refuseQuarantined is the error for a Function that did not come back and is quarantined, nil for
+// any other.
 func (m *Manager) refuseQuarantined(id function.ID) error {
 	a, _ := m.journal.Get(id)
 	if !a.Quarantined() {
@@ -257,8 +285,9 @@ func (m *Manager) refuseQuarantined(id function.ID) error {
 	return taken("%s", quarantined(a))
 }
 
-// await returns when the record has changed. A release that was interrupted is continued, and waited for until the Function
-// is free, quarantined or has an owner. If ctx ends first, the error says what is still to be done.
+// await returns when the record has changed. A release that was interrupted is continued, and
+// waited for until the Function is free, quarantined or has an owner. If ctx ends first, the error
+// says what is still to be done.
 func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	releasing := have.State == journal.Releasing
 	var failed error
@@ -273,13 +302,15 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 	var now journal.Attachment
 	err := loop.Until(ctx, m.journal.Subscribe, func() bool {
 		now, _ = m.journal.Get(have.Function)
-		return releasing && (now.State != journal.Releasing || now.Quarantined()) || !releasing && !reflect.DeepEqual(have, now)
+		return releasing && (now.State != journal.Releasing || now.Quarantined()) ||
+			!releasing && !reflect.DeepEqual(have, now)
 	})
 	switch {
 	case err == nil:
 		return nil
 	case !releasing:
-		return fmt.Errorf("is %s in pod %s/%s, whose CNI DEL has not come, and the kubelet gives it to another pod: %w",
+		return fmt.Errorf("is %s in pod %s/%s, whose CNI DEL has not come, and the kubelet gives "+
+			"it to another pod: %w",
 			have.State, have.Pod.Namespace, have.Pod.Name, err)
 	case now.Restored():
 		failed = nil
@@ -290,20 +321,27 @@ func (m *Manager) await(ctx context.Context, have journal.Attachment) error {
 // makeWay takes the Function from its owner, if the record is still that of the decision.
 func (m *Manager) makeWay(ctx context.Context, t trigger, d decision) error {
 	if t.netNS != "" {
-		// The start of a sandbox that is gone may come late. It must not take the Function from the sandbox after it.
+		// The start of a sandbox that is gone may come late. It must not take the Function from the
+		// sandbox after it.
 		if _, err := os.Stat(t.netNS); err != nil {
 			return fmt.Errorf("network namespace of sandbox %s: %w", t.sandbox, err)
 		}
 	}
-	m.log.Info("Function is taken back from before", "function", d.id.String(), "for", string(t.event),
-		"from", owner(d.record), "sandbox", d.record.Sandbox, "state", d.record.State, "step", string(d.step))
-	_, err := m.ifUnchanged(ctx, d, func(have journal.Attachment) error { return m.carryOut(ctx, have, d.step) })
+	m.log.Info("Function is taken back from before", "function", d.id.String(), "for",
+		string(t.event),
+		"from", owner(d.record), "sandbox", d.record.Sandbox, "state", d.record.State, "step",
+		string(d.step))
+	_, err := m.ifUnchanged(ctx, d, func(have journal.Attachment) error {
+		return m.carryOut(ctx, have, d.step)
+	})
 	return err
 }
 
-// ifUnchanged calls f with the Function's lock and record, if the record is still that of the decision. Otherwise
-// unchanged is false, and the caller must decide again.
-func (m *Manager) ifUnchanged(ctx context.Context, d decision, f func(journal.Attachment) error) (unchanged bool, err error) {
+// ifUnchanged calls f with the Function's lock and record, if the record is still that of the
+// decision. Otherwise unchanged is false, and the caller must decide again.
+func (m *Manager) ifUnchanged(
+	ctx context.Context, d decision, f func(journal.Attachment) error,
+) (unchanged bool, err error) {
 	err = m.withLock(ctx, d.id, func(now journal.Attachment) error {
 		if unchanged = reflect.DeepEqual(d.record, now); !unchanged {
 			return nil
@@ -314,7 +352,9 @@ func (m *Manager) ifUnchanged(ctx context.Context, d decision, f func(journal.At
 }
 
 // withLock calls f with the Function's lock and record, the zero value for a Function that is free.
-func (m *Manager) withLock(ctx context.Context, id function.ID, f func(journal.Attachment) error) error {
+func (m *Manager) withLock(
+	ctx context.Context, id function.ID, f func(journal.Attachment) error,
+) error {
 	unlock, err := m.journal.Lock(ctx, id)
 	if err != nil {
 		return err

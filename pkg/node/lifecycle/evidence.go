@@ -18,10 +18,11 @@ import (
 const (
 	askTimeout   = time.Second      // for the kubelet to say what pods have, while a pod waits
 	sweepTimeout = 10 * time.Second // for kubelet and API server, while nobody waits
-	serveTimeout = 30 * time.Second // for the Port of a netdev that is back, before the log says what is missing
+	// for the Port of a netdev that is back, before the log says what is missing
+	serveTimeout = 30 * time.Second
 
-	// admission is how long the kubelet may take from one Allocate of a pod to the next. Other device plugins may have theirs in
-	// between, which take seconds at most.
+	// admission is how long the kubelet may take from one Allocate of a pod to the next. Other
+	// device plugins may have theirs in between, which take seconds at most.
 	admission = 10 * time.Second
 )
 
@@ -37,8 +38,9 @@ var gather = map[Evidence]func(*Manager, context.Context, trigger, *decision) (b
 	RetryDue:       (*Manager).retryDue,
 }
 
-// noOtherPod fills in the decision's Resource, or its refusal with the pod that the kubelet gave the Function to. A kubelet
-// that does not answer, as it is being restarted, keeps no pod from starting.
+// noOtherPod fills in the decision's Resource, or its refusal with the pod that the kubelet gave
+// the Function to. A kubelet that does not answer, as it is being restarted, keeps no pod from
+// starting.
 func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool, error) {
 	if m.options.Kubelet == nil {
 		return true, nil
@@ -53,12 +55,14 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool,
 	}
 	assigned, err := m.options.Kubelet.Assigned(ctx)
 	if err != nil {
-		m.log.Info("The kubelet does not say which pods have which Functions; the request is trusted",
+		m.log.Info("The kubelet does not say which pods have which Functions; the request is "+
+			"trusted",
 			"function", d.id.String(), "pod", t.pod.Namespace+"/"+t.pod.Name, "error", err.Error())
 		return true, nil
 	}
 	by, ok := assigned[d.id.String()]
-	if ok && t.pod.Name != "" && by.Pod != "" && (by.Namespace != t.pod.Namespace || by.Pod != t.pod.Name) {
+	if ok && t.pod.Name != "" && by.Pod != "" &&
+		(by.Namespace != t.pod.Namespace || by.Pod != t.pod.Name) {
 		d.refusal = taken("the kubelet gave it to %s", by)
 		return false, nil
 	}
@@ -66,7 +70,8 @@ func (m *Manager) noOtherPod(ctx context.Context, t trigger, d *decision) (bool,
 	return true, nil
 }
 
-// sandboxLives says whether the network namespace that the Function was moved to still exists. None survives a boot.
+// sandboxLives says whether the network namespace that the Function was moved to still exists. None
+// survives a boot.
 func (m *Manager) sandboxLives(a journal.Attachment) (bool, error) {
 	if a.BootID != m.options.BootID {
 		return false, nil
@@ -81,13 +86,16 @@ func (m *Manager) namespaceGone(_ context.Context, _ trigger, d *decision) (bool
 
 func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, error) {
 	a := d.record
-	if m.options.Kubelet == nil || a.Claim.UID == "" && m.ages.of(a, sinceReserved) < m.options.AbandonedAfter {
+	if m.options.Kubelet == nil || a.Claim.UID == "" &&
+		m.ages.of(a, sinceReserved) < m.options.AbandonedAfter {
 		return false, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	if t.assigned == nil {
-		t.assigned = func() (map[string]podresources.Assignment, error) { return m.options.Kubelet.Assigned(ctx) }
+		t.assigned = func() (map[string]podresources.Assignment, error) {
+			return m.options.Kubelet.Assigned(ctx)
+		}
 	}
 	assigned, err := t.assigned()
 	_, has := assigned[a.Function.String()]
@@ -105,12 +113,13 @@ func (m *Manager) unneeded(ctx context.Context, t trigger, d *decision) (bool, e
 
 func (m *Manager) untouched(_ context.Context, t trigger, d *decision) (bool, error) {
 	have, want := d.record, t.want
-	bound := have.Setup != nil && have.Setup.Driver != "" // to a driver for programs, which use device nodes
+	// to a driver for programs, which use device nodes
+	bound := have.Setup != nil && have.Setup.Driver != ""
 	if have.Nodes || want.Nodes || bound || have.Ended != nil || have.Resource != want.Resource {
 		return false, nil
 	}
-	// Both clocks must say so, because either alone may be wrong: the wall clock may have been set, and an agent that was
-	// started since counts anew.
+	// Both clocks must say so, because either alone may be wrong: the wall clock may have been set,
+	// and an agent that was started since counts anew.
 	age := m.options.Now().Sub(have.ReservedAt)
 	if age < 0 || age > admission || m.ages.of(have, sinceReserved) > admission {
 		return false, nil
@@ -126,7 +135,8 @@ func sameSetup(have, want *journal.Setup) bool {
 	return have.SF == want.SF && want.Driver == ""
 }
 
-// reservedForPod says whether a claim that was prepared for another pod is reserved for this one too, or instead.
+// reservedForPod says whether a claim that was prepared for another pod is reserved for this one
+// too, or instead.
 func (m *Manager) reservedForPod(ctx context.Context, t trigger, d *decision) (bool, error) {
 	if m.options.Claims == nil {
 		return false, nil
@@ -164,15 +174,16 @@ func (m *Manager) netdevGone(ctx context.Context, _ trigger, d *decision) (bool,
 	return !moved && err == nil, err
 }
 
-// handedOn says whether the pod's runtime has taken the netdev's device for a virtual machine, as Kata Containers do: the
-// device is there, with a driver for programs, so that the pod has not lost it.
+// handedOn says whether the pod's runtime has taken the netdev's device for a virtual machine, as
+// Kata Containers do: the device is there, with a driver for programs, so that the pod has not lost
+// it.
 func (m *Manager) handedOn(a journal.Attachment) bool {
 	f, exists := m.options.Seen(a.Function)
 	return exists && !a.Interface.Userspace && f.Userspace()
 }
 
-// deviceBack says whether the Function can go back to the sandbox that lost it, and waits for its Port. It fails if the
-// Port is not there in time.
+// deviceBack says whether the Function can go back to the sandbox that lost it, and waits for its
+// Port. It fails if the Port is not there in time.
 func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool, error) {
 	a := d.record
 	if a.Interface.Userspace {
@@ -185,7 +196,8 @@ func (m *Manager) deviceBack(ctx context.Context, _ trigger, d *decision) (bool,
 	if name, err := m.netdevs.Netdev(id); name == "" || err != nil {
 		return false, nil
 	}
-	// The kernel may be ahead of the inventory, which must know the Function to say what containers get of it.
+	// The kernel may be ahead of the inventory, which must know the Function to say what containers
+	// get of it.
 	if _, known := m.options.Seen(id); !known {
 		return false, nil
 	}

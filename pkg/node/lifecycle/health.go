@@ -8,10 +8,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// releaseGrace is how long a release may take before the Function counts as unhealthy. A usual one takes milliseconds.
+// releaseGrace is how long a release may take before the Function counts as unhealthy. A usual one
+// takes milliseconds.
 const releaseGrace = 10 * time.Second
 
-// healthChanged says that a Function's health may have changed, and says it again when a release takes too long.
+// healthChanged says that a Function's health may have changed, and says it again when a release
+// takes too long.
 func (m *Manager) healthChanged(id function.ID) {
 	m.options.Changed()
 	switch a, _ := m.journal.Get(id); a.State {
@@ -20,9 +22,9 @@ func (m *Manager) healthChanged(id function.ID) {
 	}
 }
 
-// Releasing describes a Function that is not free yet after its last pod; "" for all others, and for one that [Quarantined]
-// describes. The device plugin needs it: the
-// kubelet takes a Function for free as soon as the pod is gone.
+// Releasing describes a Function that is not free yet after its last pod; "" for all others, and
+// for one that [Quarantined] describes. The device plugin needs it: the kubelet takes a Function
+// for free as soon as the pod is gone.
 func (m *Manager) Releasing(id function.ID) string {
 	if a, _ := m.journal.Get(id); a.State == journal.Releasing && !a.Quarantined() {
 		return "the Function " + pending(a)
@@ -30,11 +32,13 @@ func (m *Manager) Releasing(id function.ID) string {
 	return m.Overdue(id)
 }
 
-// Overdue describes a Function that should be back by now; "" for all others. DRA needs it, where each change is a write to
-// the API server, and Prepare waits for a Function that is being released.
+// Overdue describes a Function that should be back by now; "" for all others. DRA needs it, where
+// each change is a write to the API server, and Prepare waits for a Function that is being
+// released.
 func (m *Manager) Overdue(id function.ID) string {
 	a, _ := m.journal.Get(id)
-	if a.State != journal.Releasing && a.State != journal.Detaching || a.Quarantined() || m.ages.of(a, sinceStopped) < releaseGrace {
+	if a.State != journal.Releasing && a.State != journal.Detaching || a.Quarantined() ||
+		m.ages.of(a, sinceStopped) < releaseGrace {
 		return ""
 	}
 	return "the Function " + pending(a)
@@ -42,14 +46,16 @@ func (m *Manager) Overdue(id function.ID) string {
 
 // pending says what a Function that is not back yet waits for. It changes only when that does.
 func pending(a journal.Attachment) string {
-	back := fmt.Sprintf("back from %s, which ended at %s", lastPod(a), a.StoppedAt.Format(time.RFC3339))
+	back := fmt.Sprintf("back from %s, which ended at %s", lastPod(a),
+		a.StoppedAt.Format(time.RFC3339))
 	switch {
 	case !a.Restored():
 		return "is not " + back + ": the log of this node's xpu-agent says why"
 	case a.Hooks == nil || a.Hooks.Error == "":
 		return "is " + back + ", and waits for its post-delete hooks"
 	}
-	return fmt.Sprintf("is %s, and waits for post-delete hook %s, which is tried again: %s", back, a.Hooks.Next, a.Hooks.Error)
+	return fmt.Sprintf("is %s, and waits for post-delete hook %s, which is tried again: %s",
+		back, a.Hooks.Next, a.Hooks.Error)
 }
 
 func lastPod(a journal.Attachment) string {
@@ -59,10 +65,12 @@ func lastPod(a journal.Attachment) string {
 	return fmt.Sprintf("pod %s/%s", a.Pod.Namespace, a.Pod.Name)
 }
 
-// Lost describes a Function that a pod has lost and does not get back, or not in time; "" for all others.
+// Lost describes a Function that a pod has lost and does not get back, or not in time; "" for all
+// others.
 func (m *Manager) Lost(id function.ID) string {
 	a, _ := m.journal.Get(id)
-	lost := fmt.Sprintf("pod %s/%s lost the Function when its device went", a.Pod.Namespace, a.Pod.Name)
+	lost := fmt.Sprintf("pod %s/%s lost the Function when its device went", a.Pod.Namespace,
+		a.Pod.Name)
 	switch {
 	case a.State != journal.Lost && a.State != journal.Reattaching:
 		return ""
@@ -71,11 +79,13 @@ func (m *Manager) Lost(id function.ID) string {
 	case m.ages.of(a, sinceLost) < releaseGrace:
 		return ""
 	}
-	return lost + ": it gets it back when the device and its Port are there; the log of this node's xpu-agent says what is missing"
+	return lost + ": it gets it back when the device and its Port are there; the log of this " +
+		"node's xpu-agent says what is missing"
 }
 
-// Elsewhere describes who has the Function by another way than by this extended resource, which is "" for claims; "" if
-// nobody has. Until that is over the Function must not be offered. It does not block.
+// Elsewhere describes who has the Function by another way than by this extended resource, which is
+// "" for claims; "" if nobody has. Until that is over the Function must not be offered. It does not
+// block.
 func (m *Manager) Elsewhere(id function.ID, resource string) string {
 	a, exists := m.journal.Get(id)
 	pod := "a pod"
@@ -85,12 +95,16 @@ func (m *Manager) Elsewhere(id function.ID, resource string) string {
 	kubelet := m.options.Kubelet
 	switch {
 	case !exists, a.State == journal.Releasing:
-	case a.Claim.UID != "" && resource == "", a.Claim.UID == "" && a.Resource != "" && a.Resource == resource:
+	case a.Claim.UID != "" && resource == "", a.Claim.UID == "" && a.Resource != "" &&
+		a.Resource == resource:
 	case a.Claim.UID != "":
-		return fmt.Sprintf("claim %s/%s has it: it is offered as %s when that is gone", a.Claim.Namespace, a.Claim.Name, resource)
+		return fmt.Sprintf("claim %s/%s has it: it is offered as %s when that is gone",
+			a.Claim.Namespace, a.Claim.Name, resource)
 	case a.Resource != "":
-		return fmt.Sprintf("%s has it by resource %s: it is offered again when that pod is gone", pod, a.Resource)
-	case kubelet == nil || !kubelet.Has(id, resource): // the kubelet did not know of the resource yet when the CNI plugin came
+		return fmt.Sprintf("%s has it by resource %s: it is offered again when that pod is gone",
+			pod, a.Resource)
+	case kubelet == nil || !kubelet.Has(id, resource):
+		// the kubelet did not know of the resource yet when the CNI plugin came
 		return fmt.Sprintf("%s has it by CNI alone: it is offered again when that pod is gone", pod)
 	}
 	if kubelet == nil {

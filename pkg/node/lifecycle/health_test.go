@@ -26,7 +26,11 @@ func TestElsewhere(t *testing.T) {
 	byCNI.Resource = ""
 	leaving := byClaim
 	leaving.State = journal.Releasing
-	given := &kubelet{have: map[string]podresources.Assignment{vf.String(): {Namespace: "default", Pod: "p", Resource: fast}}}
+	given := &kubelet{
+		have: map[string]podresources.Assignment{
+			vf.String(): {Namespace: "default", Pod: "p", Resource: fast},
+		},
+	}
 	for _, test := range []struct {
 		name     string
 		record   *journal.Attachment
@@ -40,7 +44,8 @@ func TestElsewhere(t *testing.T) {
 		{"on its way back", &leaving, &kubelet{}, fast, ""},
 		{"this resource", &byResource, &kubelet{}, fast, ""},
 		{"another resource", &byResource, &kubelet{}, slow, "a pod has it by resource " + fast},
-		{"another resource, of a pod", &ofPod, &kubelet{}, "", "pod default/p has it by resource " + fast},
+		{"another resource, of a pod", &ofPod, &kubelet{}, "", "pod default/p has it by resource " +
+			fast},
 		{"CNI alone", &byCNI, &kubelet{}, fast, "pod default/p has it by CNI alone"},
 		{"CNI, and the kubelet gave it", &byCNI, given, fast, ""},
 		{"CNI, and the kubelet gave it otherwise", &byCNI, given, slow, "by CNI alone"},
@@ -57,14 +62,16 @@ func TestElsewhere(t *testing.T) {
 				}
 			}
 			m := New(j, nil, nil, Options{Kubelet: test.kubelet}, logr.Discard())
-			if got := m.Elsewhere(vf, test.resource); got == "" != (test.want == "") || !strings.Contains(got, test.want) {
+			if got := m.Elsewhere(vf, test.resource); got == "" != (test.want == "") ||
+				!strings.Contains(got, test.want) {
 				t.Errorf("elsewhere %q, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-// TestLostIsTold: a Function that a program lost is told of at once, one that goes back to its pod after a while.
+// TestLostIsTold: a Function that a program lost is told of at once, one that goes back to its pod
+// after a while.
 func TestLostIsTold(t *testing.T) {
 	record := claimedVF()
 	record.State, record.Before, record.Observed = journal.Lost, &netdev.Snapshot{}, &netdev.Observed{}
@@ -77,7 +84,8 @@ func TestLostIsTold(t *testing.T) {
 		want      string
 	}{
 		{"just now", journal.Lost, false, 0, ""},
-		{"for long", journal.Lost, false, time.Minute, "gets it back when the device and its Port are there"},
+		{"for long", journal.Lost, false, time.Minute,
+			"gets it back when the device and its Port are there"},
 		{"on its way back for long", journal.Reattaching, false, time.Minute, "gets it back"},
 		{"a program", journal.Lost, true, 0, "delete the pod"},
 		{"attached", journal.Attached, false, time.Minute, ""},
@@ -91,7 +99,8 @@ func TestLostIsTold(t *testing.T) {
 					t.Fatal(err)
 				}
 				time.Sleep(test.ago)
-				if got := m.Lost(vf); got == "" != (test.want == "") || !strings.Contains(got, test.want) {
+				if got := m.Lost(vf); got == "" != (test.want == "") ||
+					!strings.Contains(got, test.want) {
 					t.Errorf("lost %q, want %q", got, test.want)
 				}
 			})
@@ -99,10 +108,15 @@ func TestLostIsTold(t *testing.T) {
 	}
 }
 
-// TestOtherPod: the kubelet's word counts about pods that are known, and says by which resource the pod has it.
+// TestOtherPod: the kubelet's word counts about pods that are known, and says by which resource the
+// pod has it.
 func TestOtherPod(t *testing.T) {
 	by := func(namespace, pod string) *kubelet {
-		return &kubelet{have: map[string]podresources.Assignment{vf.String(): {Namespace: namespace, Pod: pod, Resource: "r"}}}
+		return &kubelet{
+			have: map[string]podresources.Assignment{
+				vf.String(): {Namespace: namespace, Pod: pod, Resource: "r"},
+			},
+		}
 	}
 	asks := trigger{event: Add, pod: journal.Pod{Namespace: "default", Name: "p"}}
 	for _, test := range []struct {
@@ -130,13 +144,16 @@ func TestOtherPod(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", test.name, err)
 		}
-		if got == "" != (test.want == "") || !strings.Contains(got, test.want) || d.resource != test.resource {
-			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, d.resource, test.want, test.resource)
+		if got == "" != (test.want == "") || !strings.Contains(got, test.want) ||
+			d.resource != test.resource {
+			t.Errorf("%s: %q by %q, want %q by %q", test.name, got, d.resource, test.want,
+				test.resource)
 		}
 	}
 }
 
-// TestTableIsShown: the documentation is made from what is listed, and so has every row and every cell of the table.
+// TestTableIsShown: the documentation is made from what is listed, and so has every row and every
+// cell of the table.
 func TestTableIsShown(t *testing.T) {
 	for event, byWhose := range Table {
 		if !slices.Contains(Events, event) {

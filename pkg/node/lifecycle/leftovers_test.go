@@ -59,7 +59,8 @@ func leave(t testing.TB, ns *netns.Namespace, netdev string, only ...int) {
 		case s.file != "":
 			must.Succeed(t, os.WriteFile(filepath.Join(sysfs, s.file), []byte(s.value), 0))
 		default:
-			must.Succeed(t, conn.Change(l.Attrs().Index, s.group, map[string]string{s.name: s.value}))
+			must.Succeed(t,
+				conn.Change(l.Attrs().Index, s.group, map[string]string{s.name: s.value}))
 		}
 	}
 }
@@ -108,7 +109,11 @@ func TestEveryHostSysctlReturns(t *testing.T) {
 	n := newNode(t, 1)
 	read := func() map[string]string {
 		values := map[string]string{}
-		must.Succeed(t, n.Host.Do(func() error { return eachSysctl(func(path, value string) { values[path] = value }) }))
+		must.Succeed(t, n.Host.Do(func() error {
+			return eachSysctl(func(path, value string) {
+				values[path] = value
+			})
+		}))
 		return values
 	}
 	changed := 0
@@ -138,7 +143,8 @@ func TestEveryHostSysctlReturns(t *testing.T) {
 // eachSysctl calls do with each sysctl of the first Function's netdev, and with what it is.
 func eachSysctl(do func(path, value string)) error {
 	for _, directory := range []string{"ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"} {
-		paths, err := filepath.Glob(filepath.Join("/proc/sys/net", directory, lifecycletest.Netdev(0), "*"))
+		paths, err := filepath.Glob(filepath.Join("/proc/sys/net", directory,
+			lifecycletest.Netdev(0), "*"))
 		if err != nil || len(paths) == 0 {
 			return fmt.Errorf("%s: %q, %w", directory, paths, err)
 		}

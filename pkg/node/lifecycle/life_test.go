@@ -87,7 +87,10 @@ func claimed(i int) journal.Attachment {
 		Interface: function.Interface{
 			Name: fmt.Sprintf("net%d", i), MTU: 1400, MAC: "02:00:00:00:00:01",
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
-			Routes:    []function.Route{{To: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 2, byte(i), 0}), 24), Via: netip.MustParseAddr("10.1.0.1")}},
+			Routes: []function.Route{
+				{To: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 2, byte(i), 0}), 24),
+					Via: netip.MustParseAddr("10.1.0.1")},
+			},
 		},
 	}
 }
@@ -129,16 +132,20 @@ func TestLife(t *testing.T) {
 		must.Succeed(t, a.Lifecycle.Reserve(ctx, claimed(0))) // the kubelet prepares again
 		other := claimed(0)
 		other.Claim.UID = "claim-2"
-		mustFail(t, a.Lifecycle.Reserve(ctx, other), "Function "+id.String()+": belongs to claim default/c (UID claim-1)")
+		mustFail(t, a.Lifecycle.Reserve(ctx, other),
+			"Function "+id.String()+": belongs to claim default/c (UID claim-1)")
 
 		observed, err := a.Lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must.Succeed(t, err)
-		if observed.Name != "net0" || observed.MTU != 1400 || observed.MAC != "02:00:00:00:00:01" || len(observed.Addresses) != 1 {
+		if observed.Name != "net0" || observed.MTU != 1400 || observed.MAC != "02:00:00:00:00:01" ||
+			len(observed.Addresses) != 1 {
 			t.Errorf("observed %+v", observed)
 		}
 		again, err := a.Lifecycle.Attach(ctx, id, sandbox("s1", first))
 		must.Succeed(t, err)
-		if diff := cmp.Diff(observed, again, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(observed, again, cmp.Comparer(func(a, b netip.Prefix) bool {
+			return a == b
+		})); diff != "" {
 			t.Errorf("attached again (-first +again):\n%s", diff)
 		}
 		must.Succeed(t, a.Lifecycle.Reserve(ctx, claimed(0)))
@@ -153,7 +160,8 @@ func TestLife(t *testing.T) {
 		_, err = a.Lifecycle.Attach(ctx, id, sandbox("s2", second))
 		must.Succeed(t, err)
 		must.Succeed(t, a.Lifecycle.Detach(ctx, id, "s1"))
-		if record, _ := a.Journal.Get(id); record.State != journal.Attached || record.Sandbox != "s2" {
+		if record, _ := a.Journal.Get(id); record.State != journal.Attached ||
+			record.Sandbox != "s2" {
 			t.Errorf("state %s for sandbox %s after the late stop", record.State, record.Sandbox)
 		}
 		useAsPodWould(t, second, "net0")
@@ -163,11 +171,14 @@ func TestLife(t *testing.T) {
 		want.State = journal.Reserved
 		record, _ := a.Journal.Get(id)
 		want.ReservedAt, want.Made = record.ReservedAt, record.Made
-		if use, ok := record.LastUse(); !ok || use.Sandbox != "s2" || use.AttachedAt.IsZero() || use.StoppedAt.Before(use.AttachedAt) {
+		if use, ok := record.LastUse(); !ok || use.Sandbox != "s2" || use.AttachedAt.IsZero() ||
+			use.StoppedAt.Before(use.AttachedAt) {
 			t.Errorf("last use %+v", use)
 		}
 		want.Ended = record.Ended
-		if diff := cmp.Diff(want, record, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(want, record, cmp.Comparer(func(a, b netip.Prefix) bool {
+			return a == b
+		}), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("record after detach (-want +got):\n%s", diff)
 		}
 		n.WantAsBefore(0, before)
@@ -193,12 +204,14 @@ func TestAttachRefuses(t *testing.T) {
 		ctx := t.Context()
 		bad := claimed(0)
 		bad.Interface.Name = "a/b"
-		mustFail(t, a.Lifecycle.Reserve(ctx, bad), `Function 0000:3b:00.0/sf0: interface name "a/b"`)
+		mustFail(t, a.Lifecycle.Reserve(ctx, bad),
+			`Function 0000:3b:00.0/sf0: interface name "a/b"`)
 		must.Succeed(t, a.Lifecycle.Reserve(ctx, claimed(0)))
 		otherPod := sandbox("s2", second)
 		otherPod.Pod = journal.Pod{Namespace: "default", Name: "other", UID: "pod-2"}
 		_, err := a.Lifecycle.Attach(ctx, id, otherPod)
-		mustFail(t, err, "belongs to claim default/c (UID claim-1) and is for pod default/pod (UID pod-1)")
+		mustFail(t, err,
+			"belongs to claim default/c (UID claim-1) and is for pod default/pod (UID pod-1)")
 		_, err = a.Lifecycle.Attach(ctx, id, lifecycle.Sandbox{ID: "s1", Pod: pod1})
 		mustFail(t, err, "both must be given")
 		_, err = a.Lifecycle.Attach(ctx, id, sandbox("s1", first))
@@ -209,7 +222,8 @@ func TestAttachRefuses(t *testing.T) {
 		late.NetNS += "-gone"
 		_, err = a.Lifecycle.Attach(ctx, id, late)
 		mustFail(t, err, "no such file")
-		if record, _ := a.Journal.Get(id); record.Sandbox != "s1" || record.State != journal.Attached {
+		if record, _ := a.Journal.Get(id); record.Sandbox != "s1" ||
+			record.State != journal.Attached {
 			t.Errorf("record %+v", record)
 		}
 
@@ -254,7 +268,8 @@ type finderFunc func(function.ID) (string, error)
 
 func (f finderFunc) Netdev(id function.ID) (string, error) { return f(id) }
 
-// crashes runs what an agent does and ends the agent at the given event. It says whether there were so many.
+// crashes runs what an agent does and ends the agent at the given event. It says whether there were
+// so many.
 func (n *node) crashes(at int, do func(a *agent)) (crashed bool) {
 	a, stop := n.start()
 	defer stop()
@@ -301,7 +316,9 @@ func TestCrash(t *testing.T) {
 			t.Run(operation.name+", then "+healName, func(t *testing.T) {
 				for at := 1; ; at++ {
 					n := newNode(t, 1)
-					must.Succeed(t, n.Host.Handle().LinkAddAltName(mustLink(t, n.Host, lifecycletest.Netdev(0)), "net0"))
+					must.Succeed(t,
+						n.Host.Handle().LinkAddAltName(mustLink(t, n.Host, lifecycletest.Netdev(0)),
+							"net0"))
 					before := n.Snapshot(0)
 					pod := netns.New(t)
 					n.run(func(a *agent) {
@@ -315,7 +332,8 @@ func TestCrash(t *testing.T) {
 					n.run(func(a *agent) {
 						if healed := heal(t, a); healed && healName != "release" {
 							n.WantAsBefore(0, before)
-						} else if !healed && (healName != "recover" || crashed && operation.attached && at > 1) {
+						} else if !healed &&
+							(healName != "recover" || crashed && operation.attached && at > 1) {
 							record, _ := a.Journal.Get(id)
 							if record.State != journal.Attached {
 								t.Errorf("event %d: state %s", at, record.State)
@@ -360,11 +378,14 @@ func TestRecoverLeavesAttached(t *testing.T) {
 	n.WantAsBefore(0, before)
 }
 
-// The namespace ended while the agent was away, and the kernel brought the netdev back: under the pod's name, down.
+// The namespace ended while the agent was away, and the kernel brought the netdev back: under the
+// pod's name, down.
 func TestNamespaceEndedNetdevReturned(t *testing.T) {
 	for name, heal := range map[string]func(a *agent) error{
 		"recover": func(a *agent) error { return a.Lifecycle.Recover(t.Context()) },
-		"detach":  func(a *agent) error { return a.Lifecycle.Detach(t.Context(), lifecycletest.ID(0), "s1") },
+		"detach": func(a *agent) error {
+			return a.Lifecycle.Detach(t.Context(), lifecycletest.ID(0), "s1")
+		},
 		"release": func(a *agent) error { return a.Lifecycle.Unprepare(t.Context(), "claim-1") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -381,7 +402,8 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 			must.Succeed(t, pod.Unmount())
 			n.run(func(a *agent) {
 				must.Succeed(t, heal(a))
-				if record, ok := a.Journal.Get(lifecycletest.ID(0)); ok && record.State != journal.Reserved {
+				if record, ok := a.Journal.Get(lifecycletest.ID(0)); ok &&
+					record.State != journal.Reserved {
 					t.Errorf("state %s", record.State)
 				}
 			})
@@ -390,7 +412,8 @@ func TestNamespaceEndedNetdevReturned(t *testing.T) {
 	}
 }
 
-// A veth's end dies with its namespace. There is nothing to restore, and the Function must become free.
+// A veth's end dies with its namespace. There is nothing to restore, and the Function must become
+// free.
 func TestNamespaceEndedNetdevGone(t *testing.T) {
 	n := newNode(t, 1)
 	a, stop := n.start()
@@ -413,7 +436,9 @@ func TestNamespaceEndedNetdevGone(t *testing.T) {
 
 // After a boot there are no namespaces and the netdevs are new: nothing may be touched.
 func TestBoot(t *testing.T) {
-	for _, state := range []journal.State{journal.Attaching, journal.Attached, journal.Detaching, journal.Releasing} {
+	for _, state := range []journal.State{
+		journal.Attaching, journal.Attached, journal.Detaching, journal.Releasing,
+	} {
 		t.Run(string(state), func(t *testing.T) {
 			n := newNode(t, 1)
 			pod := netns.New(t)
@@ -437,7 +462,8 @@ func TestBoot(t *testing.T) {
 				if free := state == journal.Releasing; ok == free {
 					t.Errorf("there is a record: %v", ok)
 				}
-				if ok && (record.State != journal.Reserved || record.Before != nil || record.Place != (netdev.Place{})) {
+				if ok && (record.State != journal.Reserved || record.Before != nil ||
+					record.Place != (netdev.Place{})) {
 					t.Errorf("record %+v", record)
 				}
 			})
@@ -474,17 +500,22 @@ func TestNetdevMovedOn(t *testing.T) {
 	n.WantAsBefore(0, before)
 }
 
-// A Function that is back and has hooks is handed over, by everybody who looks at it, and not touched any more.
+// A Function that is back and has hooks is handed over, by everybody who looks at it, and not
+// touched any more.
 func TestHandedOver(t *testing.T) {
 	n := newNode(t, 1)
 	before := n.Snapshot(0)
 	id := lifecycletest.ID(0)
 	pod := netns.New(t)
 	again := map[string]func(a *agent) error{
-		"release":      func(a *agent) error { return a.Lifecycle.Unprepare(t.Context(), "claim-1") },
-		"late release": func(a *agent) error { return a.Lifecycle.Unprepare(t.Context(), "claim-0") },
-		"detach":       func(a *agent) error { return a.Lifecycle.Detach(t.Context(), id, "s1") },
-		"recover":      func(a *agent) error { return a.Lifecycle.Recover(t.Context()) },
+		"release": func(a *agent) error {
+			return a.Lifecycle.Unprepare(t.Context(), "claim-1")
+		},
+		"late release": func(a *agent) error {
+			return a.Lifecycle.Unprepare(t.Context(), "claim-0")
+		},
+		"detach":  func(a *agent) error { return a.Lifecycle.Detach(t.Context(), id, "s1") },
+		"recover": func(a *agent) error { return a.Lifecycle.Recover(t.Context()) },
 	}
 	n.run(func(a *agent) {
 		a.hooks.name = "10-tell"
@@ -500,11 +531,13 @@ func TestHandedOver(t *testing.T) {
 			defer func() { n.Event = nil }()
 			n.run(func(a *agent) {
 				must.Succeed(t, call(a))
-				if want := []function.ID{id}; name != "late release" && !slices.Equal(a.hooks.added, want) {
+				if want := []function.ID{id}; name != "late release" &&
+					!slices.Equal(a.hooks.added, want) {
 					t.Errorf("handed over %v, want %v", a.hooks.added, want)
 				}
 				record, _ := a.Journal.Get(id)
-				if !record.Restored() || record.Hooks.Next != "10-tell" || record.Sandbox != "s1" || record.AttachedAt.IsZero() {
+				if !record.Restored() || record.Hooks.Next != "10-tell" || record.Sandbox != "s1" ||
+					record.AttachedAt.IsZero() {
 					t.Errorf("record %+v", record)
 				}
 			})
@@ -519,7 +552,8 @@ func TestHandedOver(t *testing.T) {
 	})
 }
 
-// TestCrashBeforeHooks ends the agent at every point of a release after which hooks run. The next agent hands over.
+// TestCrashBeforeHooks ends the agent at every point of a release after which hooks run. The next
+// agent hands over.
 func TestCrashBeforeHooks(t *testing.T) {
 	id := lifecycletest.ID(0)
 	for at := 1; ; at++ {
@@ -560,7 +594,8 @@ func TestCrashBeforeHooks(t *testing.T) {
 	}
 }
 
-// Different Functions go to pods at the same time, and everybody works on the same one at the same time.
+// Different Functions go to pods at the same time, and everybody works on the same one at the same
+// time.
 func TestParallel(t *testing.T) {
 	const functions, rounds, workers = 4, 5, 3
 	n := newNode(t, functions)
@@ -576,9 +611,11 @@ func TestParallel(t *testing.T) {
 				group.Go(func() {
 					for range rounds {
 						errs := []error{a.Lifecycle.Reserve(t.Context(), claimed(i))}
-						_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(i), sandbox("s1", pod))
+						_, err := a.Lifecycle.Attach(t.Context(), lifecycletest.ID(i),
+							sandbox("s1", pod))
 						// Another worker may just have released it, or be about to.
-						if err != nil && !strings.Contains(err.Error(), "is not reserved") && !strings.Contains(err.Error(), "is being released") {
+						if err != nil && !strings.Contains(err.Error(), "is not reserved") &&
+							!strings.Contains(err.Error(), "is being released") {
 							errs = append(errs, err)
 						}
 						errs = append(errs, a.Lifecycle.Unprepare(t.Context(), "claim-1"))
@@ -608,11 +645,12 @@ func mustLink(t testing.TB, ns *netns.Namespace, name string) netlink.Link {
 	return l
 }
 
-// BenchmarkLife is a Function's way into a pod and back to being free, with the journal on the disk. Its measure is
-// BenchmarkBareMove of package netdev.
+// BenchmarkLife is a Function's way into a pod and back to being free, with the journal on the
+// disk. Its measure is BenchmarkBareMove of package netdev.
 func BenchmarkLife(b *testing.B) {
 	n := newNode(b, 1)
-	n.JournalPath = "bench-journal.db" // beside the test: a temporary directory may be on a file system without a disk
+	// beside the test: a temporary directory may be on a file system without a disk
+	n.JournalPath = "bench-journal.db"
 	b.Cleanup(func() { must.Succeed(b, os.Remove(n.JournalPath)) })
 	pod := netns.New(b)
 	n.run(func(a *agent) {

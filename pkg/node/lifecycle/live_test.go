@@ -18,7 +18,8 @@ import (
 // requested is a reservation by a CNI request.
 func requested(containerID string) journal.Attachment {
 	return journal.Attachment{
-		Function: vf, PF: pf.Address, PFName: "old", VFIndex: 1, Resource: "xpu.opiproject.org/fast",
+		Function: vf, PF: pf.Address, PFName: "old", VFIndex: 1,
+		Resource:  "xpu.opiproject.org/fast",
 		Pod:       journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
 		Port:      &journal.Port{Network: "blue", MAC: "02:00:00:00:00:01"},
 		CNI:       &journal.CNI{ContainerID: containerID, IfName: "net1", Network: "sriov"},
@@ -26,7 +27,8 @@ func requested(containerID string) journal.Attachment {
 	}
 }
 
-// A reservation by CNI belongs to the container and interface; one by the device plugin to whoever comes.
+// A reservation by CNI belongs to the container and interface; one by the device plugin to whoever
+// comes.
 func TestReserveByRequest(t *testing.T) {
 	allocated := requested("")
 	allocated.CNI, allocated.Pod = nil, journal.Pod{}
@@ -49,17 +51,55 @@ func TestReserveByRequest(t *testing.T) {
 		err        string
 		check      func(journal.Attachment) bool
 	}{
-		"allocated, then added":                           {allocated, requested("c1"), "", func(a journal.Attachment) bool { return a.CNI != nil && a.Pod.Name == "p" }},
-		"allocated again, the pool has no network by now": {allocated, allocatedAgain, "", func(a journal.Attachment) bool { return a.Port == nil }},
-		"added again":                          {requested("c1"), requested("c1"), "", func(a journal.Attachment) bool { return a.CNI.ContainerID == "c1" }},
-		"added to another container":           {requested("c1"), requested("c2"), "", func(a journal.Attachment) bool { return a.CNI.ContainerID == "c2" }},
-		"added as another interface":           {requested("c1"), other, "", func(a journal.Attachment) bool { return a.CNI.IfName == "net2" }},
-		"allocated while it is added":          {requested("c1"), allocated, "", func(a journal.Attachment) bool { return a.CNI == nil }},
-		"added while attached":                 {attached, requested("c1"), "", func(a journal.Attachment) bool { return a.State == journal.Attached }},
-		"claim's, added":                       {claimedVF(), claimed, "", func(a journal.Attachment) bool { return a.CNI != nil && a.Claim.UID == "claim-1" }},
-		"claim's, added to another sandbox":    {claimAttached, claimedByOther, "", func(a journal.Attachment) bool { return a.CNI.ContainerID == "c2" && a.State == journal.Reserved }},
-		"attached, added as another interface": {attached, other, "is Attached in pod default/p (sandbox c1)", nil},
-		"claim's, added without claim":         {claimedVF(), requested("c1"), "belongs to claim default/c", nil},
+		"allocated, then added": {
+			allocated, requested("c1"), "", func(a journal.Attachment) bool {
+				return a.CNI != nil &&
+					a.Pod.Name == "p"
+			},
+		},
+		"allocated again, the pool has no network by now": {
+			allocated, allocatedAgain, "", func(a journal.Attachment) bool { return a.Port == nil },
+		},
+		"added again": {
+			requested("c1"), requested("c1"), "", func(a journal.Attachment) bool {
+				return a.CNI.ContainerID == "c1"
+			},
+		},
+		"added to another container": {
+			requested("c1"), requested("c2"), "", func(a journal.Attachment) bool {
+				return a.CNI.ContainerID == "c2"
+			},
+		},
+		"added as another interface": {
+			requested("c1"), other, "", func(a journal.Attachment) bool {
+				return a.CNI.IfName == "net2"
+			},
+		},
+		"allocated while it is added": {
+			requested("c1"), allocated, "", func(a journal.Attachment) bool { return a.CNI == nil },
+		},
+		"added while attached": {
+			attached, requested("c1"), "", func(a journal.Attachment) bool {
+				return a.State == journal.Attached
+			},
+		},
+		"claim's, added": {
+			claimedVF(), claimed, "", func(a journal.Attachment) bool {
+				return a.CNI != nil &&
+					a.Claim.UID == "claim-1"
+			},
+		},
+		"claim's, added to another sandbox": {
+			claimAttached, claimedByOther, "", func(a journal.Attachment) bool {
+				return a.CNI.ContainerID == "c2" && a.State == journal.Reserved
+			},
+		},
+		"attached, added as another interface": {
+			attached, other, "is Attached in pod default/p (sandbox c1)", nil,
+		},
+		"claim's, added without claim": {
+			claimedVF(), requested("c1"), "belongs to claim default/c", nil,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +137,8 @@ func TestAttachOfAnotherRequest(t *testing.T) {
 	if err := a.Reserve(t.Context(), requested("c1")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Attach(t.Context(), vf, sandbox()); err == nil || !strings.Contains(err.Error(), "not for sandbox s1") {
+	if _, err := a.Attach(t.Context(), vf, sandbox()); err == nil ||
+		!strings.Contains(err.Error(), "not for sandbox s1") {
 		t.Errorf("error %v", err)
 	}
 	if len(engine.calls) > 0 {
@@ -108,17 +149,20 @@ func TestAttachOfAnotherRequest(t *testing.T) {
 // The device plugin reserves without knowing what the interface will be; that cannot be attached.
 func TestAttachAllocated(t *testing.T) {
 	j := openJournal(t)
-	a := New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"}, Options{BootID: "boot-1"}, logr.Discard())
+	a := New(j, &engine{parent: string(vf.Address)}, netdevs{vf: "v", pf: "p"},
+		Options{BootID: "boot-1"}, logr.Discard())
 	allocated := requested("")
 	allocated.CNI, allocated.Interface = nil, function.Interface{}
 	if err := a.Reserve(t.Context(), allocated); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Attach(t.Context(), vf, sandbox()); err == nil || !strings.Contains(err.Error(), "nobody asked yet for an interface") {
+	if _, err := a.Attach(t.Context(), vf, sandbox()); err == nil ||
+		!strings.Contains(err.Error(), "nobody asked yet for an interface") {
 		t.Errorf("error %v", err)
 	}
 	allocated.CNI = requested("c1").CNI
-	if err := a.Reserve(t.Context(), allocated); err == nil || !strings.Contains(err.Error(), "interface name: is empty") {
+	if err := a.Reserve(t.Context(), allocated); err == nil ||
+		!strings.Contains(err.Error(), "interface name: is empty") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -137,7 +181,9 @@ func TestAttachUserspace(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantDevice := netdev.Device{
-		PF: &netdev.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: &function.EswitchPort{PF: "0000:3b:00.0", Number: 1},
+		PF: &netdev.PF{Name: "p", Address: "0000:3b:00.0", VF: 1}, Port: &function.EswitchPort{
+			PF: "0000:3b:00.0", Number: 1,
+		},
 	}
 	if diff := cmp.Diff(wantDevice, engine.device); diff != "" {
 		t.Errorf("device (-want +got):\n%s", diff)
@@ -147,7 +193,8 @@ func TestAttachUserspace(t *testing.T) {
 func TestAddress(t *testing.T) {
 	add := Addresses{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.5/24")},
-		Routes:    []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16")}}, Result: json.RawMessage(`{"ips":[]}`),
+		Routes:    []function.Route{{To: netip.MustParsePrefix("10.2.0.0/16")}},
+		Result:    json.RawMessage(`{"ips":[]}`),
 	}
 	mine, foreign := journal.ContainerIs("s1", "net1"), journal.ContainerIs("s2", "net1")
 	j := openJournal(t)
@@ -177,16 +224,19 @@ func TestAddress(t *testing.T) {
 		}
 	}
 	record, _ := j.Get(vf)
-	if len(record.Interface.Addresses) != 1 || len(record.Interface.Routes) != 1 || string(record.CNI.IPAM) != `{"ips":[]}` ||
+	if len(record.Interface.Addresses) != 1 || len(record.Interface.Routes) != 1 ||
+		string(record.CNI.IPAM) != `{"ips":[]}` ||
 		len(record.Observed.Addresses) == 0 {
 		t.Errorf("record %+v", record)
 	}
 	engine.differences = []string{"mtu is 1400, was 1500"}
-	if differences, err := a.Check(t.Context(), vf, nil); err != nil || !cmp.Equal(differences, engine.differences) {
+	if differences, err := a.Check(t.Context(), vf, nil); err != nil ||
+		!cmp.Equal(differences, engine.differences) {
 		t.Errorf("check: %q, %v", differences, err)
 	}
 	engine.fail = errors.New("refused")
-	if err := address(mine); !errors.Is(err, engine.fail) || !strings.HasPrefix(err.Error(), "Function "+vf.String()) {
+	if err := address(mine); !errors.Is(err, engine.fail) ||
+		!strings.HasPrefix(err.Error(), "Function "+vf.String()) {
 		t.Errorf("error %v", err)
 	}
 	if _, err := a.Check(t.Context(), vf, nil); !errors.Is(err, engine.fail) {

@@ -25,8 +25,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// slot has a card that is unplugged and plugged, with one Function. It is what knows the node's netdevs, the xPU that
-// serves the Function's Port, and the user who hears of what happens.
+// slot has a card that is unplugged and plugged, with one Function. It is what knows the node's
+// netdevs, the xPU that serves the Function's Port, and the user who hears of what happens.
 type slot struct {
 	t       *testing.T
 	node    *node
@@ -107,10 +107,11 @@ func (s *slot) get(field *int) int {
 func (s *slot) eventually(j *journal.Journal, want journal.State) journal.Attachment {
 	s.t.Helper()
 	var a journal.Attachment
-	err := wait.PollUntilContextTimeout(s.t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		a, _ = j.Get(lifecycletest.ID(0))
-		return a.State == want, nil
-	})
+	err := wait.PollUntilContextTimeout(s.t.Context(), time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) {
+			a, _ = j.Get(lifecycletest.ID(0))
+			return a.State == want, nil
+		})
 	if err != nil {
 		s.t.Fatalf("state %s, want %s", a.State, want)
 	}
@@ -123,7 +124,9 @@ func runningWithSlot(t *testing.T) (*slot, *agent, *lifecycle.Manager) {
 	return runningWith(t, func(*slot, *lifecycle.Options) {})
 }
 
-func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *agent, *lifecycle.Manager) {
+func runningWith(
+	t *testing.T, more func(*slot, *lifecycle.Options),
+) (*slot, *agent, *lifecycle.Manager) {
 	t.Helper()
 	n := newNode(t, 0)
 	s := &slot{t: t, node: n, changes: make(chan struct{}, 10)}
@@ -131,7 +134,8 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 	a, stop := n.start()
 	t.Cleanup(stop)
 	options := lifecycle.Options{
-		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Serve: s.Serve, Report: s.Report,
+		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
+		Serve: s.Serve, Report: s.Report,
 	}
 	more(s, &options)
 	manager := lifecycle.New(a.Journal, a.Engine, s, options, testr.New(t))
@@ -147,14 +151,17 @@ func runningWith(t *testing.T, more func(*slot, *lifecycle.Options)) (*slot, *ag
 }
 
 // start reserves the Function and attaches it to the pod's sandbox.
-func start(t *testing.T, manager *lifecycle.Manager, want journal.Attachment, pod *netns.Namespace) {
+func start(
+	t *testing.T, manager *lifecycle.Manager, want journal.Attachment, pod *netns.Namespace,
+) {
 	t.Helper()
 	must.Succeed(t, manager.Reserve(t.Context(), want))
 	_, err := manager.Attach(t.Context(), lifecycletest.ID(0), sandbox("s1", pod))
 	must.Succeed(t, err)
 }
 
-// inPod is what a pod sees of an interface: its link without what the kernel numbers, its addresses and its routes.
+// inPod is what a pod sees of an interface: its link without what the kernel numbers, its addresses
+// and its routes.
 func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 	t.Helper()
 	l, err := pod.Handle().LinkByName(name)
@@ -163,7 +170,8 @@ func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 	must.Succeed(t, err)
 	routes, err := pod.Handle().RouteList(l, unix.AF_INET)
 	must.Succeed(t, err)
-	text := fmt.Sprintf("%s mtu %d up %t\n", l.Attrs().Name, l.Attrs().MTU, l.Attrs().RawFlags&unix.IFF_UP != 0)
+	text := fmt.Sprintf("%s mtu %d up %t\n", l.Attrs().Name, l.Attrs().MTU,
+		l.Attrs().RawFlags&unix.IFF_UP != 0)
 	for _, address := range addresses {
 		text += address.IPNet.String() + "\n"
 	}
@@ -173,8 +181,9 @@ func inPod(t *testing.T, pod *netns.Namespace, name string) string {
 	return text + l.Attrs().HardwareAddr.String()
 }
 
-// TestDeviceReturns: a pod whose card was unplugged or reset gets its interface back as it was, whether it has wished for
-// a MAC and an MTU or not, once the Port is up; and what is given back in the end is what the netdev was before the pod.
+// TestDeviceReturns: a pod whose card was unplugged or reset gets its interface back as it was,
+// whether it has wished for a MAC and an MTU or not, once the Port is up; and what is given back in
+// the end is what the netdev was before the pod.
 func TestDeviceReturns(t *testing.T) {
 	wishes := claimed(0)
 	none := claimed(0)
@@ -211,11 +220,12 @@ func TestDeviceReturns(t *testing.T) {
 			s.unplug()
 			s.plug()
 			told := []string{"Lost pod", "Attached pod", "Lost pod", "Attached pod"}
-			err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-				s.mutex.Lock()
-				defer s.mutex.Unlock()
-				return slices.Equal(s.told, told), nil
-			})
+			err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second,
+				true, func(context.Context) (bool, error) {
+					s.mutex.Lock()
+					defer s.mutex.Unlock()
+					return slices.Equal(s.told, told), nil
+				})
 			if is := inPod(t, pod, "net0"); err != nil || is != was {
 				t.Errorf("told %q, want %q; in the pod:\n%s", s.told, told, is)
 			}
@@ -225,12 +235,16 @@ func TestDeviceReturns(t *testing.T) {
 	}
 }
 
-// TestLostEnds: what ends with the sandbox, or with the claim, ends also while the pod has lost the Function, whether the
-// device is there or not.
+// TestLostEnds: what ends with the sandbox, or with the claim, ends also while the pod has lost the
+// Function, whether the device is there or not.
 func TestLostEnds(t *testing.T) {
 	for name, end := range map[string]func(context.Context, *lifecycle.Manager) error{
-		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error { return m.Detach(ctx, lifecycletest.ID(0), "s1") },
-		"with its claim":   func(ctx context.Context, m *lifecycle.Manager) error { return m.Unprepare(ctx, "claim-1") },
+		"with its sandbox": func(ctx context.Context, m *lifecycle.Manager) error {
+			return m.Detach(ctx, lifecycletest.ID(0), "s1")
+		},
+		"with its claim": func(ctx context.Context, m *lifecycle.Manager) error {
+			return m.Unprepare(ctx, "claim-1")
+		},
 	} {
 		for _, back := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, back %t", name, back), func(t *testing.T) {
@@ -245,10 +259,12 @@ func TestLostEnds(t *testing.T) {
 					s.mutex.Unlock()
 					s.plug()
 				} else {
-					must.Succeed(t, pod.Unmount()) // a veth may be anywhere while the pod lives; see TestNowhere
+					// a veth may be anywhere while the pod lives; see TestNowhere
+					must.Succeed(t, pod.Unmount())
 				}
 				must.Succeed(t, end(t.Context(), manager))
-				if record, exists := a.Journal.Get(lifecycletest.ID(0)); exists && record.State != journal.Reserved {
+				if record, exists := a.Journal.Get(lifecycletest.ID(0)); exists &&
+					record.State != journal.Reserved {
 					t.Errorf("state %s", record.State)
 				}
 				if message := manager.Lost(lifecycletest.ID(0)); message != "" {
@@ -259,7 +275,8 @@ func TestLostEnds(t *testing.T) {
 	}
 }
 
-// TestProgramLosesDevice: a program that had the Function without a netdev does not get it back. Its pod is told so.
+// TestProgramLosesDevice: a program that had the Function without a netdev does not get it back.
+// Its pod is told so.
 func TestProgramLosesDevice(t *testing.T) {
 	for name, change := range map[string]func(*slot){
 		"unplugged":      func(s *slot) { s.unplug() },
@@ -273,7 +290,8 @@ func TestProgramLosesDevice(t *testing.T) {
 			record.Interface = function.Interface{Name: "net0", Userspace: true}
 			record.Setup = &journal.Setup{Driver: "vfio-pci"}
 			pod := netns.New(t)
-			_, place, err := a.Engine.Plan(t.Context(), netdev.Device{}, pod.Path(), record.Interface)
+			_, place, err := a.Engine.Plan(t.Context(), netdev.Device{}, pod.Path(),
+				record.Interface)
 			must.Succeed(t, err)
 			record.State, record.Sandbox, record.BootID, record.Place = journal.Attached, "s1", s.node.BootID, place
 			record.Before, record.Observed = &netdev.Snapshot{}, &netdev.Observed{Name: "net0"}
@@ -283,8 +301,10 @@ func TestProgramLosesDevice(t *testing.T) {
 			s.eventually(a.Journal, journal.Lost)
 			s.set(func() { s.there, s.driver = true, inventory.ErrNoNetdev })
 			s.set(func() {}) // the value before is worked off once this one is taken
-			manager := lifecycle.New(a.Journal, a.Engine, s, lifecycle.Options{BootID: s.node.BootID}, testr.New(t))
-			if message := manager.Lost(lifecycletest.ID(0)); !strings.Contains(message, "pod default/pod lost the Function") ||
+			manager := lifecycle.New(a.Journal, a.Engine,
+				s, lifecycle.Options{BootID: s.node.BootID}, testr.New(t))
+			if message := manager.Lost(lifecycletest.ID(0)); !strings.Contains(message,
+				"pod default/pod lost the Function") ||
 				!strings.Contains(message, "delete the pod") {
 				t.Errorf("message %q", message)
 			}
@@ -295,7 +315,8 @@ func TestProgramLosesDevice(t *testing.T) {
 	}
 }
 
-// TestNothingLost: a netdev that the pod has renamed, or moved on to a namespace of its own, is not lost.
+// TestNothingLost: a netdev that the pod has renamed, or moved on to a namespace of its own, is not
+// lost.
 func TestNothingLost(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	pod, inner := netns.New(t), netns.New(t)
@@ -311,7 +332,8 @@ func TestNothingLost(t *testing.T) {
 		for len(s.changes) > 0 {
 			time.Sleep(time.Millisecond)
 		}
-		if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached || len(s.told) > 0 {
+		if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached ||
+			len(s.told) > 0 {
 			t.Errorf("%s: state %s, told %q", where, record.State, s.told)
 		}
 	}
@@ -324,8 +346,8 @@ func TestNothingLost(t *testing.T) {
 	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 }
 
-// TestVMRuntimeTakesDevice: a pod whose runtime hands the device to a virtual machine has not lost the Function, and the pod
-// has if nobody has the device.
+// TestVMRuntimeTakesDevice: a pod whose runtime hands the device to a virtual machine has not lost
+// the Function, and the pod has if nobody has the device.
 func TestVMRuntimeTakesDevice(t *testing.T) {
 	for _, test := range []struct {
 		driver string
@@ -381,7 +403,8 @@ func (m *maker) SetUp(context.Context, journal.Attachment) error {
 
 func (m *maker) TearDown(context.Context, journal.Attachment) error { return nil }
 
-// TestSFIsMadeAgain: an SF that was made for its owner is not there by itself when the card is back.
+// TestSFIsMadeAgain: an SF that was made for its owner is not there by itself when the card is
+// back.
 func TestSFIsMadeAgain(t *testing.T) {
 	var sfs *maker
 	s, a, manager := runningWith(t, func(s *slot, o *lifecycle.Options) {
@@ -426,27 +449,31 @@ func (c *containers) Expose(a journal.Attachment) error {
 	return nil
 }
 
-// TestLostIsWithdrawn: no container gets a Function that its pod has lost, and a failure of that is tried again; and when
-// it cannot be offered again, the pod has not got it back either.
+// TestLostIsWithdrawn: no container gets a Function that its pod has lost, and a failure of that is
+// tried again; and when it cannot be offered again, the pod has not got it back either.
 func TestLostIsWithdrawn(t *testing.T) {
 	devices := &containers{refused: []int{1, 3}}
-	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Expose = devices.Expose })
+	s, a, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) {
+		o.Expose = devices.Expose
+	})
 	pod := netns.New(t)
 	start(t, manager, claimed(0), pod)
 	s.unplug()
 	s.eventually(a.Journal, journal.Lost)
 	s.plug()
 	want := []string{"Attached", "Lost", "Lost", "Attached", "Lost", "Attached"}
-	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-		devices.mutex.Lock()
-		defer devices.mutex.Unlock()
-		return slices.Equal(devices.told, want), nil
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 20*time.Second, true,
+		func(context.Context) (bool, error) {
+			devices.mutex.Lock()
+			defer devices.mutex.Unlock()
+			return slices.Equal(devices.told, want), nil
+		})
 	if err != nil {
 		t.Errorf("told %q, want %q", devices.told, want)
 	}
 	s.eventually(a.Journal, journal.Attached)
-	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1")) // after the pod was told, which happens with the Function's lock
+	// after the pod was told, which happens with the Function's lock
+	must.Succeed(t, manager.Unprepare(t.Context(), "claim-1"))
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if told := []string{"Lost pod", "Attached pod"}; !slices.Equal(s.told, told) {
@@ -454,7 +481,8 @@ func TestLostIsWithdrawn(t *testing.T) {
 	}
 }
 
-// TestLostBeforeReboot: what was attached before the machine was booted is gone with its pod, and is not lost.
+// TestLostBeforeReboot: what was attached before the machine was booted is gone with its pod, and
+// is not lost.
 func TestLostBeforeReboot(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	pod := netns.New(t)
@@ -489,7 +517,8 @@ type seen struct {
 
 func (s seen) Get(function.ID) (function.Function, bool) { return s.Function, s.known }
 
-// TestNothingToLookAt: where the inventory sees everything where it was, sysfs is not read; anything else is looked at.
+// TestNothingToLookAt: where the inventory sees everything where it was, sysfs is not read;
+// anything else is looked at.
 func TestNothingToLookAt(t *testing.T) {
 	bound := function.Function{Driver: "mlx5_core"}
 	onHost := bound
@@ -504,7 +533,9 @@ func TestNothingToLookAt(t *testing.T) {
 		"no driver":   {seen{function.Function{}, true}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, _, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) { o.Seen = test.seen.Get })
+			s, _, manager := runningWith(t, func(_ *slot, o *lifecycle.Options) {
+				o.Seen = test.seen.Get
+			})
 			pod := netns.New(t)
 			start(t, manager, claimed(0), pod)
 			before := s.get(&s.looked)
@@ -527,8 +558,8 @@ func TestNothingToLookAt(t *testing.T) {
 	}
 }
 
-// TestPodMovesNetdevToHost: a pod that moves its netdev to the host has not lost it, and does not get it back to move it
-// there again. The release finds it.
+// TestPodMovesNetdevToHost: a pod that moves its netdev to the host has not lost it, and does not
+// get it back to move it there again. The release finds it.
 func TestPodMovesNetdevToHost(t *testing.T) {
 	s, a, manager := runningWithSlot(t)
 	before := s.node.Snapshot(0)
@@ -543,7 +574,8 @@ func TestPodMovesNetdevToHost(t *testing.T) {
 	for len(s.changes) > 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached || len(s.told) > 0 {
+	if record, _ := a.Journal.Get(lifecycletest.ID(0)); record.State != journal.Attached ||
+		len(s.told) > 0 {
 		t.Errorf("state %s, told %q", record.State, s.told)
 	}
 	if got, err := s.node.Netdev(lifecycletest.ID(0)); got != "net0" || err != nil {

@@ -7,7 +7,8 @@ import (
 )
 
 var quarantinedFunctions = prometheus.NewDesc("xpu_quarantined_functions",
-	"Functions that did not come back from their pods as they were and are kept from others, by reason.", []string{"reason"}, nil)
+	"Functions that did not come back from their pods as they were and are kept from others, by "+
+		"reason.", []string{"reason"}, nil)
 
 // Describe implements [prometheus.Collector].
 func (m *Manager) Describe(to chan<- *prometheus.Desc) { to <- quarantinedFunctions }
@@ -21,6 +22,7 @@ func (m *Manager) Collect(to chan<- prometheus.Metric) {
 		}
 	}
 	for _, reason := range journal.QuarantineReasons {
-		to <- prometheus.MustNewConstMetric(quarantinedFunctions, prometheus.GaugeValue, float64(count[reason]), string(reason))
+		to <- prometheus.MustNewConstMetric(quarantinedFunctions, prometheus.GaugeValue,
+			float64(count[reason]), string(reason))
 	}
 }

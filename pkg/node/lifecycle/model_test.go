@@ -21,7 +21,9 @@ import (
 func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 	switch p.event {
 	case Prepare, Allocate, Add:
-		want := journal.Attachment{Function: id, Pod: p.pod, Interface: function.Interface{Name: "net1"}}
+		want := journal.Attachment{
+			Function: id, Pod: p.pod, Interface: function.Interface{Name: "net1"},
+		}
 		switch p.event {
 		case Prepare:
 			want.Claim = journal.Claim{Namespace: "default", Name: "c", UID: p.claim}
@@ -66,9 +68,10 @@ func (p trigger) report(ctx context.Context, m *Manager, id function.ID) error {
 	panic("unknown event " + p.event)
 }
 
-// TestEveryEventInEveryPhase goes through every pair of event and phase, whosever the Function is, with an agent that
-// ends after each of its writes, and one that does not. Whatever was interrupted, the next agent goes on; and when
-// nobody needs the Function any more, it is free and as it was.
+// TestEveryEventInEveryPhase goes through every pair of event and phase, whosever the Function is,
+// with an agent that ends after each of its writes, and one that does not. Whatever was
+// interrupted, the next agent goes on; and when nobody needs the Function any more, it is free and
+// as it was.
 func TestEveryEventInEveryPhase(t *testing.T) {
 	for _, phase := range Phases {
 		records := []journal.Attachment{{}}
@@ -77,21 +80,24 @@ func TestEveryEventInEveryPhase(t *testing.T) {
 		}
 		for _, p := range triggers() {
 			for r, record := range records {
-				t.Run(fmt.Sprintf("%s_while_%s_%s_%d", p.event, phase, p.sandbox, r), func(t *testing.T) {
-					t.Parallel()
-					for writes := 1; ; writes++ {
-						if !eventWithCrash(t, p, record, phase != Free, writes) {
-							break
+				t.Run(fmt.Sprintf("%s_while_%s_%s_%d", p.event, phase, p.sandbox, r),
+					func(t *testing.T) {
+						t.Parallel()
+						for writes := 1; ; writes++ {
+							if !eventWithCrash(t, p, record, phase != Free, writes) {
+								break
+							}
 						}
-					}
-				})
+					})
 			}
 		}
 	}
 }
 
 // eventWithCrash says whether the agent ended before it was done.
-func eventWithCrash(t *testing.T, p trigger, record journal.Attachment, exists bool, writes int) (crashed bool) {
+func eventWithCrash(
+	t *testing.T, p trigger, record journal.Attachment, exists bool, writes int,
+) (crashed bool) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, vf)
 		p.netNS = t.TempDir() // what Attach looks for
@@ -100,8 +106,11 @@ func eventWithCrash(t *testing.T, p trigger, record journal.Attachment, exists b
 			record.ReservedAt = time.Now().Add(-time.Hour)
 			if record.Sandbox != "" {
 				record.Place.NetNS = "/run/netns/before"
-				record.Before = &netdev.Snapshot{Name: vf.String(), Identity: w.netdevs[vf].identity(vf.String())}
-				w.alive["/run/netns/before"] = p.sandbox != "c2" // the second sandbox comes after the first one has gone
+				record.Before = &netdev.Snapshot{
+					Name: vf.String(), Identity: w.netdevs[vf].identity(vf.String()),
+				}
+				// the second sandbox comes after the first one has gone
+				w.alive["/run/netns/before"] = p.sandbox != "c2"
 			}
 			if err := w.records.Put(record); err != nil {
 				t.Fatal(err)
@@ -134,14 +143,17 @@ func eventWithCrash(t *testing.T, p trigger, record journal.Attachment, exists b
 // lives is how many random lives TestRandomLives goes through.
 var lives = flag.Int("lives", 150, "number of random lives of a node")
 
-// TestRandomLives lets pods come and go at random over a few Functions, by claims, by the device plugin and CNI and by CNI
-// alone, with events that are lost or come twice or late, namespaces that end, agents that end after any write, a kubelet
-// that does not answer and hours that pass. At no moment has a Function two owners, is it offered or taken before the
-// hooks of its last owner are done, or is it owned by nobody who is there; in the end all is as it was.
+// TestRandomLives lets pods come and go at random over a few Functions, by claims, by the device
+// plugin and CNI and by CNI alone, with events that are lost or come twice or late, namespaces that
+// end, agents that end after any write, a kubelet that does not answer and hours that pass. At no
+// moment has a Function two owners, is it offered or taken before the hooks of its last owner are
+// done, or is it owned by nobody who is there; in the end all is as it was.
 func TestRandomLives(t *testing.T) {
 	for seed := range *lives {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { randomLife(t, rand.New(rand.NewPCG(uint64(seed), 1))) })
+			synctest.Test(t, func(t *testing.T) {
+				randomLife(t, rand.New(rand.NewPCG(uint64(seed), 1)))
+			})
 		})
 	}
 }
@@ -160,9 +172,13 @@ func randomLife(t *testing.T, random *rand.Rand) {
 	namespaces := []string{w.namespace(), w.namespace(), w.namespace()}
 	for range 60 {
 		id, i := functions[random.IntN(len(functions))], random.IntN(3)
-		pod := journal.Pod{Namespace: "default", Name: fmt.Sprint("pod", i), UID: types.UID(fmt.Sprint("pod", i, "-", random.IntN(2)))}
+		pod := journal.Pod{
+			Namespace: "default", Name: fmt.Sprint("pod", i),
+			UID: types.UID(fmt.Sprint("pod", i, "-", random.IntN(2))),
+		}
 		p := trigger{
-			event: Events[random.IntN(len(Events))], pod: pod, claim: types.UID(fmt.Sprint("claim", random.IntN(4))),
+			event: Events[random.IntN(len(Events))], pod: pod,
+			claim:    types.UID(fmt.Sprint("claim", random.IntN(4))),
 			resource: "xpu.opiproject.org/fast", ifName: "net1", sandbox: fmt.Sprint("s", i),
 			netNS: namespaces[i],
 		}
@@ -185,7 +201,9 @@ func randomLife(t *testing.T, random *rand.Rand) {
 		case 4:
 			delete(w.kubelet.have, id.String())
 			if random.IntN(2) == 0 {
-				w.kubelet.have[id.String()] = podresources.Assignment{Resource: p.resource, Namespace: "default", Pod: pod.Name}
+				w.kubelet.have[id.String()] = podresources.Assignment{
+					Resource: p.resource, Namespace: "default", Pod: pod.Name,
+				}
 			}
 			what = fmt.Sprintf("kubelet: %s is of %v", id, w.kubelet.have[id.String()])
 		case 5:
@@ -212,7 +230,8 @@ func randomLife(t *testing.T, random *rand.Rand) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			err := p.report(ctx, w.agent.Manager, id)
 			cancel()
-			what = fmt.Sprintf("%s of %s for %s in %s by %s: %v", p.event, id, pod.UID, p.sandbox, p.claim, err)
+			what = fmt.Sprintf("%s of %s for %s in %s by %s: %v", p.event, id, pod.UID, p.sandbox,
+				p.claim, err)
 			if w.agent.dead() {
 				what += "; the agent ends"
 				w.start(-1)

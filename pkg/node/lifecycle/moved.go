@@ -10,12 +10,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// freeLosses is how often a sandbox gets back what it lost without a pause, because a card may be reset several times in a
-// row. After one loss more the netdev stays on the host for firstPause, and after each further loss for twice as long.
+// freeLosses is how often a sandbox gets back what it lost without a pause, because a card may be
+// reset several times in a row. After one loss more the netdev stays on the host for firstPause,
+// and after each further loss for twice as long.
 const freeLosses = 5
 
-// losses counts what sandboxes lost since the agent started. A pod may move its netdev to the host whenever it gets it back.
-// It may be used by several goroutines at once.
+// losses counts what sandboxes lost since the agent started. A pod may move its netdev to the host
+// whenever it gets it back. It may be used by several goroutines at once.
 type losses struct {
 	mutex sync.Mutex
 	all   map[function.ID]*loss
@@ -58,7 +59,8 @@ func (l *losses) pause(a journal.Attachment) error {
 	}
 
 	if left := pauseAfter(of.count-freeLosses-1) - time.Since(of.last); left > 0 {
-		return fmt.Errorf("the pod has lost it %d times and gets it back in %s", of.count, left.Round(time.Second))
+		return fmt.Errorf("the pod has lost it %d times and gets it back in %s", of.count,
+			left.Round(time.Second))
 	}
 	return nil
 }
@@ -73,8 +75,9 @@ func (l *losses) firstMove(a journal.Attachment) bool {
 	return first
 }
 
-// movedByPod says whether the netdev on the host is the very one that the pod had: the pod moved it there, and the device was
-// not made anew. The kernel gives a new netdev no index that another had before (dev_index_reserve of net/core/dev.c).
+// movedByPod says whether the netdev on the host is the very one that the pod had: the pod moved it
+// there, and the device was not made anew. The kernel gives a new netdev no index that another had
+// before (dev_index_reserve of net/core/dev.c).
 func (m *Manager) movedByPod(ctx context.Context, a journal.Attachment) (bool, error) {
 	wanted := a
 	wanted.Interface.Name = a.Observed.Name
@@ -88,8 +91,10 @@ func (m *Manager) movedByPod(ctx context.Context, a journal.Attachment) (bool, e
 	}
 
 	if m.losses.firstMove(a) {
-		m.log.Info("A pod has moved the netdev of its Function to the host; the pod does not get it back",
-			"function", a.Function.String(), "netdev", now.Name, "pod", a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
+		m.log.Info("A pod has moved the netdev of its Function to the host; the pod does not get "+
+			"it back",
+			"function", a.Function.String(), "netdev", now.Name, "pod",
+			a.Pod.Namespace+"/"+a.Pod.Name, "sandbox", a.Sandbox)
 	}
 	return true, nil
 }

@@ -14,18 +14,21 @@ import (
 )
 
 const (
-	// quarantineAfter is how long a way back may fail, from its first failure, before the Function is quarantined. Callers
-	// wait longer: a DEL 30 s, an Unprepare 45 s; and both call again.
+	// quarantineAfter is how long a way back may fail, from its first failure, before the Function
+	// is quarantined. Callers wait longer: a DEL 30 s, an Unprepare 45 s; and both call again.
 	quarantineAfter = 20 * time.Second
-	// A quarantined Function is tried again after firstPause, and after twice the last pause each time, up to longestPause.
+	// A quarantined Function is tried again after firstPause, and after twice the last pause each
+	// time, up to longestPause.
 	firstPause, longestPause = time.Minute, time.Hour
-	// changePause is how long after a try a change of the device does not cause another one, as a try changes the device too.
+	// changePause is how long after a try a change of the device does not cause another one, as a
+	// try changes the device too.
 	changePause = 5 * time.Second
 	// maxMessage is how many bytes of an error are kept, as a pod can give a netdev long names.
 	maxMessage = 1024
 )
 
-// wayBackError is why a Function did not come back. A definite one does not pass by trying again at once.
+// wayBackError is why a Function did not come back. A definite one does not pass by trying again at
+// once.
 type wayBackError struct {
 	error
 	reason   journal.QuarantineReason
@@ -34,8 +37,8 @@ type wayBackError struct {
 
 func (e *wayBackError) Unwrap() error { return e.error }
 
-// troubles are the ways back that failed, in the memory of this process: another agent tries each at its start. The zero
-// value is ready for use, by several goroutines at once.
+// troubles are the ways back that failed, in the memory of this process: another agent tries each
+// at its start. The zero value is ready for use, by several goroutines at once.
 type troubles struct {
 	mutex sync.Mutex
 	all   map[function.ID]trouble
@@ -43,12 +46,14 @@ type troubles struct {
 
 // trouble is a way back that failed.
 type trouble struct {
-	since, last time.Time     // of the first failure and of the last one, by the monotonic clock
-	pause       time.Duration // after the last one before it is tried again by itself; 0 unless quarantined
-	device      sight         // of the device after the last one
+	since, last time.Time // of the first failure and of the last one, by the monotonic clock
+	// after the last one before it is tried again by itself; 0 unless quarantined
+	pause  time.Duration
+	device sight // of the device after the last one
 }
 
-// sight is what can make a way back succeed that failed: how the inventory sees a Function and its PF.
+// sight is what can make a way back succeed that failed: how the inventory sees a Function and its
+// PF.
 type sight struct {
 	exists, pfExists   bool
 	driver, netdev     string
@@ -104,8 +109,9 @@ func (m *Manager) look(a journal.Attachment) sight {
 	}
 }
 
-// failed decides what becomes of a Function whose way back failed. It returns nil once the Function is quarantined, as its
-// pod may go then, and the failure before that. The caller has the Function's lock.
+// failed decides what becomes of a Function whose way back failed. It returns nil once the Function
+// is quarantined, as its pod may go then, and the failure before that. The caller has the
+// Function's lock.
 func (m *Manager) failed(a journal.Attachment, failure error) error {
 	t := m.troubles.failed(a.Function, m.look(a))
 	why := &wayBackError{error: failure, reason: journal.NotRestored}
@@ -128,7 +134,8 @@ func (m *Manager) failed(a journal.Attachment, failure error) error {
 	}
 
 	m.troubles.pause(a.Function, pause)
-	log := m.log.WithValues("function", a.Function.String(), "reason", string(q.Reason), "again", pause.String())
+	log := m.log.WithValues("function", a.Function.String(), "reason", string(q.Reason), "again",
+		pause.String())
 	if first {
 		log.Error(failure, "The Function is quarantined: its pod goes, and no other owner gets it")
 		m.options.Quarantined(a)
@@ -153,15 +160,16 @@ func bounded(text string) string {
 	return strings.ToValidUTF8(text[:maxMessage], "") + "..."
 }
 
-// letPortGo has the Port of a quarantined Function deleted once its reservation is over: nothing of the pod is left at the
-// xPU then, whatever the netdev still has.
+// letPortGo has the Port of a quarantined Function deleted once its reservation is over: nothing of
+// the pod is left at the xPU then, whatever the netdev still has.
 func (m *Manager) letPortGo(a journal.Attachment) {
 	if a.State == journal.Releasing && m.options.Hooks != nil {
 		m.options.Hooks.Add(a.Function)
 	}
 }
 
-// disown ends the reservation of a quarantined Function, which stays quarantined. The caller has the Function's lock.
+// disown ends the reservation of a quarantined Function, which stays quarantined. The caller has
+// the Function's lock.
 func (m *Manager) disown(a journal.Attachment) error {
 	a.State = journal.Releasing
 	if err := m.put(a); err != nil {
@@ -174,12 +182,13 @@ func (m *Manager) disown(a journal.Attachment) error {
 	return nil
 }
 
-// checkDriver compares the driver that is bound with the one that must be. A device that is gone has none to compare; one
-// that cannot be read is unknown, and looked at again.
+// checkDriver compares the driver that is bound with the one that must be. A device that is gone
+// has none to compare; one that cannot be read is unknown, and looked at again.
 func (m *Manager) checkDriver(a journal.Attachment) error {
 	want, known := a.OwnDriver()
 	setUp := a.Setup != nil && a.Setup.Driver != ""
-	if m.options.Driver == nil || !known || ownSF(a) || setUp && a.State == journal.Detaching { // it is set up until its release
+	// it is set up until its release
+	if m.options.Driver == nil || !known || ownSF(a) || setUp && a.State == journal.Detaching {
 		return nil
 	}
 
@@ -216,7 +225,8 @@ func (m *Manager) retryDue(_ context.Context, _ trigger, d *decision) (bool, err
 	return since >= t.pause || since >= changePause && m.look(d.record) != t.device, nil
 }
 
-// Quarantined describes a Function that is kept from every owner since it did not come back as it was; "" for all others.
+// Quarantined describes a Function that is kept from every owner since it did not come back as it
+// was; "" for all others.
 func (m *Manager) Quarantined(id function.ID) string {
 	a, _ := m.journal.Get(id)
 	if !a.Quarantined() {
@@ -226,16 +236,20 @@ func (m *Manager) Quarantined(id function.ID) string {
 }
 
 func quarantined(a journal.Attachment) string {
-	return fmt.Sprintf("is quarantined, as it did not come back as it was from %s: %s; it is tried again now and then, and "+
+	return fmt.Sprintf("is quarantined, as it did not come back as it was from %s: %s; it is "+
+		"tried again now and then, and "+
 		"\"xpuctl release\" frees it", lastPod(a), a.Quarantine.Message)
 }
 
 // errNotQuarantined is the error for a Function that an administrator need not release.
 var errNotQuarantined = errors.New("is not quarantined")
 
-// Release tries a quarantined Function again at once, as an administrator asks for it. With asItIs the Function is let go
-// without that: the administrator says that its next owner may have it as it is. outcome says in words what became of it.
-func (m *Manager) Release(ctx context.Context, id function.ID, asItIs bool) (outcome string, err error) {
+// Release tries a quarantined Function again at once, as an administrator asks for it. With asItIs
+// the Function is let go without that: the administrator says that its next owner may have it as it
+// is. outcome says in words what became of it.
+func (m *Manager) Release(
+	ctx context.Context, id function.ID, asItIs bool,
+) (outcome string, err error) {
 	defer wrap(&err, id)
 	defer m.healthChanged(id)
 	err = m.withLock(ctx, id, func(a journal.Attachment) error {
@@ -251,7 +265,8 @@ func (m *Manager) Release(ctx context.Context, id function.ID, asItIs bool) (out
 			return err
 		}
 		if now, _ := m.journal.Get(id); now.Quarantined() {
-			return fmt.Errorf("is still quarantined: %s; if its next owner may have it as it is, say so by --as-it-is",
+			return fmt.Errorf("is still quarantined: %s; if its next owner may have it as it is, "+
+				"say so by --as-it-is",
 				now.Quarantine.Message)
 		}
 		outcome = "is as it was"

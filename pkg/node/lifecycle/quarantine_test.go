@@ -25,7 +25,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-var errLeak = fmt.Errorf("macvlan evil0 of the pod hangs on it in another namespace: %w", netdev.ErrLeaks)
+var errLeak = fmt.Errorf("macvlan evil0 of the pod hangs on it in another namespace: %w",
+	netdev.ErrLeaks)
 
 // ward is an agent whose Functions may not come back.
 type ward struct {
@@ -76,9 +77,12 @@ func (w *ward) start() {
 			return f, exists
 		},
 		Quarantined: func(a journal.Attachment) {
-			w.events = append(w.events, "quarantined "+string(a.Quarantine.Reason)+": "+a.Quarantine.Message)
+			w.events = append(w.events, "quarantined "+string(a.Quarantine.Reason)+": "+
+				a.Quarantine.Message)
 		},
-		Unquarantined: func(_ journal.Attachment, outcome string) { w.events = append(w.events, outcome) },
+		Unquarantined: func(_ journal.Attachment, outcome string) {
+			w.events = append(w.events, outcome)
+		},
 	}, testr.New(w.t))
 }
 
@@ -93,7 +97,9 @@ func (w *ward) Netdev(id function.ID) (string, error) {
 // wardSetup has nothing to do but to undo.
 type wardSetup struct{ *ward }
 
-func (wardSetup) Plan(context.Context, journal.Attachment) (*journal.Setup, error) { return nil, nil }
+func (wardSetup) Plan(context.Context, journal.Attachment) (*journal.Setup, error) {
+	return nil, nil
+}
 
 func (wardSetup) SetUp(context.Context, journal.Attachment) error { return nil }
 
@@ -124,7 +130,8 @@ func (w *ward) want(state journal.State, quarantined bool) journal.Attachment {
 	w.t.Helper()
 	a, _ := w.journal.Get(vf)
 	if a.State != state || a.Quarantined() != quarantined {
-		w.t.Fatalf("state %q, quarantine %+v; want state %q, quarantined: %t", a.State, a.Quarantine, state, quarantined)
+		w.t.Fatalf("state %q, quarantine %+v; want state %q, quarantined: %t", a.State,
+			a.Quarantine, state, quarantined)
 	}
 	return a
 }
@@ -133,7 +140,8 @@ func (w *ward) restores() int {
 	return int(atomic.LoadInt64(&w.engine.restores))
 }
 
-// TestLeakLetsThePodGo: what may reach the next owner is quarantined by the first try, and whoever ends the pod succeeds.
+// TestLeakLetsThePodGo: what may reach the next owner is quarantined by the first try, and whoever
+// ends the pod succeeds.
 func TestLeakLetsThePodGo(t *testing.T) {
 	for name, test := range map[string]struct {
 		record journal.Attachment
@@ -163,19 +171,24 @@ func TestLeakLetsThePodGo(t *testing.T) {
 				}
 			}
 			a := w.want(test.state, true)
-			if a.Quarantine.Reason != journal.MayLeak || !strings.Contains(a.Quarantine.Message, "evil0") || w.restores() != 1 {
+			if a.Quarantine.Reason != journal.MayLeak ||
+				!strings.Contains(a.Quarantine.Message, "evil0") || w.restores() != 1 {
 				t.Errorf("quarantine %+v after %d tries", a.Quarantine, w.restores())
 			}
-			if diff := cmp.Diff([]string{"quarantined MayLeak: " + errLeak.Error()}, w.events); diff != "" {
+			if diff := cmp.Diff([]string{"quarantined MayLeak: " + errLeak.Error()},
+				w.events); diff != "" {
 				t.Errorf("events (-want +got):\n%s", diff)
 			}
 
 			if w.Quarantined(vf) == "" || w.Releasing(vf)+w.Overdue(vf) != "" {
-				t.Errorf("quarantined %q, releasing %q, overdue %q", w.Quarantined(vf), w.Releasing(vf), w.Overdue(vf))
+				t.Errorf("quarantined %q, releasing %q, overdue %q", w.Quarantined(vf),
+					w.Releasing(vf), w.Overdue(vf))
 			}
 			other := claimedVF()
 			other.Claim.UID, other.Pod.UID = "claim-2", "pod-2"
-			for _, want := range []journal.Attachment{other, {Function: vf, Resource: "xpu.opiproject.org/fast"}} {
+			for _, want := range []journal.Attachment{
+				other, {Function: vf, Resource: "xpu.opiproject.org/fast"},
+			} {
 				err := w.Reserve(t.Context(), want)
 				if !errors.As(err, new(TakenError)) || !strings.Contains(err.Error(), "evil0") {
 					t.Errorf("another owner: error %v, want at once why it is quarantined", err)
@@ -224,14 +237,16 @@ func TestLeakEndsWithSF(t *testing.T) {
 				return
 			}
 			q := w.want(journal.Releasing, true).Quarantine
-			if q.Reason != journal.NotTornDown || !strings.Contains(q.Message, "busy") || !strings.Contains(q.Message, "evil0") {
+			if q.Reason != journal.NotTornDown || !strings.Contains(q.Message, "busy") ||
+				!strings.Contains(q.Message, "evil0") {
 				t.Errorf("quarantine %+v", q)
 			}
 		})
 	}
 }
 
-// TestFailingReleaseEnds: a release that fails otherwise is tried for a while; then the pod goes too.
+// TestFailingReleaseEnds: a release that fails otherwise is tried for a while; then the pod goes
+// too.
 func TestFailingReleaseEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWard(t)
@@ -256,7 +271,8 @@ func TestFailingReleaseEnds(t *testing.T) {
 	})
 }
 
-// TestWaiterHearsOfQuarantine: who waits for a release does not wait for one that ended in quarantine.
+// TestWaiterHearsOfQuarantine: who waits for a release does not wait for one that ended in
+// quarantine.
 func TestWaiterHearsOfQuarantine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWard(t)
@@ -273,14 +289,15 @@ func TestWaiterHearsOfQuarantine(t *testing.T) {
 		if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
 			t.Fatal(err)
 		}
-		if err := <-done; !errors.As(err, new(TakenError)) || !strings.Contains(err.Error(), "evil0") {
+		if err := <-done; !errors.As(err, new(TakenError)) ||
+			!strings.Contains(err.Error(), "evil0") {
 			t.Errorf("error %v, want why it is quarantined", err)
 		}
 	})
 }
 
-// TestTriedAtLeisure: a quarantined Function is tried again after growing pauses, at once when its device changes, and is
-// free when that succeeds.
+// TestTriedAtLeisure: a quarantined Function is tried again after growing pauses, at once when its
+// device changes, and is free when that succeeds.
 func TestTriedAtLeisure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWard(t)
@@ -301,7 +318,8 @@ func TestTriedAtLeisure(t *testing.T) {
 				before, after = now, append(after, int(time.Since(begin)/time.Minute))
 			}
 		}
-		if want := []int{1, 3, 7, 15, 31, 63, 123, 183, 243}; !cmp.Equal(want, after[:min(len(after), len(want))]) {
+		if want := []int{1, 3, 7, 15, 31, 63, 123, 183, 243}; !cmp.Equal(want,
+			after[:min(len(after), len(want))]) {
 			t.Errorf("tried again after %v minutes, want %v", after, want)
 		}
 
@@ -351,7 +369,8 @@ func TestNextAgentTriesAtOnce(t *testing.T) {
 		}
 	}
 	if a := w.want(journal.Releasing, true); w.restores() != 2 || a.Quarantine.Attempts != 1 {
-		t.Errorf("%d restores, %d more attempts; want one more", w.restores(), a.Quarantine.Attempts)
+		t.Errorf("%d restores, %d more attempts; want one more", w.restores(),
+			a.Quarantine.Attempts)
 	}
 	if len(w.events) != 1 {
 		t.Errorf("events %q, want one", w.events)
@@ -365,8 +384,8 @@ func TestNextAgentTriesAtOnce(t *testing.T) {
 	w.want(Free, false)
 }
 
-// TestQuarantineOfAClaim: a claim keeps its reservation, a new sandbox tries again first, and Unprepare ends the reservation
-// without another try. Then the Port goes.
+// TestQuarantineOfAClaim: a claim keeps its reservation, a new sandbox tries again first, and
+// Unprepare ends the reservation without another try. Then the Port goes.
 func TestQuarantineOfAClaim(t *testing.T) {
 	w := newWard(t)
 	w.port = "port"
@@ -376,10 +395,14 @@ func TestQuarantineOfAClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.want(journal.Detaching, true)
-	next := Sandbox{ID: "c2", NetNS: t.TempDir(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}}
+	next := Sandbox{
+		ID: "c2", NetNS: t.TempDir(),
+		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
+	}
 	_, err := w.Attach(t.Context(), vf, next)
 	if err == nil || !strings.Contains(err.Error(), "evil0") || w.restores() != 2 {
-		t.Errorf("error %v after %d tries; want why it is quarantined, after another try", err, w.restores())
+		t.Errorf("error %v after %d tries; want why it is quarantined, after another try", err,
+			w.restores())
 	}
 
 	if err := w.Unprepare(t.Context(), "claim-1"); err != nil {
@@ -387,7 +410,8 @@ func TestQuarantineOfAClaim(t *testing.T) {
 	}
 	w.want(journal.Releasing, true)
 	if w.restores() != 2 || len(w.queued) != 1 {
-		t.Errorf("%d tries, and the hooks of %v; want no other try, and the Port to go", w.restores(), w.queued)
+		t.Errorf("%d tries, and the hooks of %v; want no other try, and the Port to go",
+			w.restores(), w.queued)
 	}
 	if _, err := w.Attach(t.Context(), vf, next); err == nil || w.restores() != 2 {
 		t.Errorf("error %v after %d tries, want a refusal without a try", err, w.restores())
@@ -403,7 +427,10 @@ func TestNewSandboxAfterAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.engine.restore = nil
-	next := Sandbox{ID: "c2", NetNS: t.TempDir(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"}}
+	next := Sandbox{
+		ID: "c2", NetNS: t.TempDir(),
+		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
+	}
 	if _, err := w.Attach(t.Context(), vf, next); err != nil {
 		t.Fatal(err)
 	}
@@ -417,15 +444,19 @@ func TestAdministratorReleases(t *testing.T) {
 		outcome, err   string
 		restores       int
 	}{
-		"tried in vain": {false, false, "", "is still quarantined: " + errLeak.Error() + "; if its next owner", 2},
-		"mended":        {false, true, "is as it was", "", 2},
-		"as it is":      {true, false, "is let go as it is, by an administrator: " + errLeak.Error(), "", 1},
+		"tried in vain": {false, false, "", "is still quarantined: " + errLeak.Error() +
+			"; if its next owner", 2},
+		"mended": {false, true, "is as it was", "", 2},
+		"as it is": {
+			true, false, "is let go as it is, by an administrator: " + errLeak.Error(), "", 1,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWard(t)
 			w.port = "port"
 			w.attached(claimedVF())
-			if _, err := w.Release(t.Context(), vf, test.asItIs); err == nil || !strings.Contains(err.Error(), "is not quarantined") {
+			if _, err := w.Release(t.Context(), vf, test.asItIs); err == nil ||
+				!strings.Contains(err.Error(), "is not quarantined") {
 				t.Errorf("a Function in a pod: error %v", err)
 			}
 			w.engine.restore = errLeak
@@ -439,20 +470,26 @@ func TestAdministratorReleases(t *testing.T) {
 				w.engine.restore = nil
 			}
 			outcome, err := w.Release(t.Context(), vf, test.asItIs)
-			if outcome != test.outcome || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			if outcome != test.outcome || (err == nil) != (test.err == "") || err != nil &&
+				!strings.Contains(err.Error(), test.err) {
 				t.Errorf("outcome %q, error %v; want %q, %q", outcome, err, test.outcome, test.err)
 			}
-			if _, exists := w.journal.Get(vf); exists != (test.err != "") || w.restores() != test.restores {
-				t.Errorf("there is a record: %t; %d restores, want %d", exists, w.restores(), test.restores)
+			if _, exists := w.journal.Get(vf); exists != (test.err != "") ||
+				w.restores() != test.restores {
+				t.Errorf("there is a record: %t; %d restores, want %d", exists, w.restores(),
+					test.restores)
 			}
 		})
 	}
 }
 
-// TestDriverIsCompared: a Function with another driver than before is no use to the next pod. It is free when it has its
-// driver again. What cannot be told is not taken for equal, and a device that is gone has nothing to compare.
+// TestDriverIsCompared: a Function with another driver than before is no use to the next pod. It is
+// free when it has its driver again. What cannot be told is not taken for equal, and a device that
+// is gone has nothing to compare.
 func TestDriverIsCompared(t *testing.T) {
-	byAgent := func(a *journal.Attachment) { a.Setup = &journal.Setup{Driver: "vfio-pci", Own: "iavf"} }
+	byAgent := func(a *journal.Attachment) {
+		a.Setup = &journal.Setup{Driver: "vfio-pci", Own: "iavf"}
+	}
 	for name, test := range map[string]struct {
 		change  func(*journal.Attachment)
 		driver  string
@@ -460,14 +497,20 @@ func TestDriverIsCompared(t *testing.T) {
 		message string // of the quarantine, "" for none
 		fails   bool
 	}{
-		"the same":                     {nil, "igbvf", nil, "", false},
-		"a VM runtime left another":    {nil, "vfio-pci", nil, "driver is vfio-pci, was igbvf", false},
-		"none is bound":                {nil, "", nil, "has no driver, was igbvf", false},
-		"the device is gone":           {nil, "", fs.ErrNotExist, "", false},
-		"the device cannot be read":    {nil, "", errors.New("input/output error"), "", true},
-		"an older agent wrote nothing": {func(a *journal.Attachment) { a.Driver = "" }, "vfio-pci", nil, "", false},
-		"bound by the agent, undone":   {byAgent, "iavf", nil, "", false},
-		"bound by the agent, not back": {byAgent, "vfio-pci", nil, "driver is vfio-pci, was iavf", false},
+		"the same": {nil, "igbvf", nil, "", false},
+		"a VM runtime left another": {
+			nil, "vfio-pci", nil, "driver is vfio-pci, was igbvf", false,
+		},
+		"none is bound":             {nil, "", nil, "has no driver, was igbvf", false},
+		"the device is gone":        {nil, "", fs.ErrNotExist, "", false},
+		"the device cannot be read": {nil, "", errors.New("input/output error"), "", true},
+		"an older agent wrote nothing": {func(a *journal.Attachment) {
+			a.Driver = ""
+		}, "vfio-pci", nil, "", false},
+		"bound by the agent, undone": {byAgent, "iavf", nil, "", false},
+		"bound by the agent, not back": {
+			byAgent, "vfio-pci", nil, "driver is vfio-pci, was iavf", false,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWard(t)
@@ -501,8 +544,8 @@ func TestDriverIsCompared(t *testing.T) {
 	}
 }
 
-// TestKilledWhileRebinding: an agent that ends after it unbound a driver leaves in the journal which one
-// it was, so that the next agent binds it. Nobody else's driver is taken for that.
+// TestKilledWhileRebinding: an agent that ends after it unbound a driver leaves in the journal
+// which one it was, so that the next agent binds it. Nobody else's driver is taken for that.
 func TestKilledWhileRebinding(t *testing.T) {
 	for name, test := range map[string]struct {
 		driver string // that is bound when the next agent comes
@@ -515,7 +558,9 @@ func TestKilledWhileRebinding(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWard(t)
 			a := w.attached(claimedVF())
-			a.Before = &netdev.Snapshot{Name: "v", Identity: netdev.Identity{Bus: "pci", Parent: string(vf.Address)}}
+			a.Before = &netdev.Snapshot{
+				Name: "v", Identity: netdev.Identity{Bus: "pci", Parent: string(vf.Address)},
+			}
 			w.put(a)
 			w.killedWhileRebinding()
 			if a := w.want(journal.Releasing, false); a.Rebinding != "igbvf" {
@@ -541,7 +586,8 @@ func TestKilledWhileRebinding(t *testing.T) {
 				w.want(Free, false)
 				return
 			}
-			if a := w.want(journal.Releasing, true); a.Quarantine.Reason != test.reason || a.Rebinding != "igbvf" {
+			if a := w.want(journal.Releasing, true); a.Quarantine.Reason != test.reason ||
+				a.Rebinding != "igbvf" {
 				t.Errorf("quarantine %+v, driver %q", a.Quarantine, a.Rebinding)
 			}
 		})
@@ -567,13 +613,15 @@ func (w *ward) killedWhileRebinding() {
 	w.t.Errorf("not killed: %v", err)
 }
 
-// TestReboundNetdevIsAwaited: a driver that was bound again makes its netdev a moment later. The Function
-// is not free before, as nobody could give the netdev its properties then.
+// TestReboundNetdevIsAwaited: a driver that was bound again makes its netdev a moment later. The
+// Function is not free before, as nobody could give the netdev its properties then.
 func TestReboundNetdevIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWard(t)
 		a := w.attached(claimedVF())
-		a.Before = &netdev.Snapshot{Name: "v", Identity: netdev.Identity{Bus: "pci", Parent: string(vf.Address)}}
+		a.Before = &netdev.Snapshot{
+			Name: "v", Identity: netdev.Identity{Bus: "pci", Parent: string(vf.Address)},
+		}
 		w.put(a)
 		w.missing = true
 		w.engine.rebinding = func(r *netdev.Rebinding) error {
@@ -616,7 +664,8 @@ func TestRebindingFails(t *testing.T) {
 	w.want(Free, false)
 }
 
-// TestRebindingEndsWithTheSandbox: what was bound again for one owner is nothing to the next one's release.
+// TestRebindingEndsWithTheSandbox: what was bound again for one owner is nothing to the next one's
+// release.
 func TestRebindingEndsWithTheSandbox(t *testing.T) {
 	w := newWard(t)
 	w.attached(claimedVF())
@@ -627,7 +676,8 @@ func TestRebindingEndsWithTheSandbox(t *testing.T) {
 	}
 }
 
-// TestDriverIsRecorded: the driver of the first reservation counts, also when the owner reserves again.
+// TestDriverIsRecorded: the driver of the first reservation counts, also when the owner reserves
+// again.
 func TestDriverIsRecorded(t *testing.T) {
 	w := newWard(t)
 	for _, driver := range []string{"igbvf", "vfio-pci"} {
@@ -654,15 +704,18 @@ func TestLongMessages(t *testing.T) {
 	}
 }
 
-// TestClockJumps: whatever the clock of the machine is set to, reservations are swept, and lateness is reported, after
-// the same time.
+// TestClockJumps: whatever the clock of the machine is set to, reservations are swept, and lateness
+// is reported, after the same time.
 func TestClockJumps(t *testing.T) {
-	for name, jump := range map[string]time.Duration{"back": -time.Hour, "forward": time.Hour, "not at all": 0} {
+	for name, jump := range map[string]time.Duration{
+		"back": -time.Hour, "forward": time.Hour, "not at all": 0,
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWard(t)
 				w.options.Kubelet = &kubelet{}
-				w.options.Now = func() time.Time { return time.Now().Add(jump) } // it was right when the record was made
+				// it was right when the record was made
+				w.options.Now = func() time.Time { return time.Now().Add(jump) }
 				reserved := requested("c1")
 				reserved.State, reserved.ReservedAt = journal.Reserved, time.Now().Add(-2*jump)
 				w.put(reserved)

@@ -24,7 +24,9 @@ type order struct {
 	refuse error // of Undo
 }
 
-func (o *order) Restore(context.Context, netdev.Device, netdev.Snapshot, netdev.Place) (netdev.Restored, error) {
+func (o *order) Restore(
+	context.Context, netdev.Device, netdev.Snapshot, netdev.Place,
+) (netdev.Restored, error) {
 	o.steps = append(o.steps, "restore")
 	return netdev.Restored{Name: "ens3f0v1"}, nil
 }
@@ -57,7 +59,9 @@ func (o orderedHooks) Add(function.ID) { o.steps = append(o.steps, "hooks") }
 // withSetup is a Function that is in a pod with the driver that this asked for.
 func withSetup(state journal.State) journal.Attachment {
 	a := claimed(0)
-	a.Setup, a.State, a.ReservedAt = &journal.Setup{Driver: "vfio-pci", Own: "iavf"}, state, time.Unix(1e9, 0).UTC()
+	a.Setup, a.State, a.ReservedAt = &journal.Setup{
+		Driver: "vfio-pci", Own: "iavf",
+	}, state, time.Unix(1e9, 0).UTC()
 	if state == journal.Attached {
 		a.Sandbox, a.BootID, a.AttachedAt = "s1", "boot-1", time.Unix(1e9, 0).UTC()
 		a.Before, a.Observed = &netdev.Snapshot{Name: "ens3f0v1"}, &netdev.Observed{Name: "net0"}
@@ -65,7 +69,8 @@ func withSetup(state journal.State) journal.Attachment {
 	return a
 }
 
-// What a Function was set up with is undone with its reservation: when the netdev is back, and before the hooks.
+// What a Function was set up with is undone with its reservation: when the netdev is back, and
+// before the hooks.
 func TestReleaseTearsDown(t *testing.T) {
 	bare := withSetup(journal.Reserved)
 	bare.Setup = nil
@@ -74,16 +79,25 @@ func TestReleaseTearsDown(t *testing.T) {
 		bootID string
 		want   []string
 	}{
-		"attached":            {withSetup(journal.Attached), "boot-1", []string{"restore", "undo vfio-pci", "hooks"}},
-		"never attached":      {withSetup(journal.Reserved), "boot-1", []string{"undo vfio-pci", "hooks"}},
-		"before another boot": {withSetup(journal.Attached), "boot-2", []string{"undo vfio-pci", "hooks"}},
-		"not set up":          {bare, "boot-1", []string{"hooks"}},
+		"attached": {
+			withSetup(journal.Attached), "boot-1", []string{"restore", "undo vfio-pci", "hooks"},
+		},
+		"never attached": {
+			withSetup(journal.Reserved), "boot-1", []string{"undo vfio-pci", "hooks"},
+		},
+		"before another boot": {
+			withSetup(journal.Attached), "boot-2", []string{"undo vfio-pci", "hooks"},
+		},
+		"not set up": {bare, "boot-1", []string{"hooks"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j, o := openJournal(t), &order{}
 			must.Succeed(t, j.Put(test.have))
 			netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
-			r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: test.bootID, Setup: orderedSetup{o}, Hooks: orderedHooks{o}}, logr.Discard())
+			r := lifecycle.New(j, o, netdevs,
+				lifecycle.Options{
+					BootID: test.bootID, Setup: orderedSetup{o}, Hooks: orderedHooks{o},
+				}, logr.Discard())
 			must.Succeed(t, r.Unprepare(t.Context(), "claim-1"))
 			if diff := cmp.Diff(test.want, o.steps); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
@@ -98,11 +112,13 @@ func TestReleaseContinuesUndoing(t *testing.T) {
 	a := withSetup(journal.Attached)
 	must.Succeed(t, j.Put(a))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
-	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{o}}, logr.Discard())
+	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{o}},
+		logr.Discard())
 	if err := r.Unprepare(t.Context(), "claim-1"); !errors.Is(err, o.refuse) {
 		t.Errorf("error %v, want %v", err, o.refuse)
 	}
-	if record, ok := j.Get(a.Function); !ok || record.State != journal.Releasing || record.Restored() {
+	if record, ok := j.Get(a.Function); !ok || record.State != journal.Releasing ||
+		record.Restored() {
 		t.Errorf("record %v %+v", ok, record)
 	}
 	o.refuse = nil
@@ -118,7 +134,8 @@ func TestDetachKeepsSetup(t *testing.T) {
 	a := withSetup(journal.Attached)
 	must.Succeed(t, j.Put(a))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
-	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{o}}, logr.Discard())
+	r := lifecycle.New(j, o, netdevs, lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{o}},
+		logr.Discard())
 	must.Succeed(t, r.Detach(t.Context(), a.Function, a.Sandbox))
 	record, _ := j.Get(a.Function)
 	if diff := cmp.Diff(a.Setup, record.Setup); diff != "" || record.State != journal.Reserved {

@@ -35,15 +35,21 @@ type attachesNothing struct{}
 
 var errNoAttach = errors.New("a release attaches nothing")
 
-func (attachesNothing) Plan(context.Context, netdev.Device, string, function.Interface) (netdev.Snapshot, netdev.Place, error) {
+func (attachesNothing) Plan(
+	context.Context, netdev.Device, string, function.Interface,
+) (netdev.Snapshot, netdev.Place, error) {
 	return netdev.Snapshot{}, netdev.Place{}, errNoAttach
 }
 
-func (attachesNothing) Attach(context.Context, netdev.Device, netdev.Snapshot, netdev.Place, function.Interface) (netdev.Observed, error) {
+func (attachesNothing) Attach(
+	context.Context, netdev.Device, netdev.Snapshot, netdev.Place, function.Interface,
+) (netdev.Observed, error) {
 	return netdev.Observed{}, errNoAttach
 }
 
-func (attachesNothing) Add(context.Context, netdev.Attached, []netip.Prefix, []function.Route) (netdev.Observed, error) {
+func (attachesNothing) Add(
+	context.Context, netdev.Attached, []netip.Prefix, []function.Route,
+) (netdev.Observed, error) {
 	return netdev.Observed{}, errNoAttach
 }
 
@@ -51,7 +57,8 @@ func (attachesNothing) Check(context.Context, netdev.Device, netdev.Attached) ([
 	return nil, errNoAttach
 }
 
-// returning plays the kernel that ends a namespace in the background: the netdev is nowhere for some looks.
+// returning plays the kernel that ends a namespace in the background: the netdev is nowhere for
+// some looks.
 type returning struct {
 	attachesNothing
 	gone  int // looks that do not find it
@@ -63,7 +70,9 @@ type returning struct {
 	enforced []netdev.Snapshot
 }
 
-func (r *returning) Restore(_ context.Context, _ netdev.Device, s netdev.Snapshot, _ netdev.Place) (netdev.Restored, error) {
+func (r *returning) Restore(
+	_ context.Context, _ netdev.Device, s netdev.Snapshot, _ netdev.Place,
+) (netdev.Restored, error) {
 	if s.Name == "" {
 		r.enforced = append(r.enforced, s)
 		return netdev.Restored{}, r.fail
@@ -81,9 +90,13 @@ func (r *returning) Holds(netdev.Place, netdev.Identity) (bool, error) { return 
 
 func TestNowhere(t *testing.T) {
 	const never = 1 << 30
-	hardware, virtual := netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"}, netdev.Identity{Kind: "veth", Peer: 3}
+	hardware, virtual := netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"}, netdev.Identity{
+		Kind: "veth", Peer: 3,
+	}
 	there := finderFunc(func(function.ID) (string, error) { return "", nil })
-	removed := finderFunc(func(function.ID) (string, error) { return "", fmt.Errorf("is gone: %w", fs.ErrNotExist) })
+	removed := finderFunc(func(function.ID) (string, error) {
+		return "", fmt.Errorf("is gone: %w", fs.ErrNotExist)
+	})
 	unknown := finderFunc(func(function.ID) (string, error) { return "", errors.New("is gone") })
 	driverless := finderFunc(func(function.ID) (string, error) { return "", inventory.ErrNoNetdev })
 	anew := finderFunc(func(function.ID) (string, error) { return "ens3f0v1", nil })
@@ -97,28 +110,48 @@ func TestNowhere(t *testing.T) {
 		stopped  time.Duration // since, when it is looked for again
 		err      error
 	}{
-		"returns late":                            {hardware, 2, nil, nil, there, 0, nil},
-		"hardware is expected back":               {hardware, never, nil, nil, there, 0, netdev.ErrGone},
-		"hardware does not come back":             {hardware, never, nil, nil, there, time.Hour, nil},
-		"hardware lost its driver":                {hardware, never, nil, nil, driverless, 0, nil},
-		"it lost its driver, the pod lives":       {hardware, never, netdev.ErrAway, nil, driverless, 0, nil},
-		"a veth in a namespace of the pod":        {virtual, never, netdev.ErrAway, nil, driverless, 0, netdev.ErrAway},
-		"what the PF enforces cannot be put back": {hardware, never, nil, refusal, driverless, 0, refusal},
-		"a veth ends with its pod":                {virtual, never, nil, nil, there, 0, nil},
-		"the Function is gone":                    {hardware, never, nil, nil, unknown, 0, nil},
-		"a property cannot be put back":           {hardware, 0, nil, refusal, there, 0, refusal},
-		"the Function is gone, not the pod":       {hardware, never, netdev.ErrAway, nil, removed, 0, nil},
-		"in a namespace that the pod made":        {hardware, never, netdev.ErrAway, nil, there, 0, netdev.ErrAway},
-		"a veth that was made anew":               {virtual, never, netdev.ErrAway, nil, anew, 0, nil},
-		"a veth in one, without its Function":     {virtual, never, netdev.ErrAway, nil, removed, 0, netdev.ErrAway},
+		"returns late": {hardware, 2, nil, nil, there, 0, nil},
+		"hardware is expected back": {
+			hardware, never, nil, nil, there, 0, netdev.ErrGone,
+		},
+		"hardware does not come back": {
+			hardware, never, nil, nil, there, time.Hour, nil,
+		},
+		"hardware lost its driver": {hardware, never, nil, nil, driverless, 0, nil},
+		"it lost its driver, the pod lives": {
+			hardware, never, netdev.ErrAway, nil, driverless, 0, nil,
+		},
+		"a veth in a namespace of the pod": {
+			virtual, never, netdev.ErrAway, nil, driverless, 0, netdev.ErrAway,
+		},
+		"what the PF enforces cannot be put back": {
+			hardware, never, nil, refusal, driverless, 0, refusal,
+		},
+		"a veth ends with its pod":      {virtual, never, nil, nil, there, 0, nil},
+		"the Function is gone":          {hardware, never, nil, nil, unknown, 0, nil},
+		"a property cannot be put back": {hardware, 0, nil, refusal, there, 0, refusal},
+		"the Function is gone, not the pod": {
+			hardware, never, netdev.ErrAway, nil, removed, 0, nil,
+		},
+		"in a namespace that the pod made": {
+			hardware, never, netdev.ErrAway, nil, there, 0, netdev.ErrAway,
+		},
+		"a veth that was made anew": {
+			virtual, never, netdev.ErrAway, nil, anew, 0, nil,
+		},
+		"a veth in one, without its Function": {
+			virtual, never, netdev.ErrAway, nil, removed, 0, netdev.ErrAway,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				j := openJournal(t)
 				a := journal.Attachment{
-					Function: lifecycletest.ID(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
-					Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: test.identity}, StoppedAt: time.Now(),
+					Function: lifecycletest.ID(0), Claim: journal.Claim{UID: "claim-1"},
+					State: journal.Detaching, BootID: "boot-1", Sandbox: "s1",
+					Before:    &netdev.Snapshot{Name: "ens3f0v1", Identity: test.identity},
+					StoppedAt: time.Now(),
 				}
 				must.Succeed(t, j.Put(a))
 				engine := &returning{gone: test.gone, fail: test.fail, where: test.where}
@@ -151,8 +184,10 @@ func TestNowhere(t *testing.T) {
 // inVLAN is a VF of a PF, in a VLAN for its pod, and was in none.
 func inVLAN() journal.Attachment {
 	return journal.Attachment{
-		Function: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", PFName: "ens3f0", VFIndex: 1,
-		Claim: journal.Claim{UID: "claim-1"}, State: journal.Attaching, BootID: "boot-1", Sandbox: "s1", StoppedAt: time.Now(),
+		Function: function.ID{Address: "0000:3b:02.1"}, PF: "0000:3b:00.0", PFName: "ens3f0",
+		VFIndex: 1,
+		Claim:   journal.Claim{UID: "claim-1"}, State: journal.Attaching, BootID: "boot-1",
+		Sandbox: "s1", StoppedAt: time.Now(),
 		Before: &netdev.Snapshot{
 			Name: "ens3f0v1", VF: &netdev.VFState{Proto: "802.1q"}, Rate: &function.Rate{Max: 10},
 			Identity: netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"},
@@ -161,7 +196,8 @@ func inVLAN() journal.Attachment {
 	}
 }
 
-// netdevs are those of inVLAN: by the address of the Function, its name on the host or why there is none.
+// netdevs are those of inVLAN: by the address of the Function, its name on the host or why there is
+// none.
 type netdevs map[pci.Address]any
 
 func (n netdevs) Netdev(id function.ID) (string, error) {
@@ -173,14 +209,20 @@ func (n netdevs) Netdev(id function.ID) (string, error) {
 // A netdev that is gone takes nothing along of what the PF enforces.
 func TestGoneLeavesPFAsItWas(t *testing.T) {
 	a := inVLAN()
-	for name, where := range map[string]error{"with its namespace": netdev.ErrGone, "from its namespace": netdev.ErrAway} {
+	for name, where := range map[string]error{
+		"with its namespace": netdev.ErrGone, "from its namespace": netdev.ErrAway,
+	} {
 		t.Run(name, func(t *testing.T) {
 			j, engine := openJournal(t), &returning{gone: 1 << 30, where: where}
 			must.Succeed(t, j.Put(a))
-			r := lifecycle.New(j, engine, netdevs{a.PF: "ens3f0", a.Function.Address: inventory.ErrNoNetdev},
-				lifecycle.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}}, logr.Discard())
+			r := lifecycle.New(j, engine,
+				netdevs{a.PF: "ens3f0", a.Function.Address: inventory.ErrNoNetdev},
+				lifecycle.Options{BootID: "boot-1", Patience: wait.Backoff{Steps: 1}},
+				logr.Discard())
 			must.Succeed(t, r.Unprepare(t.Context(), "claim-1"))
-			if want := []netdev.Snapshot{{VF: a.Before.VF, Rate: a.Before.Rate}}; !reflect.DeepEqual(engine.enforced, want) {
+			if want := []netdev.Snapshot{
+				{VF: a.Before.VF, Rate: a.Before.Rate},
+			}; !reflect.DeepEqual(engine.enforced, want) {
 				t.Errorf("restored %+v, want %+v", engine.enforced, want)
 			}
 		})
@@ -199,17 +241,31 @@ func TestPFAway(t *testing.T) {
 		lost       bool // the netdev of the VF
 		pending    bool
 	}{
-		"PF on the host":                   {inVLAN, netdevs{pf: "ens3f0", vf: "ens3f0v1"}, false, false},
-		"PF in another namespace":          {inVLAN, netdevs{vf: "ens3f0v1"}, false, true},
-		"VF without a netdev beside it":    {inVLAN, netdevs{vf: inventory.ErrNoNetdev}, true, true},
-		"PF without a driver":              {inVLAN, netdevs{pf: inventory.ErrNoNetdev, vf: "ens3f0v1"}, false, true},
-		"VFs ended with the PF's driver":   {inVLAN, netdevs{pf: inventory.ErrNoNetdev, vf: fs.ErrNotExist}, true, false},
-		"card unplugged":                   {inVLAN, netdevs{pf: fs.ErrNotExist, vf: fs.ErrNotExist}, true, false},
+		"PF on the host": {
+			inVLAN, netdevs{pf: "ens3f0", vf: "ens3f0v1"}, false, false,
+		},
+		"PF in another namespace": {inVLAN, netdevs{vf: "ens3f0v1"}, false, true},
+		"VF without a netdev beside it": {
+			inVLAN, netdevs{vf: inventory.ErrNoNetdev}, true, true,
+		},
+		"PF without a driver": {
+			inVLAN, netdevs{pf: inventory.ErrNoNetdev, vf: "ens3f0v1"}, false, true,
+		},
+		"VFs ended with the PF's driver": {
+			inVLAN, netdevs{pf: inventory.ErrNoNetdev, vf: fs.ErrNotExist}, true, false,
+		},
+		"card unplugged": {
+			inVLAN, netdevs{pf: fs.ErrNotExist, vf: fs.ErrNotExist}, true, false,
+		},
 		"nothing was enforced for the pod": {without, netdevs{vf: "ens3f0v1"}, false, false},
 	} {
 		for operation, do := range map[string]func(*lifecycle.Manager) error{
-			"release": func(r *lifecycle.Manager) error { return r.Unprepare(t.Context(), "claim-1") },
-			"detach":  func(r *lifecycle.Manager) error { return r.Detach(t.Context(), inVLAN.Function, "s1") },
+			"release": func(r *lifecycle.Manager) error {
+				return r.Unprepare(t.Context(), "claim-1")
+			},
+			"detach": func(r *lifecycle.Manager) error {
+				return r.Detach(t.Context(), inVLAN.Function, "s1")
+			},
 		} {
 			t.Run(name+", "+operation, func(t *testing.T) {
 				j, engine, netdevs := openJournal(t), &returning{}, maps.Clone(test.netdevs)
@@ -227,8 +283,9 @@ func TestPFAway(t *testing.T) {
 					must.Succeed(t, err)
 					return
 				}
-				mustFail(t, err, `its PF 0000:3b:00.0 (ens3f0) has no netdev on the host, so that what it enforces for the pod `+
-					`cannot be undone: vf vlan is "100 qos 0 proto 802.1q", was "none"; move the PF's netdev back`)
+				mustFail(t, err,
+					`its PF 0000:3b:00.0 (ens3f0) has no netdev on the host, so that what it enforces for the pod `+
+						`cannot be undone: vf vlan is "100 qos 0 proto 802.1q", was "none"; move the PF's netdev back`)
 				netdevs[pf] = "ens3f0"
 				must.Succeed(t, do(lifecycle.New(j, engine, netdevs, options, logr.Discard())))
 			})
@@ -236,29 +293,36 @@ func TestPFAway(t *testing.T) {
 	}
 }
 
-// TestOwnSF: an SF that was made for its owner is deleted with its release. One that is deleted already, by an agent
-// that then ended, is neither waited for nor missed.
+// TestOwnSF: an SF that was made for its owner is deleted with its release. One that is deleted
+// already, by an agent that then ended, is neither waited for nor missed.
 func TestOwnSF(t *testing.T) {
 	for name, test := range map[string]struct {
 		netdev any
 		looks  int
 		log    []string
 	}{
-		"deleted": {fmt.Errorf("is gone: %w", fs.ErrNotExist), 0, []string{"deleted already", "released"}},
-		"there":   {"ens3f0s88", 1, []string{"released"}},
+		"deleted": {
+			fmt.Errorf("is gone: %w", fs.ErrNotExist), 0, []string{"deleted already", "released"},
+		},
+		"there": {"ens3f0s88", 1, []string{"released"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			j, engine := openJournal(t), &returning{notes: []string{"name ens3f0s88 is taken by another netdev"}}
+			j, engine := openJournal(t), &returning{
+				notes: []string{"name ens3f0s88 is taken by another netdev"},
+			}
 			a := withSetup(journal.Attached)
 			a.Setup = &journal.Setup{SF: true}
 			must.Succeed(t, j.Put(a))
 			var logged []string
-			log := funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{Verbosity: 1})
+			log := funcr.New(func(_, line string) {
+				logged = append(logged, line)
+			}, funcr.Options{Verbosity: 1})
 			r := lifecycle.New(j, engine, netdevs{a.Function.Address: test.netdev},
 				lifecycle.Options{BootID: "boot-1", Setup: orderedSetup{&order{}}}, log)
 			must.Succeed(t, r.Unprepare(t.Context(), "claim-1"))
 			if _, exists := j.Get(a.Function); exists || engine.looks != test.looks {
-				t.Errorf("there is a record: %v; %d looks, want %d", exists, engine.looks, test.looks)
+				t.Errorf("there is a record: %v; %d looks, want %d", exists, engine.looks,
+					test.looks)
 			}
 			if !slices.EqualFunc(logged, test.log, strings.Contains) {
 				t.Errorf("logged %q, want %q", logged, test.log)
@@ -273,11 +337,14 @@ func TestNowhereCancelled(t *testing.T) {
 	must.Succeed(t, err)
 	defer j.Close()
 	must.Succeed(t, j.Put(journal.Attachment{
-		Function: lifecycletest.ID(0), Claim: journal.Claim{UID: "claim-1"}, State: journal.Detaching, BootID: "boot-1", Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Kind: "veth"}},
+		Function: lifecycletest.ID(0), Claim: journal.Claim{UID: "claim-1"},
+		State: journal.Detaching, BootID: "boot-1",
+		Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Kind: "veth"}},
 	}))
 	ctx, cancel := context.WithCancel(t.Context())
 	netdevs := finderFunc(func(function.ID) (string, error) { cancel(); return "", nil })
-	r := lifecycle.New(j, &returning{gone: 1 << 30}, netdevs, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
+	r := lifecycle.New(j, &returning{gone: 1 << 30}, netdevs, lifecycle.Options{BootID: "boot-1"},
+		logr.Discard())
 	if err := r.Unprepare(ctx, "claim-1"); err == nil {
 		t.Error("released")
 	}
@@ -297,7 +364,8 @@ func openJournal(t *testing.T) *journal.Journal {
 // releasing is the record of a Function whose release waits for a hook.
 func releasing(hooks *journal.Hooks) journal.Attachment {
 	a := claimed(0)
-	a.State, a.StoppedAt, a.RestoredAt, a.Hooks = journal.Releasing, time.Unix(1e9, 0).UTC(), time.Unix(1e9+1, 0).UTC(), hooks
+	a.State, a.StoppedAt, a.RestoredAt, a.Hooks = journal.Releasing, time.Unix(1e9,
+		0).UTC(), time.Unix(1e9+1, 0).UTC(), hooks
 	return a
 }
 
@@ -340,12 +408,20 @@ func TestFreeGivesUp(t *testing.T) {
 		record journal.Attachment
 		want   []string
 	}{
-		"a hook runs": {releasing(&journal.Hooks{Next: "port"}), []string{"pod default/pod", "waits for its post-delete hooks"}},
-		"a hook fails": {releasing(&journal.Hooks{Next: "port", Attempts: 3, Error: "xPU xpu-1 cannot be reached"}),
+		"a hook runs": {
+			releasing(&journal.Hooks{Next: "port"}),
+			[]string{"pod default/pod", "waits for its post-delete hooks"},
+		},
+		"a hook fails": {releasing(&journal.Hooks{
+			Next: "port", Attempts: 3, Error: "xPU xpu-1 cannot be reached",
+		}),
 			[]string{"pod default/pod", "hook port", "xPU xpu-1 cannot be reached"}},
 		"the netdev is not back": {journal.Attachment{
-			Function: lifecycletest.ID(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(),
-			Before: &netdev.Snapshot{Name: "ens3f0v1", Identity: netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"}},
+			Function: lifecycletest.ID(0), State: journal.Releasing, BootID: "boot-1",
+			StoppedAt: time.Now(),
+			Before: &netdev.Snapshot{
+				Name: "ens3f0v1", Identity: netdev.Identity{Parent: "0000:3b:02.1", Bus: "pci"},
+			},
 		}, []string{"is not back from its last pod", "refused"}},
 	}
 	for name, test := range tests {
@@ -354,9 +430,11 @@ func TestFreeGivesUp(t *testing.T) {
 				j := openJournal(t)
 				must.Succeed(t, j.Put(test.record))
 				netdevs := finderFunc(func(function.ID) (string, error) { return "", nil })
-				r := lifecycle.New(j, &returning{fail: errors.New("refused")}, netdevs, lifecycle.Options{
-					BootID: "boot-1", Hooks: &hooks{}, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 2},
-				}, logr.Discard())
+				r := lifecycle.New(j, &returning{fail: errors.New("refused")}, netdevs,
+					lifecycle.Options{
+						BootID: "boot-1", Hooks: &hooks{},
+						Patience: wait.Backoff{Duration: time.Millisecond, Steps: 2},
+					}, logr.Discard())
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				begin := time.Now()
@@ -378,26 +456,32 @@ func TestFreeGivesUp(t *testing.T) {
 func TestFreeContinues(t *testing.T) {
 	j := openJournal(t)
 	must.Succeed(t, j.Put(journal.Attachment{
-		Function: lifecycletest.ID(0), State: journal.Releasing, BootID: "boot-1", StoppedAt: time.Now(), Before: &netdev.Snapshot{Name: "ens3f0v1"},
+		Function: lifecycletest.ID(0), State: journal.Releasing, BootID: "boot-1",
+		StoppedAt: time.Now(), Before: &netdev.Snapshot{Name: "ens3f0v1"},
 	}))
 	netdevs := finderFunc(func(function.ID) (string, error) { return "", nil })
-	r := lifecycle.New(j, &returning{}, netdevs, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
+	r := lifecycle.New(j, &returning{}, netdevs, lifecycle.Options{BootID: "boot-1"},
+		logr.Discard())
 	must.Succeed(t, r.Free(t.Context(), lifecycletest.ID(0)))
 	if _, exists := j.Get(lifecycletest.ID(0)); exists {
 		t.Error("not free")
 	}
 }
 
-// TestDetachOfARequestThatFailed: a CNI request for a claim's Function that never got as far as the pod is over too. The
-// Function is again what the claim wants.
+// TestDetachOfARequestThatFailed: a CNI request for a claim's Function that never got as far as the
+// pod is over too. The Function is again what the claim wants.
 func TestDetachOfARequestThatFailed(t *testing.T) {
 	claimed := claimed(0)
 	for name, test := range map[string]struct {
 		request *journal.CNI
 		over    bool
 	}{
-		"of this sandbox": {&journal.CNI{ContainerID: "s1", IfName: "net1", Claimed: &claimed.Interface}, true},
-		"of another":      {&journal.CNI{ContainerID: "s2", IfName: "net1", Claimed: &claimed.Interface}, false},
+		"of this sandbox": {
+			&journal.CNI{ContainerID: "s1", IfName: "net1", Claimed: &claimed.Interface}, true,
+		},
+		"of another": {
+			&journal.CNI{ContainerID: "s2", IfName: "net1", Claimed: &claimed.Interface}, false,
+		},
 		"without a claim": {&journal.CNI{ContainerID: "s1", IfName: "net1"}, false},
 		"of nobody":       {nil, true},
 	} {
@@ -406,9 +490,11 @@ func TestDetachOfARequestThatFailed(t *testing.T) {
 			a := claimed
 			a.State, a.CNI, a.Interface.Name = journal.Reserved, test.request, "net1"
 			must.Succeed(t, j.Put(a))
-			r := lifecycle.New(j, &returning{}, nil, lifecycle.Options{BootID: "boot-1"}, logr.Discard())
+			r := lifecycle.New(j, &returning{}, nil, lifecycle.Options{BootID: "boot-1"},
+				logr.Discard())
 			must.Succeed(t, r.Detach(t.Context(), a.Function, "s1"))
-			if got, _ := j.Get(a.Function); got.State != journal.Reserved || (got.CNI == nil) != test.over {
+			if got, _ := j.Get(a.Function); got.State != journal.Reserved ||
+				(got.CNI == nil) != test.over {
 				t.Errorf("record %+v", got)
 			}
 		})

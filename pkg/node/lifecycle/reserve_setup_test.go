@@ -73,8 +73,8 @@ func (w *workshop) wantBound(t *testing.T, driver string) {
 	}
 }
 
-// A Function is set up after that is written down, and what it was before stays written down however often it is
-// reserved.
+// A Function is set up after that is written down, and what it was before stays written down
+// however often it is reserved.
 func TestReserveSetsUp(t *testing.T) {
 	a, w := fitting(t)
 	for range 2 {
@@ -94,7 +94,8 @@ func TestReserveContinuesSetup(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.own, w.refuse = "", errors.New("refused") // it is half done
-	if err := a.Reserve(t.Context(), withSetup()); !errors.Is(err, w.refuse) || !strings.Contains(err.Error(), vf.String()) {
+	if err := a.Reserve(t.Context(), withSetup()); !errors.Is(err, w.refuse) ||
+		!strings.Contains(err.Error(), vf.String()) {
 		t.Errorf("error %v, want one that names the Function: %v", err, w.refuse)
 	}
 	w.wantBound(t, "")
@@ -117,8 +118,9 @@ func TestReserveRefusesSetup(t *testing.T) {
 	}
 }
 
-// What an earlier Allocate had made of a Function, for a pod that never came for it by CNI, is undone before the next pod
-// gets it: the kubelet allocates only what no pod has. The pod that came has it as it was allocated.
+// What an earlier Allocate had made of a Function, for a pod that never came for it by CNI, is
+// undone before the next pod gets it: the kubelet allocates only what no pod has. The pod that came
+// has it as it was allocated.
 func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 	vfio, none := &journal.Setup{Driver: "vfio-pci"}, (*journal.Setup)(nil)
 	for name, test := range map[string]struct {
@@ -127,10 +129,12 @@ func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 		undone  int
 		bound   string
 	}{
-		"the same":            {vfio, nil, 1, "vfio-pci"},
-		"own driver":          {none, nil, 1, ""},
-		"another driver":      {&journal.Setup{Driver: "uio"}, nil, 1, "uio"},
-		"pod that has it now": {none, &journal.CNI{ContainerID: "s1", IfName: "net1"}, 0, "vfio-pci"},
+		"the same":       {vfio, nil, 1, "vfio-pci"},
+		"own driver":     {none, nil, 1, ""},
+		"another driver": {&journal.Setup{Driver: "uio"}, nil, 1, "uio"},
+		"pod that has it now": {
+			none, &journal.CNI{ContainerID: "s1", IfName: "net1"}, 0, "vfio-pci",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, w := fitting(t)
@@ -144,13 +148,15 @@ func TestReserveForTheNextPodReleasesFirst(t *testing.T) {
 				t.Fatal(err)
 			}
 			if w.undone != test.undone || w.bound[vf] != test.bound {
-				t.Errorf("undone %d times, bound %q; want %d and %q", w.undone, w.bound[vf], test.undone, test.bound)
+				t.Errorf("undone %d times, bound %q; want %d and %q", w.undone, w.bound[vf],
+					test.undone, test.bound)
 			}
 		})
 	}
 }
 
-// A boot undoes what Functions were set up with, and the kubelet starts pods again on what it allocated before.
+// A boot undoes what Functions were set up with, and the kubelet starts pods again on what it
+// allocated before.
 func TestRecoverSetsUp(t *testing.T) {
 	a, w := fitting(t)
 	if err := a.Reserve(t.Context(), withSetup()); err != nil {
@@ -173,7 +179,8 @@ func TestRecoverSetsUp(t *testing.T) {
 		t.Errorf("bound %v", w.bound)
 	}
 	w.refuse = errors.New("refused")
-	if err := w.attacher().SetUp(t.Context()); !errors.Is(err, w.refuse) || !strings.Contains(err.Error(), vf.String()) {
+	if err := w.attacher().SetUp(t.Context()); !errors.Is(err, w.refuse) ||
+		!strings.Contains(err.Error(), vf.String()) {
 		t.Errorf("error %v, want one that names the Function: %v", err, w.refuse)
 	}
 }

@@ -55,25 +55,29 @@ func (c claims) Consumers(_ context.Context, of journal.Claim) ([]types.UID, boo
 	return pods, exists, c.err
 }
 
-// TestTellsOfHealth: what takes a Function back tells of its health at once, and again when a Function that is not back
-// counts as unhealthy everywhere.
+// TestTellsOfHealth: what takes a Function back tells of its health at once, and again when a
+// Function that is not back counts as unhealthy everywhere.
 func TestTellsOfHealth(t *testing.T) {
 	for name, call := range map[string]func(context.Context, *Manager) error{
-		"release": func(ctx context.Context, m *Manager) error { return m.Unprepare(ctx, "claim-1") },
-		"detach":  func(ctx context.Context, m *Manager) error { return m.Detach(ctx, vf, "s") },
+		"release": func(ctx context.Context, m *Manager) error {
+			return m.Unprepare(ctx, "claim-1")
+		},
+		"detach": func(ctx context.Context, m *Manager) error { return m.Detach(ctx, vf, "s") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var told atomic.Int32
 				j := openJournal(t)
-				m := New(j, &engine{restore: errors.New("busy")}, netdevs{}, Options{Changed: func() { told.Add(1) }}, testr.New(t))
+				m := New(j, &engine{restore: errors.New("busy")}, netdevs{},
+					Options{Changed: func() { told.Add(1) }}, testr.New(t))
 				a := claimedVF()
 				a.State, a.StoppedAt, a.Sandbox, a.Before = journal.Releasing, time.Now(), "s", &netdev.Snapshot{}
 				if err := j.Put(a); err != nil {
 					t.Fatal(err)
 				}
 				if err := call(t.Context(), m); err == nil || told.Load() != 1 {
-					t.Errorf("error %v, told %d times; want the engine's error and once", err, told.Load())
+					t.Errorf("error %v, told %d times; want the engine's error and once", err,
+						told.Load())
 				}
 				if message := m.Overdue(vf); message != "" {
 					t.Errorf("overdue at once: %s", message)
@@ -81,15 +85,16 @@ func TestTellsOfHealth(t *testing.T) {
 				time.Sleep(releaseGrace)
 				synctest.Wait()
 				if message := m.Overdue(vf); message == "" || told.Load() != 2 {
-					t.Errorf("overdue %q, told %d times; want a message and twice", message, told.Load())
+					t.Errorf("overdue %q, told %d times; want a message and twice", message,
+						told.Load())
 				}
 			})
 		})
 	}
 }
 
-// TestOverdue: for DRA only a Function that takes longer than usual to come back is unhealthy, for the device plugin
-// every one whose pod is gone.
+// TestOverdue: for DRA only a Function that takes longer than usual to come back is unhealthy, for
+// the device plugin every one whose pod is gone.
 func TestOverdue(t *testing.T) { synctest.Test(t, testOverdue) }
 
 func testOverdue(t *testing.T) {
@@ -108,14 +113,19 @@ func testOverdue(t *testing.T) {
 	}{
 		{journal.Reserved, nil, 0, false, false, ""},
 		{journal.Attaching, nil, 0, false, false, ""},
-		{journal.Detaching, nil, releaseGrace / 2, false, false, ""}, // the pod gets another sandbox
-		{journal.Releasing, nil, releaseGrace / 2, false, true, "is not back from pod default/pod1"},
+		// the pod gets another sandbox
+		{journal.Detaching, nil, releaseGrace / 2, false, false, ""},
+		{journal.Releasing, nil, releaseGrace / 2, false, true,
+			"is not back from pod default/pod1"},
 		{journal.Releasing, nil, 2 * releaseGrace, true, true, "is not back from pod default/pod1"},
-		{journal.Releasing, hooks, 0, false, true, "hook port, which is tried again: XPU xpu-1 is away"},
-		{journal.Releasing, hooks, 2 * releaseGrace, true, true, "hook port, which is tried again: XPU xpu-1 is away"},
+		{journal.Releasing, hooks, 0, false,
+			true, "hook port, which is tried again: XPU xpu-1 is away"},
+		{journal.Releasing, hooks, 2 * releaseGrace, true, true,
+			"hook port, which is tried again: XPU xpu-1 is away"},
 		{journal.Detaching, nil, 2 * releaseGrace, true, true, "is not back from pod default/pod1"},
 	} {
-		a := journal.Attachment{Function: vf, State: test.state, Pod: journal.Pod{Namespace: "default", Name: "pod1"},
+		a := journal.Attachment{Function: vf, State: test.state,
+			Pod:    journal.Pod{Namespace: "default", Name: "pod1"},
 			Before: &netdev.Snapshot{}, StoppedAt: time.Now(), Hooks: test.hooks}
 		if test.hooks != nil {
 			a.RestoredAt = time.Now()
@@ -127,8 +137,10 @@ func testOverdue(t *testing.T) {
 		for _, source := range []struct {
 			name, message string
 			want          bool
-		}{{"overdue", m.Overdue(vf), test.overdue}, {"releasing", m.Releasing(vf), test.releasing}} {
-			if (source.message != "") != source.want || source.want && !strings.Contains(source.message, test.text) {
+		}{{"overdue", m.Overdue(vf), test.overdue},
+			{"releasing", m.Releasing(vf), test.releasing}} {
+			if (source.message != "") != source.want ||
+				source.want && !strings.Contains(source.message, test.text) {
 				t.Errorf("%s for %s: %s says %q, want something: %t, with %q",
 					test.state, test.stopped, source.name, source.message, source.want, test.text)
 			}
@@ -142,7 +154,9 @@ func TestRun(t *testing.T) {
 		told, j := 0, openJournal(t)
 		e := &engine{restore: errors.New("busy")}
 		m := New(j, e, netdevs{}, Options{Changed: func() { told++ }}, testr.New(t))
-		if err := j.Put(journal.Attachment{Function: vf, State: journal.Releasing, Before: &netdev.Snapshot{}}); err != nil {
+		if err := j.Put(journal.Attachment{
+			Function: vf, State: journal.Releasing, Before: &netdev.Snapshot{},
+		}); err != nil {
 			t.Fatal(err)
 		}
 		ctx, stop := context.WithCancel(t.Context())
@@ -151,7 +165,8 @@ func TestRun(t *testing.T) {
 		time.Sleep(2*time.Minute + time.Second)
 		synctest.Wait()
 		if len(e.calls) != 2 || told != 3 { // once more as the Function is quarantined by then
-			t.Errorf("engine did %q, told %d times in two minutes, want two restores and three", e.calls, told)
+			t.Errorf("engine did %q, told %d times in two minutes, want two restores and three",
+				e.calls, told)
 		}
 		stop()
 		if err := <-done; err != nil {
@@ -164,9 +179,13 @@ func TestRun(t *testing.T) {
 func TestSweep(t *testing.T) {
 	const resource = "xpu.opiproject.org/fast"
 	after := 5*time.Minute + time.Minute // two looks, the first when the reservation is old enough
-	has := map[string]podresources.Assignment{vf.String(): {Resource: resource, Namespace: "default", Pod: "pod1"}}
+	has := map[string]podresources.Assignment{
+		vf.String(): {Resource: resource, Namespace: "default", Pod: "pod1"},
+	}
 	claim := journal.Claim{Namespace: "default", Name: "c", UID: "c"}
-	known := func(pods ...types.UID) claims { return claims{consumers: map[types.UID][]types.UID{"c": pods}} }
+	known := func(pods ...types.UID) claims {
+		return claims{consumers: map[types.UID][]types.UID{"c": pods}}
+	}
 	request := &journal.CNI{ContainerID: "c1", IfName: "net1"}
 	for name, test := range map[string]struct {
 		record  journal.Attachment
@@ -175,19 +194,47 @@ func TestSweep(t *testing.T) {
 		after   time.Duration // free after so long; 0 for never
 		asked   bool
 	}{
-		"no pod has it":           {journal.Attachment{Resource: resource, State: journal.Reserved}, kubelet{}, nil, after, true},
-		"a pod has it":            {journal.Attachment{Resource: resource, State: journal.Reserved}, kubelet{have: has}, nil, 0, true},
-		"kubelet away":            {journal.Attachment{Resource: resource, State: journal.Reserved}, kubelet{err: errors.New("no such socket")}, nil, 0, true},
-		"attached":                {journal.Attachment{Resource: resource, State: journal.Attaching, BootID: "b", Before: &netdev.Snapshot{}}, kubelet{}, nil, 0, false},
-		"an ADD that never ended": {journal.Attachment{State: journal.Reserved, CNI: request}, kubelet{}, nil, after, true},
+		"no pod has it": {journal.Attachment{Resource: resource, State: journal.Reserved},
+			kubelet{}, nil, after, true},
+		"a pod has it": {journal.Attachment{Resource: resource, State: journal.Reserved},
+			kubelet{have: has}, nil, 0, true},
+		"kubelet away": {journal.Attachment{Resource: resource, State: journal.Reserved},
+			kubelet{err: errors.New("no such socket")}, nil, 0, true},
+		"attached": {
+			journal.Attachment{
+				Resource: resource, State: journal.Attaching, BootID: "b",
+				Before: &netdev.Snapshot{},
+			}, kubelet{}, nil, 0, false,
+		},
+		"an ADD that never ended": {
+			journal.Attachment{State: journal.Reserved, CNI: request}, kubelet{}, nil, after, true,
+		},
 		"another has another": {journal.Attachment{Resource: resource, State: journal.Reserved},
-			kubelet{have: map[string]podresources.Assignment{"0000:3b:00.3": {}}}, nil, after, true},
-		"the claim is gone":                 {journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{}, claims{}, after, true},
-		"no pod uses the claim":             {journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{}, known(), after, true},
-		"a pod uses the claim":              {journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{}, known("pod-1"), 0, true},
-		"the claim is gone, the pod not":    {journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{have: has}, claims{}, 0, true},
-		"the API server is away":            {journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{}, claims{err: errors.New("refused")}, 0, true},
-		"there is no API server for claims": {journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{}, nil, 0, true},
+			kubelet{have: map[string]podresources.Assignment{"0000:3b:00.3": {}}},
+			nil, after, true},
+		"the claim is gone": {
+			journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{}, claims{},
+			after, true,
+		},
+		"no pod uses the claim": {
+			journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{},
+			known(), after, true,
+		},
+		"a pod uses the claim": {
+			journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{},
+			known("pod-1"), 0, true,
+		},
+		"the claim is gone, the pod not": {
+			journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{have: has},
+			claims{}, 0, true,
+		},
+		"the API server is away": {
+			journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{},
+			claims{err: errors.New("refused")}, 0, true,
+		},
+		"there is no API server for claims": {
+			journal.Attachment{Claim: claim, State: journal.Reserved}, kubelet{}, nil, 0, true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -225,7 +272,10 @@ func TestSweepLooksTwice(t *testing.T) {
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k, AbandonedAfter: -1}, testr.New(t))
 	reserve := func(ago time.Duration) {
 		t.Helper()
-		err := j.Put(journal.Attachment{Function: vf, Resource: "xpu.opiproject.org/fast", State: journal.Reserved, ReservedAt: time.Now().Add(-ago)})
+		err := j.Put(journal.Attachment{
+			Function: vf, Resource: "xpu.opiproject.org/fast", State: journal.Reserved,
+			ReservedAt: time.Now().Add(-ago),
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,15 +302,17 @@ func TestSweepLooksTwice(t *testing.T) {
 	}
 }
 
-// TestSetUpLate: after a reboot the VFs of a DevicePool may appear after the agent. What the kubelet allocated before is
-// set up when they are there, though nobody asks again.
+// TestSetUpLate: after a reboot the VFs of a DevicePool may appear after the agent. What the
+// kubelet allocated before is set up when they are there, though nobody asks again.
 func TestSetUpLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, w := fitting(t)
 		if err := w.attacher().Reserve(t.Context(), withSetup()); err != nil {
 			t.Fatal(err)
 		}
-		w.own, w.bound, w.refuse = "iavf", map[function.ID]string{}, errors.New("is gone from this node") // a boot
+		// a boot
+		w.own, w.bound, w.refuse = "iavf", map[function.ID]string{}, errors.New("is gone from "+
+			"this node")
 		m := w.attacher()
 		if err := m.SetUp(t.Context()); !errors.Is(err, w.refuse) {
 			t.Fatalf("SetUp = %v, want %v", err, w.refuse)
@@ -279,10 +331,13 @@ func TestSetUpLate(t *testing.T) {
 	})
 }
 
-// TestClaimOfTheNextPod: a claim that was prepared for a pod, and is reserved for another one by now, goes to that one
-// when the first is gone. Whoever the API server does not name gets nothing.
+// TestClaimOfTheNextPod: a claim that was prepared for a pod, and is reserved for another one by
+// now, goes to that one when the first is gone. Whoever the API server does not name gets nothing.
 func TestClaimOfTheNextPod(t *testing.T) {
-	next := Sandbox{ID: "s2", NetNS: t.TempDir(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-2"}}
+	next := Sandbox{
+		ID: "s2", NetNS: t.TempDir(),
+		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-2"},
+	}
 	refused := errors.New("refused")
 	for name, test := range map[string]struct {
 		claims   Claims
@@ -290,15 +345,23 @@ func TestClaimOfTheNextPod(t *testing.T) {
 		attached bool
 		err      error
 	}{
-		"reserved for it, the first is gone": {claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-2"}}}, true, true, nil},
-		"reserved for both, the first lives": {claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-1", "pod-2"}}}, false, false, nil},
-		"not reserved for it":                {claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-1"}}}, true, false, nil},
+		"reserved for it, the first is gone": {
+			claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-2"}}}, true, true, nil,
+		},
+		"reserved for both, the first lives": {
+			claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-1", "pod-2"}}}, false,
+			false, nil,
+		},
+		"not reserved for it": {
+			claims{consumers: map[types.UID][]types.UID{"claim-1": {"pod-1"}}}, true, false, nil,
+		},
 		"the API server does not answer":     {claims{err: refused}, true, false, refused},
 		"there is no API server to be asked": {nil, true, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			j := openJournal(t)
-			m := New(j, &engine{parent: string(vf.Address), dead: test.dead}, netdevs{vf: "v", pf: "p"},
+			m := New(j, &engine{parent: string(vf.Address), dead: test.dead},
+				netdevs{vf: "v", pf: "p"},
 				Options{BootID: "boot-1", Claims: test.claims}, testr.New(t))
 			first := claimedVF()
 			first.Pod = sandbox().Pod
@@ -324,7 +387,10 @@ func TestSweepAsksOnce(t *testing.T) {
 	j, k := openJournal(t), &kubelet{}
 	m := New(j, &engine{}, netdevs{}, Options{Kubelet: k, AbandonedAfter: -1}, testr.New(t))
 	for _, id := range []function.ID{vf, {Address: "0000:3b:02.2"}, {Address: "0000:3b:02.3"}} {
-		a := journal.Attachment{Function: id, Resource: "r", State: journal.Reserved, ReservedAt: time.Now().Add(-time.Hour)}
+		a := journal.Attachment{
+			Function: id, Resource: "r", State: journal.Reserved,
+			ReservedAt: time.Now().Add(-time.Hour),
+		}
 		if err := j.Put(a); err != nil {
 			t.Fatal(err)
 		}

@@ -16,13 +16,15 @@ import (
 func TestUnusableIsNotReserved(t *testing.T) {
 	_, w := fitting(t)
 	var drivers []string
-	a := New(w.journal, &engine{}, netdevs{}, Options{Setup: w, Unusable: func(_ function.ID, driver string) string {
-		drivers = append(drivers, driver)
-		return "driver is vfio-pci, which makes no netdev"
-	}}, logr.Discard())
+	a := New(w.journal, &engine{}, netdevs{},
+		Options{Setup: w, Unusable: func(_ function.ID, driver string) string {
+			drivers = append(drivers, driver)
+			return "driver is vfio-pci, which makes no netdev"
+		}}, logr.Discard())
 
 	err := a.Reserve(t.Context(), withSetup())
-	if !errors.As(err, new(UnusableError)) || !strings.Contains(err.Error(), vf.String()+": driver is vfio-pci") {
+	if !errors.As(err, new(UnusableError)) ||
+		!strings.Contains(err.Error(), vf.String()+": driver is vfio-pci") {
 		t.Errorf("error %v, want why the Function cannot be attached", err)
 	}
 	if drivers[0] != "vfio-pci" {
@@ -37,12 +39,13 @@ func TestUnusableIsNotReserved(t *testing.T) {
 func TestLateNetdevIsAwaited(t *testing.T) {
 	_, w := fitting(t)
 	looks := 0
-	a := New(w.journal, &engine{}, netdevs{}, Options{Setup: w, Unusable: func(function.ID, string) string {
-		if looks++; looks < 3 {
-			return "driver iavf has made no netdev yet"
-		}
-		return ""
-	}}, logr.Discard())
+	a := New(w.journal, &engine{}, netdevs{},
+		Options{Setup: w, Unusable: func(function.ID, string) string {
+			if looks++; looks < 3 {
+				return "driver iavf has made no netdev yet"
+			}
+			return ""
+		}}, logr.Discard())
 	if err := a.Reserve(t.Context(), withSetup()); err != nil {
 		t.Fatal(err)
 	}

@@ -22,14 +22,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/podresources"
 )
 
-// world is a node in memory around a real journal: namespaces, netdevs, hooks, the kubelet and the API server. An agent
-// on it can end after any write to the journal: from then on nothing that the old agent does has an effect.
+// world is a node in memory around a real journal: namespaces, netdevs, hooks, the kubelet and the
+// API server. An agent on it can end after any write to the journal: from then on nothing that the
+// old agent does has an effect.
 type world struct {
 	t       *testing.T
 	records *journal.Journal
 	netdevs map[function.ID]*netdevice
 	alive   map[string]bool // network namespaces, by path
-	// due are the Functions whose hooks have not run since their last release, by the hook that is waited for.
+	// due are the Functions whose hooks have not run since their last release, by the hook that is
+	// waited for.
 	due map[function.ID]string
 	// last are the records at the last check.
 	last map[function.ID]journal.Attachment
@@ -74,9 +76,11 @@ func newWorld(t *testing.T, functions ...function.ID) *world {
 	}
 	t.Cleanup(func() { j.Close() })
 	w := &world{
-		t: t, records: j, netdevs: map[function.ID]*netdevice{}, alive: map[string]bool{}, due: map[function.ID]string{},
-		last:   map[function.ID]journal.Attachment{},
-		claims: claims{consumers: map[types.UID][]types.UID{}}, kubelet: kubelet{have: map[string]podresources.Assignment{}},
+		t: t, records: j, netdevs: map[function.ID]*netdevice{}, alive: map[string]bool{},
+		due:     map[function.ID]string{},
+		last:    map[function.ID]journal.Attachment{},
+		claims:  claims{consumers: map[types.UID][]types.UID{}},
+		kubelet: kubelet{have: map[string]podresources.Assignment{}},
 	}
 	for _, id := range functions {
 		w.netdevs[id] = &netdevice{}
@@ -90,7 +94,8 @@ func (w *world) start(writes int) {
 	l := &life{}
 	l.writes.Store(int64(writes))
 	l.Manager = New(mortalJournal{w.records, w, l}, mortalEngine{w, l}, w, Options{
-		BootID: "boot-1", Hooks: mortalQueue{w, l}, Kubelet: &w.kubelet, Claims: w.claims, GoneAfter: -1,
+		BootID: "boot-1", Hooks: mortalQueue{w, l}, Kubelet: &w.kubelet, Claims: w.claims,
+		GoneAfter: -1,
 	}, logr.Discard())
 	w.agent = l
 }
@@ -133,7 +138,9 @@ type mortalEngine struct {
 	life *life
 }
 
-func (e mortalEngine) Plan(_ context.Context, device netdev.Device, netNS string, _ function.Interface) (netdev.Snapshot, netdev.Place, error) {
+func (e mortalEngine) Plan(
+	_ context.Context, device netdev.Device, netNS string, _ function.Interface,
+) (netdev.Snapshot, netdev.Place, error) {
 	if !e.alive[netNS] {
 		return netdev.Snapshot{}, netdev.Place{}, fmt.Errorf("network namespace %s: is gone", netNS)
 	}
@@ -148,7 +155,10 @@ func (e mortalEngine) Plan(_ context.Context, device netdev.Device, netNS string
 	return s, netdev.Place{NetNS: netNS}, nil
 }
 
-func (e mortalEngine) Attach(_ context.Context, _ netdev.Device, before netdev.Snapshot, place netdev.Place, want function.Interface) (netdev.Observed, error) {
+func (e mortalEngine) Attach(
+	_ context.Context, _ netdev.Device, before netdev.Snapshot, place netdev.Place,
+	want function.Interface,
+) (netdev.Observed, error) {
 	e.world.mutex.Lock()
 	defer e.world.mutex.Unlock()
 	d := e.netdev(before)
@@ -166,7 +176,9 @@ func (e mortalEngine) Attach(_ context.Context, _ netdev.Device, before netdev.S
 	return netdev.Observed{Name: want.Name}, nil
 }
 
-func (e mortalEngine) Restore(_ context.Context, _ netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error) {
+func (e mortalEngine) Restore(
+	_ context.Context, _ netdev.Device, before netdev.Snapshot, place netdev.Place,
+) (netdev.Restored, error) {
 	e.world.mutex.Lock()
 	defer e.world.mutex.Unlock()
 	switch {
@@ -200,7 +212,9 @@ func (e mortalEngine) Holds(place netdev.Place, who netdev.Identity) (bool, erro
 	return false, nil
 }
 
-func (e mortalEngine) Add(context.Context, netdev.Attached, []netip.Prefix, []function.Route) (netdev.Observed, error) {
+func (e mortalEngine) Add(
+	context.Context, netdev.Attached, []netip.Prefix, []function.Route,
+) (netdev.Observed, error) {
 	return netdev.Observed{}, errDead
 }
 
@@ -254,7 +268,8 @@ func (q mortalQueue) Add(id function.ID) {
 	}
 }
 
-// endHooks has the hooks done of all Functions that are back, as a queue does that continues from the journal.
+// endHooks has the hooks done of all Functions that are back, as a queue does that continues from
+// the journal.
 func (w *world) endHooks() {
 	w.t.Helper()
 	for _, a := range w.records.All() {
@@ -273,7 +288,8 @@ func (w *world) look() {
 	w.t.Helper()
 	w.agent.writes.Store(-1)
 	for _, a := range w.records.All() {
-		if _, err := w.agent.settle(w.t.Context(), trigger{event: DeviceChanges}, a.Function, nil); err != nil {
+		if _, err := w.agent.settle(w.t.Context(), trigger{event: DeviceChanges}, a.Function,
+			nil); err != nil {
 			w.t.Errorf("device of Function %s: %v", a.Function, err)
 		}
 	}
@@ -304,10 +320,12 @@ func (w *world) plug(id function.ID) {
 	}
 }
 
-// allocatedAgain says whether the kubelet may have allocated a Function once more for the same pod, which no pod has used.
+// allocatedAgain says whether the kubelet may have allocated a Function once more for the same pod,
+// which no pod has used.
 func allocatedAgain(before, now journal.Attachment) bool {
 	now.ReservedAt, now.Made = before.ReservedAt, before.Made
-	return triggerOf(now).event == Allocate && now.State == journal.Reserved && now.Ended == nil && reflect.DeepEqual(before, now)
+	return triggerOf(now).event == Allocate && now.State == journal.Reserved && now.Ended == nil &&
+		reflect.DeepEqual(before, now)
 }
 
 // check says what is wrong with the world: who has what.
@@ -317,8 +335,10 @@ func (w *world) check(when string) {
 		a, exists := w.records.Get(id)
 		phase, returned := a.State, a.Restored()
 		before, existed := w.last[id]
-		if existed && exists && !a.ReservedAt.Equal(before.ReservedAt) && !allocatedAgain(before, a) {
-			w.t.Errorf("%s: Function %s went from %s to %s without a release", when, id, owner(before), owner(a))
+		if existed && exists && !a.ReservedAt.Equal(before.ReservedAt) &&
+			!allocatedAgain(before, a) {
+			w.t.Errorf("%s: Function %s went from %s to %s without a release", when,
+				id, owner(before), owner(a))
 		}
 		delete(w.last, id)
 		if exists {
@@ -326,11 +346,13 @@ func (w *world) check(when string) {
 		}
 		switch {
 		case (phase == Free || phase == Reserved || returned) && (d.in != "" || d.changed):
-			w.t.Errorf("%s: Function %s is %s, and its netdev is in %q, changed: %t", when, id, phase, d.in, d.changed)
+			w.t.Errorf("%s: Function %s is %s, and its netdev is in %q, changed: %t", when,
+				id, phase, d.in, d.changed)
 		case phase == Lost && !d.gone && w.alive[a.Place.NetNS]:
 			w.t.Errorf("%s: Function %s is back, and its pod has not got it", when, id)
 		case phase == Attached && d.in != a.Place.NetNS && w.alive[a.Place.NetNS]:
-			w.t.Errorf("%s: Function %s is attached to %s, and its netdev is in %q", when, id, a.Place.NetNS, d.in)
+			w.t.Errorf("%s: Function %s is attached to %s, and its netdev is in %q", when, id,
+				a.Place.NetNS, d.in)
 		case phase == Attached && a.Sandbox == "":
 			w.t.Errorf("%s: Function %s is attached to nobody", when, id)
 		case w.due[id] != "" && !returned:

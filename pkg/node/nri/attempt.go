@@ -24,16 +24,18 @@ import (
 const (
 	// tryTimeout bounds one try, so that the reason for which it waits becomes known.
 	tryTimeout = time.Minute
-	// The pause after a try that failed. A change of the journal ends a pause early, but not before firstPause: a Function
-	// that another pod had may be free.
+	// The pause after a try that failed. A change of the journal ends a pause early, but not before
+	// firstPause: a Function that another pod had may be free.
 	firstPause, longestPause = time.Second, 15 * time.Second
-	// atOnce is how many Functions of a pod, or from a pod, are moved at once. The kernel moves one netdev after the other;
-	// what drivers, firmware and PFs do beside takes most of the time and is independent.
+	// atOnce is how many Functions of a pod, or from a pod, are moved at once. The kernel moves one
+	// netdev after the other; what drivers, firmware and PFs do beside takes most of the time and
+	// is independent.
 	atOnce = 16
 )
 
-// attempt is the work to attach the Functions of one sandbox. It goes on until they are attached, or the sandbox or the
-// connection to the runtime ends; what is attached already stays so meanwhile.
+// attempt is the work to attach the Functions of one sandbox. It goes on until they are attached,
+// or the sandbox or the connection to the runtime ends; what is attached already stays so
+// meanwhile.
 type attempt struct {
 	cancel context.CancelFunc
 	failed chan error    // gets the first error of the first try, as soon as it is there
@@ -47,12 +49,14 @@ type attempt struct {
 	errs  map[function.ID]error // of the last try
 }
 
-// begin starts to attach the Functions of a sandbox in the background, in place of an attempt that the sandbox has. goesOn says
-// whether it is tried again after a failure; RunPodSandbox decides that later.
+// begin starts to attach the Functions of a sandbox in the background, in place of an attempt that
+// the sandbox has. goesOn says whether it is tried again after a failure; RunPodSandbox decides
+// that later.
 func (p *Plugin) begin(ctx context.Context, pod *api.PodSandbox, goesOn bool) *attempt {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &attempt{
-		cancel: cancel, failed: make(chan error, 1), tried: make(chan struct{}), done: make(chan struct{}),
+		cancel: cancel, failed: make(chan error, 1), tried: make(chan struct{}),
+		done: make(chan struct{}),
 		errs: map[function.ID]error{},
 	}
 	a.goesOn.Store(goesOn)
@@ -132,7 +136,8 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 		}
 
 		pause := pauses.Step()
-		p.log(pod).Error(err, "Pod has not an interface that it claimed; its containers cannot start; trying again",
+		p.log(pod).Error(err,
+			"Pod has not an interface that it claimed; its containers cannot start; trying again",
 			"retry", pause.String())
 		select {
 		case <-changes: // which the try made itself
@@ -144,7 +149,8 @@ func (p *Plugin) keepTrying(ctx context.Context, pod *api.PodSandbox, a *attempt
 	}
 }
 
-// try attaches the sandbox's Functions side by side, but those of CNI requests, which the runtime made before it called.
+// try attaches the sandbox's Functions side by side, but those of CNI requests, which the runtime
+// made before it called.
 func (p *Plugin) try(ctx context.Context, pod *api.PodSandbox, a *attempt) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -156,7 +162,8 @@ func (p *Plugin) try(ctx context.Context, pod *api.PodSandbox, a *attempt) error
 	}
 	netns := networkNamespace(pod)
 	if netns == "" {
-		return a.fail(fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's network: take hostNetwork away",
+		return a.fail(fmt.Errorf("pod %s/%s has a claim to a Function but uses the node's "+
+			"network: take hostNetwork away",
 			pod.GetNamespace(), pod.GetName()))
 	}
 
@@ -176,9 +183,9 @@ func (p *Plugin) try(ctx context.Context, pod *api.PodSandbox, a *attempt) error
 	return nil
 }
 
-// attachAll attaches what it can: a Function that fails does not keep the others. The agent chooses names so that no two
-// Functions of a pod have the same; if the pod has such an interface already, those that need another name get it one after
-// the other.
+// attachAll attaches what it can: a Function that fails does not keep the others. The agent chooses
+// names so that no two Functions of a pod have the same; if the pod has such an interface already,
+// those that need another name get it one after the other.
 func (p *Plugin) attachAll(
 	ctx context.Context, sandbox lifecycle.Sandbox, attachments []journal.Attachment, a *attempt,
 ) error {
@@ -221,7 +228,8 @@ func (p *Plugin) attachOne(
 	a.mutex.Unlock()
 
 	if err != nil {
-		err = fmt.Errorf("pod %s/%s, claim %s: %w", sandbox.Pod.Namespace, sandbox.Pod.Name, record.Claim.Name, err)
+		err = fmt.Errorf("pod %s/%s, claim %s: %w", sandbox.Pod.Namespace, sandbox.Pod.Name,
+			record.Claim.Name, err)
 	}
 	return err
 }

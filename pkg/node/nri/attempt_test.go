@@ -21,7 +21,8 @@ import (
 // runtimeTimeout is how long runtimes wait for a plugin, unless they are told another time.
 const runtimeTimeout = 2 * time.Second
 
-// inBubble runs a test with a plugin, in time of its own. The journal is made outside, because it waits for the disk.
+// inBubble runs a test with a plugin, in time of its own. The journal is made outside, because it
+// waits for the disk.
 func inBubble(t *testing.T, n *node, log logr.Logger, test func(t *testing.T, p *Plugin)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -60,13 +61,15 @@ func (n *node) wantState(t *testing.T, want journal.State) {
 	}
 }
 
-// TestManySlowFunctions: the Functions of a pod are attached side by side, and taken back so. If even that takes too long,
-// the sandbox starts all the same and its containers follow.
+// TestManySlowFunctions: the Functions of a pod are attached side by side, and taken back so. If
+// even that takes too long, the sandbox starts all the same and its containers follow.
 func TestManySlowFunctions(t *testing.T) {
 	for takes, at := range map[time.Duration]struct{ run, create, stop time.Duration }{
 		250 * time.Millisecond:  {250 * time.Millisecond, 0, 250 * time.Millisecond},
 		1400 * time.Millisecond: {1400 * time.Millisecond, 0, 1400 * time.Millisecond},
-		2 * time.Second:         {1500 * time.Millisecond, 500 * time.Millisecond, 1500 * time.Millisecond},
+		2 * time.Second: {
+			1500 * time.Millisecond, 500 * time.Millisecond, 1500 * time.Millisecond,
+		},
 	} {
 		t.Run(takes.String(), func(t *testing.T) {
 			n := newNode(t)
@@ -78,7 +81,8 @@ func TestManySlowFunctions(t *testing.T) {
 				if took, err := run(t, p, sandbox("pod1", "s1")); err != nil || took != at.run {
 					t.Errorf("RunPodSandbox after %s: %v, want it after %s", took, err, at.run)
 				}
-				if took, err := create(t, p, sandbox("pod1", "s1")); err != nil || took != at.create {
+				if took, err := create(t, p, sandbox("pod1", "s1")); err != nil ||
+					took != at.create {
 					t.Errorf("CreateContainer after %s: %v, want it after %s", took, err, at.create)
 				}
 				n.wantState(t, journal.Attached)
@@ -97,7 +101,8 @@ func TestManySlowFunctions(t *testing.T) {
 	}
 }
 
-// TestOneFunctionFails: an error fails the sandbox at once, whatever the other Functions wait for, and these come back.
+// TestOneFunctionFails: an error fails the sandbox at once, whatever the other Functions wait for,
+// and these come back.
 func TestOneFunctionFails(t *testing.T) {
 	n := newNode(t)
 	for f := range 4 {
@@ -107,7 +112,8 @@ func TestOneFunctionFails(t *testing.T) {
 	n.blocks["attach 1 s1 /run/netns/s1 pod1"] = make(chan struct{})
 	inBubble(t, n, logr.Discard(), func(t *testing.T, p *Plugin) {
 		took, err := run(t, p, sandbox("pod1", "s1"))
-		if took != 0 || err == nil || !strings.Contains(err.Error(), "pod default/pod1, claim pod1-claim: driver says no") {
+		if took != 0 || err == nil ||
+			!strings.Contains(err.Error(), "pod default/pod1, claim pod1-claim: driver says no") {
 			t.Errorf("after %s: error %v", took, err)
 		}
 		p.background.Wait()
@@ -121,13 +127,16 @@ func TestOneFunctionFails(t *testing.T) {
 	})
 }
 
-// TestCatchUpTriesAgain: what could not be attached when the runtime or the agent came is tried again, until it is attached
-// or the sandbox ends. Until then containers are refused with the reason.
+// TestCatchUpTriesAgain: what could not be attached when the runtime or the agent came is tried
+// again, until it is attached or the sandbox ends. Until then containers are refused with the
+// reason.
 func TestCatchUpTriesAgain(t *testing.T) {
 	n, log := newNode(t), &lines{}
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod2")
-	for _, call := range []string{"attach 2 s1 /run/netns/s1 pod1", "attach 3 s2 /run/netns/s2 pod2"} {
+	for _, call := range []string{
+		"attach 2 s1 /run/netns/s1 pod1", "attach 3 s2 /run/netns/s2 pod2",
+	} {
 		n.errs[call] = errors.New("PF does not answer")
 	}
 	inBubble(t, n, log.logger(), func(t *testing.T, p *Plugin) {
@@ -138,7 +147,8 @@ func TestCatchUpTriesAgain(t *testing.T) {
 		for range 3 {
 			time.Sleep(longestPause)
 			took, err := create(t, p, pods[0])
-			if took != 0 || err == nil || !strings.Contains(err.Error(), "not attached to the pod: PF does not answer") {
+			if took != 0 || err == nil ||
+				!strings.Contains(err.Error(), "not attached to the pod: PF does not answer") {
 				t.Errorf("after %s: error %v, want the reason", took, err)
 			}
 		}
@@ -153,7 +163,9 @@ func TestCatchUpTriesAgain(t *testing.T) {
 			t.Errorf("the Function is there by now: %v", err)
 		}
 		p.background.Wait()
-		if a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.3"}); a.State != journal.Reserved {
+		if a, _ := n.journal.Get(function.ID{
+			Address: "0000:3b:00.3",
+		}); a.State != journal.Reserved {
 			t.Errorf("the Function of a sandbox that has ended is %s", a.State)
 		}
 		if tries := log.count("trying again"); tries < 6 || tries > 20 {
@@ -162,7 +174,8 @@ func TestCatchUpTriesAgain(t *testing.T) {
 	})
 }
 
-// TestTriesAgainByEvent: a change of the journal is followed soon, but no pod is tried all the time.
+// TestTriesAgainByEvent: a change of the journal is followed soon, but no pod is tried all the
+// time.
 func TestTriesAgainByEvent(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
@@ -188,14 +201,16 @@ func TestTriesAgainByEvent(t *testing.T) {
 		n.reserve(t, "3", "other")
 		time.Sleep(firstPause + time.Millisecond)
 		synctest.Wait()
-		if a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"}); a.State != journal.Attached {
+		if a, _ := n.journal.Get(function.ID{
+			Address: "0000:3b:00.2",
+		}); a.State != journal.Attached {
 			t.Errorf("the Function is %s after a change", a.State)
 		}
 	})
 }
 
-// TestNameIsTakenMeanwhile: a Function whose name the agent chooses, and that chose one which another Function of the pod got
-// at the same time, gets another one after it.
+// TestNameIsTakenMeanwhile: a Function whose name the agent chooses, and that chose one which
+// another Function of the pod got at the same time, gets another one after it.
 func TestNameIsTakenMeanwhile(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
@@ -221,7 +236,8 @@ func TestNameIsTakenMeanwhile(t *testing.T) {
 	})
 }
 
-// TestContainersWaitOnce: a Function that takes very long does not hold up the runtime again and again.
+// TestContainersWaitOnce: a Function that takes very long does not hold up the runtime again and
+// again.
 func TestContainersWaitOnce(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
@@ -242,7 +258,8 @@ func TestContainersWaitOnce(t *testing.T) {
 	})
 }
 
-// TestStopWhileAttaching: a sandbox that ends while its Functions are attached gives all of them back.
+// TestStopWhileAttaching: a sandbox that ends while its Functions are attached gives all of them
+// back.
 func TestStopWhileAttaching(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
@@ -259,18 +276,21 @@ func TestStopWhileAttaching(t *testing.T) {
 	})
 }
 
-// TestFailureAfterTheAnswer: what fails after the sandbox was let start is tried again in the same sandbox.
+// TestFailureAfterTheAnswer: what fails after the sandbox was let start is tried again in the same
+// sandbox.
 func TestFailureAfterTheAnswer(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
 	n.takes = 1600 * time.Millisecond
 	n.errs["attach 2 s1 /run/netns/s1 pod1"] = errors.New("PF does not answer")
 	inBubble(t, n, logr.Discard(), func(t *testing.T, p *Plugin) {
-		if took, err := run(t, p, sandbox("pod1", "s1")); took != 1500*time.Millisecond || err != nil {
+		if took, err := run(t, p, sandbox("pod1", "s1")); took != 1500*time.Millisecond ||
+			err != nil {
 			t.Fatalf("after %s: %v", took, err)
 		}
 		time.Sleep(time.Second)
-		if _, err := create(t, p, sandbox("pod1", "s1")); err == nil || !strings.Contains(err.Error(), "PF does not answer") {
+		if _, err := create(t, p, sandbox("pod1", "s1")); err == nil ||
+			!strings.Contains(err.Error(), "PF does not answer") {
 			t.Errorf("error %v, want the reason", err)
 		}
 		n.mutex.Lock()

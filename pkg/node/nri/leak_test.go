@@ -12,7 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// TestRefusedConnection: nothing stays of connections that the runtime, while it ends, accepts and closes.
+// TestRefusedConnection: nothing stays of connections that the runtime, while it ends, accepts and
+// closes.
 func TestRefusedConnection(t *testing.T) {
 	socket := filepath.Join(must.SocketDir(t), "nri.sock")
 	listener, err := net.Listen("unix", socket)

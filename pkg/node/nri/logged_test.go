@@ -39,20 +39,24 @@ func (l *lines) count(text string) (n int) {
 	return n
 }
 
-// TestStopSaysWhatIsNotBack: that a Function is not back is logged, with its pod; that it is back is not.
+// TestStopSaysWhatIsNotBack: that a Function is not back is logged, with its pod; that it is back
+// is not.
 func TestStopSaysWhatIsNotBack(t *testing.T) {
 	n, log := newNode(t), &lines{}
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod2")
 	n.errs["detach 2 s1"] = errors.New("busy")
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Report: n.Report, Log: log.logger(), ctx: t.Context()}
+	p := &Plugin{
+		Journal: n.journal, Lifecycle: n, Report: n.Report, Log: log.logger(), ctx: t.Context(),
+	}
 	for pod, id := range map[string]string{"pod1": "s1", "pod2": "s2"} {
 		if err := p.StopPodSandbox(t.Context(), sandbox(pod, id)); err != nil {
 			t.Errorf("StopPodSandbox = %v: a runtime goes on whatever is said", err)
 		}
 	}
 	p.background.Wait()
-	if log.count("Functions are not back yet") != 1 || log.count("pod default/pod1, claim pod1-claim: busy") != 1 {
+	if log.count("Functions are not back yet") != 1 ||
+		log.count("pod default/pod1, claim pod1-claim: busy") != 1 {
 		t.Errorf("logged: %q", log.all)
 	}
 }
@@ -61,27 +65,32 @@ func TestStopSaysWhatIsNotBack(t *testing.T) {
 func TestNobodyHasIt(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Report: n.Report, Log: logr.Discard(), ctx: t.Context()}
+	p := &Plugin{
+		Journal: n.journal, Lifecycle: n, Report: n.Report, Log: logr.Discard(), ctx: t.Context(),
+	}
 	_, _, err := p.CreateContainer(t.Context(), sandbox("pod1", "s1"), &api.Container{Name: "app"})
 	if err == nil || strings.Contains(err.Error(), "has it") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// TestOwnIsNotShared: what was prepared for the pod itself is attached once, and what the journal does not know not at all.
+// TestOwnIsNotShared: what was prepared for the pod itself is attached once, and what the journal
+// does not know not at all.
 func TestOwnIsNotShared(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "2", "pod1")
 	n.reserve(t, "3", "pod2")
 	claimed := kubelet{"default/pod1": {{Address: "0000:3b:00.2"}, {Address: "0000:3b:00.4"}}}
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Claimed: claimed.Claimed, Report: n.Report, Log: logr.Discard(), ctx: t.Context()}
+	p := &Plugin{Journal: n.journal, Lifecycle: n, Claimed: claimed.Claimed, Report: n.Report,
+		Log: logr.Discard(), ctx: t.Context()}
 	if err := p.RunPodSandbox(t.Context(), sandbox("pod1", "s1")); err != nil {
 		t.Fatal(err)
 	}
 	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "report pod1-claim")
 }
 
-// TestCatchUp: what catches up is waited for, says what it could not do, and ends when the runtime was started once more.
+// TestCatchUp: what catches up is waited for, says what it could not do, and ends when the runtime
+// was started once more.
 func TestCatchUp(t *testing.T) {
 	n, log := newNode(t), &lines{}
 	n.reserve(t, "2", "pod1")
@@ -91,8 +100,11 @@ func TestCatchUp(t *testing.T) {
 		n.blocks["attach 3 s2 /run/netns/s2 pod2"] = make(chan struct{})
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		p := &Plugin{Journal: n.journal, Lifecycle: n, Report: n.Report, Log: log.logger(), ctx: ctx}
-		if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{sandbox("pod1", "s1"), sandbox("pod2", "s2")}, nil); err != nil {
+		p := &Plugin{
+			Journal: n.journal, Lifecycle: n, Report: n.Report, Log: log.logger(), ctx: ctx,
+		}
+		if _, err := p.Synchronize(t.Context(),
+			[]*api.PodSandbox{sandbox("pod1", "s1"), sandbox("pod2", "s2")}, nil); err != nil {
 			t.Fatal(err)
 		}
 		done := make(chan struct{})
@@ -103,14 +115,17 @@ func TestCatchUp(t *testing.T) {
 			t.Error("a pod that is being attached is not waited for")
 		default:
 		}
-		if log.count("Pod has not an interface that it claimed") != 1 || log.count("no netdev") != 1 {
+		if log.count("Pod has not an interface that it claimed") != 1 ||
+			log.count("no netdev") != 1 {
 			t.Errorf("logged: %q", log.all)
 		}
 		n.mutex.Lock()
 		delete(n.blocks, "attach 3 s2 /run/netns/s2 pod2")
 		n.mutex.Unlock()
-		p.background.Add(1)                                             // it is waited for already, and must not end in between
-		if _, err := p.Synchronize(t.Context(), nil, nil); err != nil { // which ends what the one before began
+		// it is waited for already, and must not end in between
+		p.background.Add(1)
+		// which ends what the one before began
+		if _, err := p.Synchronize(t.Context(), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		p.background.Done()

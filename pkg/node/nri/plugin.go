@@ -1,5 +1,6 @@
-// Package nri hears from the container runtime when a pod's network namespace is made and when it ends, through the
-// Node Resource Interface, and attaches and detaches the pod's Functions at those moments.
+// Package nri hears from the container runtime when a pod's network namespace is made and when it
+// ends, through the Node Resource Interface, and attaches and detaches the pod's Functions at those
+// moments.
 package nri
 
 import (
@@ -32,10 +33,12 @@ import (
 const (
 	pluginName  = "xpu-agent"
 	pluginIndex = "50" // after the plugins that set up the pod's own network
-	// stopTimeout is how long a sandbox's Functions are taken back after its end. Then Unprepare or the next sweep does it.
+	// stopTimeout is how long a sandbox's Functions are taken back after its end. Then Unprepare or
+	// the next sweep does it.
 	stopTimeout = time.Minute
 	// ownClaim says what to do about a claim that several pods share.
-	ownClaim = "an interface can be in one pod only: give each pod its own claim, by a ResourceClaimTemplate"
+	ownClaim = "an interface can be in one pod only: give each pod its own claim, by a " +
+		"ResourceClaimTemplate"
 )
 
 // Lifecycle takes Functions into sandboxes and back. It is [lifecycle.Manager].
@@ -49,8 +52,9 @@ type Plugin struct {
 	Socket    string // of the runtime, /var/run/nri/nri.sock
 	Journal   *journal.Journal
 	Lifecycle Lifecycle
-	// Claimed, where set, returns the Functions that a pod has by ResourceClaims of this project's driver, as the kubelet
-	// says. It is asked because the kubelet prepares a claim that several pods share for the first of them only.
+	// Claimed, where set, returns the Functions that a pod has by ResourceClaims of this project's
+	// driver, as the kubelet says. It is asked because the kubelet prepares a claim that several
+	// pods share for the first of them only.
 	Claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error)
 	Report  func(journal.Claim) // tells the user of a claim what was attached
 	Log     logr.Logger
@@ -59,10 +63,12 @@ type Plugin struct {
 	connected atomic.Bool
 	changes   notify.Signal
 
-	// background is the work that goes on after the runtime has its answer, until ctx ends, which is Run's.
+	// background is the work that goes on after the runtime has its answer, until ctx ends, which
+	// is Run's.
 	background sync.WaitGroup
 	ctx        context.Context
-	catchingUp context.CancelFunc // ends what the last Synchronize began; only Synchronize uses it, once at a time
+	// ends what the last Synchronize began; only Synchronize uses it, once at a time
+	catchingUp context.CancelFunc
 
 	mutex    sync.Mutex
 	attempts map[string]*attempt // by sandbox
@@ -74,7 +80,8 @@ func (p *Plugin) Connected() bool { return p.connected.Load() }
 // AwaitConnected returns nil once the runtime would call, and an error when ctx ends before.
 func (p *Plugin) AwaitConnected(ctx context.Context) error {
 	if err := loop.Until(ctx, p.changes.Subscribe, p.Connected); err != nil {
-		return fmt.Errorf("not connected to the container runtime at %s: the pod would start without its interface; "+
+		return fmt.Errorf("not connected to the container runtime at %s: the pod would start "+
+			"without its interface; "+
 			"turn NRI on in the runtime", p.Socket)
 	}
 	return nil
@@ -85,7 +92,8 @@ func (p *Plugin) setConnected(connected bool) {
 	p.changes.Notify()
 }
 
-// Run stays connected to the runtime until ctx ends, and connects again when the runtime was restarted.
+// Run stays connected to the runtime until ctx ends, and connects again when the runtime was
+// restarted.
 func (p *Plugin) Run(ctx context.Context) error {
 	defer p.background.Wait()
 	p.ctx = ctx
@@ -94,7 +102,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 		p.setConnected(false)
 		return err
 	}, func(err error, pause time.Duration) {
-		p.Log.Error(err, "No connection to the container runtime, pods with Functions cannot start; trying again",
+		p.Log.Error(err, "No connection to the container runtime, pods with Functions cannot "+
+			"start; trying again",
 			"socket", p.Socket, "retry", pause.String())
 	})
 	return nil
@@ -119,13 +128,17 @@ func (p *Plugin) connect(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("NRI plugin: %w", err)
 	}
-	// If a runtime ends between registering and configuring the plugin, the stub waits for the configuration for ever.
-	defer context.AfterFunc(ended, func() { _, _ = s.(api.PluginService).Configure(ctx, &api.ConfigureRequest{}) })()
+	// If a runtime ends between registering and configuring the plugin, the stub waits for the
+	// configuration for ever.
+	defer context.AfterFunc(ended, func() {
+		_, _ = s.(api.PluginService).Configure(ctx, &api.ConfigureRequest{})
+	})()
 	return s.Run(ctx)
 }
 
-// endingConn calls a function when nothing more can be read from a connection that the runtime has used. A runtime uses
-// it only after the plugin asked to be registered; before that the stub is not ready to be configured.
+// endingConn calls a function when nothing more can be read from a connection that the runtime has
+// used. A runtime uses it only after the plugin asked to be registered; before that the stub is not
+// ready to be configured.
 type endingConn struct {
 	net.Conn
 	used  bool // Read is called by one goroutine
@@ -141,7 +154,8 @@ func (c *endingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Synchronize answers at once, as the runtime gives it no more time than any other call, and catches up in the background.
+// Synchronize answers at once, as the runtime gives it no more time than any other call, and
+// catches up in the background.
 func (p *Plugin) Synchronize(
 	_ context.Context, pods []*api.PodSandbox, _ []*api.Container,
 ) ([]*api.ContainerUpdate, error) {
@@ -166,13 +180,17 @@ func (p *Plugin) Synchronize(
 	return nil, nil
 }
 
-// catchUp does what was to be done while the agent or the runtime was away. It takes back the Functions of sandboxes that
-// have ended, and then attaches those of sandboxes that have started. No pod waits for another one.
+// catchUp does what was to be done while the agent or the runtime was away. It takes back the
+// Functions of sandboxes that have ended, and then attaches those of sandboxes that have started.
+// No pod waits for another one.
 func (p *Plugin) catchUp(ctx context.Context, pods []*api.PodSandbox) {
 	var group sync.WaitGroup
 	for _, a := range p.Journal.All() {
-		runs := slices.ContainsFunc(pods, func(pod *api.PodSandbox) bool { return pod.GetId() == a.Sandbox })
-		// What a CNI request attached may be in a sandbox that the runtime does not tell NRI of; its DEL comes, or did.
+		runs := slices.ContainsFunc(pods, func(pod *api.PodSandbox) bool {
+			return pod.GetId() == a.Sandbox
+		})
+		// What a CNI request attached may be in a sandbox that the runtime does not tell NRI of;
+		// its DEL comes, or did.
 		if a.Sandbox == "" || runs || a.CNI != nil {
 			continue
 		}
@@ -195,9 +213,10 @@ func (p *Plugin) log(pod *api.PodSandbox) logr.Logger {
 	return p.Log.WithValues("pod", klog.KRef(pod.GetNamespace(), pod.GetName()))
 }
 
-// RunPodSandbox attaches the pod's Functions. An error keeps the pod from starting; the kubelet shows it in the pod's
-// events and tries again with a new sandbox. If the time ends before there is an error, the sandbox starts and keeps what
-// it has: the rest is attached afterwards, and CreateContainer refuses the pod's containers until then.
+// RunPodSandbox attaches the pod's Functions. An error keeps the pod from starting; the kubelet
+// shows it in the pod's events and tries again with a new sandbox. If the time ends before there is
+// an error, the sandbox starts and keeps what it has: the rest is attached afterwards, and
+// CreateContainer refuses the pod's containers until then.
 func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
@@ -220,15 +239,17 @@ func (p *Plugin) RunPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// giveUp ends what is tried for a sandbox that must not start, and takes back what it has. It returns the reason.
+// giveUp ends what is tried for a sandbox that must not start, and takes back what it has. It
+// returns the reason.
 func (p *Plugin) giveUp(answering context.Context, pod *api.PodSandbox, reason error) error {
 	p.log(pod).Error(reason, "Functions cannot be attached")
 	p.takeBack(answering, pod)
 	return reason
 }
 
-// leaveTimeToAnswer ends when three quarters of the time have passed that the runtime gives for a call (2 s by default). A
-// runtime that has no answer in time closes the connection to the plugin and starts the pod without its interfaces.
+// leaveTimeToAnswer ends when three quarters of the time have passed that the runtime gives for a
+// call (2 s by default). A runtime that has no answer in time closes the connection to the plugin
+// and starts the pod without its interfaces.
 func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, limited := ctx.Deadline()
 	if !limited {
@@ -237,16 +258,18 @@ func leaveTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc
 	return context.WithDeadline(ctx, deadline.Add(-time.Until(deadline)/4))
 }
 
-// CreateContainer refuses a container of a pod that has not all that it claimed, and says why. The runtime would refuse it
-// too, but say only that there is no CDI file. It waits for the first try to attach what is missing, but only once for each
-// sandbox, because the runtime makes no other call meanwhile, for any pod. The kubelet asks again.
+// CreateContainer refuses a container of a pod that has not all that it claimed, and says why. The
+// runtime would refuse it too, but say only that there is no CDI file. It waits for the first try
+// to attach what is missing, but only once for each sandbox, because the runtime makes no other
+// call meanwhile, for any pod. The kubelet asks again.
 func (p *Plugin) CreateContainer(
 	ctx context.Context, pod *api.PodSandbox, container *api.Container,
 ) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
 	a := p.attempt(pod.GetId())
-	if _, missing := p.missing(pod, container); missing && a != nil && a.waited.CompareAndSwap(false, true) {
+	if _, missing := p.missing(pod, container); missing && a != nil &&
+		a.waited.CompareAndSwap(false, true) {
 		select {
 		case <-a.tried:
 		case <-answering.Done():
@@ -258,8 +281,11 @@ func (p *Plugin) CreateContainer(
 	return nil, nil, nil
 }
 
-// missing returns a Function that must be attached to the pod before the container starts, if there is one.
-func (p *Plugin) missing(pod *api.PodSandbox, container *api.Container) (a journal.Attachment, missing bool) {
+// missing returns a Function that must be attached to the pod before the container starts, if there
+// is one.
+func (p *Plugin) missing(
+	pod *api.PodSandbox, container *api.Container,
+) (a journal.Attachment, missing bool) {
 	for _, a := range p.Journal.ByPod(types.UID(pod.GetUid())) {
 		if a.Claim.UID != "" && !isAttached(a, pod) {
 			return a, true
@@ -281,10 +307,12 @@ func isAttached(a journal.Attachment, pod *api.PodSandbox) bool {
 func (p *Plugin) refuse(
 	pod *api.PodSandbox, container *api.Container, record journal.Attachment, tries *attempt,
 ) error {
-	err := fmt.Errorf("container %s of pod %s/%s: Function %s of its claim %s is not attached to the pod",
+	err := fmt.Errorf("container %s of pod %s/%s: Function %s of its claim %s is not attached to "+
+		"the pod",
 		container.GetName(), pod.GetNamespace(), pod.GetName(), record.Function, record.Claim.Name)
 	if record.Sandbox != "" && record.Sandbox != pod.GetId() {
-		err = fmt.Errorf("%w: pod %s/%s has it; %s", err, record.Pod.Namespace, record.Pod.Name, ownClaim)
+		err = fmt.Errorf("%w: pod %s/%s has it; %s", err, record.Pod.Namespace,
+			record.Pod.Name, ownClaim)
 	} else if reason := tries.err(record.Function); reason != nil {
 		err = fmt.Errorf("%w: %w", err, reason)
 	}
@@ -292,8 +320,9 @@ func (p *Plugin) refuse(
 	return err
 }
 
-// StopPodSandbox takes the pod's Functions back. If that takes longer than the runtime waits, it goes on after the answer.
-// The runtime does not call again: what fails here is done by Unprepare, which the kubelet repeats.
+// StopPodSandbox takes the pod's Functions back. If that takes longer than the runtime waits, it
+// goes on after the answer. The runtime does not call again: what fails here is done by Unprepare,
+// which the kubelet repeats.
 func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error {
 	answering, cancel := leaveTimeToAnswer(ctx)
 	defer cancel()
@@ -301,7 +330,8 @@ func (p *Plugin) StopPodSandbox(ctx context.Context, pod *api.PodSandbox) error 
 	return nil
 }
 
-// takeBack returns when the pod's Functions are back, or answering ends; then it goes on in the background.
+// takeBack returns when the pod's Functions are back, or answering ends; then it goes on in the
+// background.
 func (p *Plugin) takeBack(answering context.Context, pod *api.PodSandbox) {
 	back := make(chan struct{})
 	p.background.Go(func() {
@@ -324,11 +354,13 @@ func (p *Plugin) RemovePodSandbox(ctx context.Context, pod *api.PodSandbox) erro
 	return p.StopPodSandbox(ctx, pod)
 }
 
-// shared are the Functions of claims that the pod has and that were prepared for another pod: one that shares the claim,
-// or one that the pod follows. The kubelet calls Prepare for the first pod only.
+// shared are the Functions of claims that the pod has and that were prepared for another pod: one
+// that shares the claim, or one that the pod follows. The kubelet calls Prepare for the first pod
+// only.
 func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Attachment {
 	ofOthers := func(a journal.Attachment) bool {
-		return a.Claim.UID != "" && a.Claim.Namespace == pod.GetNamespace() && a.Pod.UID != types.UID(pod.GetUid()) &&
+		return a.Claim.UID != "" && a.Claim.Namespace == pod.GetNamespace() &&
+			a.Pod.UID != types.UID(pod.GetUid()) &&
 			a.CNI == nil && a.State != journal.Releasing
 	}
 	if p.Claimed == nil || !slices.ContainsFunc(p.Journal.All(), ofOthers) {
@@ -336,7 +368,8 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 	}
 	claimed, err := p.Claimed(ctx, pod.GetNamespace(), pod.GetName())
 	if err != nil {
-		p.log(pod).Error(err, "Cannot tell whether the pod shares a claim; if it does, its containers cannot start")
+		p.log(pod).Error(err,
+			"Cannot tell whether the pod shares a claim; if it does, its containers cannot start")
 		return nil
 	}
 	var list []journal.Attachment
@@ -348,7 +381,8 @@ func (p *Plugin) shared(ctx context.Context, pod *api.PodSandbox) []journal.Atta
 	return list
 }
 
-// detach takes the Functions back that the pod has by claims, side by side. What a CNI request attached, its DEL releases.
+// detach takes the Functions back that the pod has by claims, side by side. What a CNI request
+// attached, its DEL releases.
 func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 	attachments := slices.DeleteFunc(p.Journal.ByPod(types.UID(pod.GetUid())),
 		func(a journal.Attachment) bool { return a.Claim.UID == "" })
@@ -358,7 +392,8 @@ func (p *Plugin) detach(ctx context.Context, pod *api.PodSandbox) error {
 	for i, a := range attachments {
 		group.Go(func() error {
 			if err := p.Lifecycle.Detach(ctx, a.Function, pod.GetId()); err != nil {
-				errs[i] = fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(), a.Claim.Name, err)
+				errs[i] = fmt.Errorf("pod %s/%s, claim %s: %w", pod.GetNamespace(), pod.GetName(),
+					a.Claim.Name, err)
 			}
 			return nil
 		})

@@ -36,15 +36,18 @@ import (
 type node struct {
 	journal *journal.Journal
 
-	mutex  sync.Mutex
-	calls  []string
-	errs   map[string]error         // by call
-	blocks map[string]chan struct{} // by call: closed when the call was made, which then waits until its context ends
-	slow   map[string]chan struct{} // by call: the call waits until it is closed, whatever its context does
+	mutex sync.Mutex
+	calls []string
+	errs  map[string]error // by call
+	// by call: closed when the call was made, which then waits until its context ends
+	blocks map[string]chan struct{}
+	// by call: the call waits until it is closed, whatever its context does
+	slow map[string]chan struct{}
 
 	takes time.Duration // each move of a Function, unless its context ends
 
-	claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error) // by the kubelet
+	// by the kubelet
+	claimed func(ctx context.Context, namespace, pod string) ([]function.ID, error)
 }
 
 func newNode(t *testing.T) *node {
@@ -54,7 +57,8 @@ func newNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { j.Close() })
-	return &node{journal: j, errs: map[string]error{}, blocks: map[string]chan struct{}{}, slow: map[string]chan struct{}{}}
+	return &node{journal: j, errs: map[string]error{}, blocks: map[string]chan struct{}{},
+		slow: map[string]chan struct{}{}}
 }
 
 // reserve reserves VF 0000:3b:00.<function> for a pod, by a claim that is named after the pod.
@@ -62,8 +66,11 @@ func (n *node) reserve(t *testing.T, f, pod string) {
 	t.Helper()
 	if err := n.journal.Put(journal.Attachment{
 		Function: function.ID{Address: pci.Address("0000:3b:00." + f)}, State: journal.Reserved,
-		Claim: journal.Claim{Namespace: "default", Name: pod + "-claim", UID: types.UID(pod + "-claim-uid"), Request: f},
-		Pod:   journal.Pod{Namespace: "default", Name: pod, UID: types.UID(pod + "-uid")},
+		Claim: journal.Claim{
+			Namespace: "default", Name: pod + "-claim", UID: types.UID(pod + "-claim-uid"),
+			Request: f,
+		},
+		Pod: journal.Pod{Namespace: "default", Name: pod, UID: types.UID(pod + "-uid")},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -88,8 +95,11 @@ func (n *node) record(ctx context.Context, call string) error {
 	return err
 }
 
-func (n *node) Attach(ctx context.Context, id function.ID, sandbox lifecycle.Sandbox) (netdev.Observed, error) {
-	call := "attach " + id.String()[len("0000:3b:00."):] + " " + sandbox.ID + " " + sandbox.NetNS + " " + sandbox.Pod.Name
+func (n *node) Attach(
+	ctx context.Context, id function.ID, sandbox lifecycle.Sandbox,
+) (netdev.Observed, error) {
+	call := "attach " + id.String()[len("0000:3b:00."):] + " " + sandbox.ID + " " + sandbox.NetNS +
+		" " + sandbox.Pod.Name
 	if err := n.record(ctx, call); err != nil {
 		return netdev.Observed{}, err
 	}
@@ -111,7 +121,8 @@ func (n *node) Detach(ctx context.Context, id function.ID, sandbox string) error
 
 func (n *node) Report(c journal.Claim) { _ = n.record(context.Background(), "report "+c.Name) }
 
-// wantCalls compares the calls since the last time. A pod's Functions are moved side by side, in any order.
+// wantCalls compares the calls since the last time. A pod's Functions are moved side by side, in
+// any order.
 func (n *node) wantCalls(t *testing.T, want ...string) {
 	t.Helper()
 	n.mutex.Lock()
@@ -134,7 +145,8 @@ func (n *node) wantCalls(t *testing.T, want ...string) {
 // start runs a plugin for the runtime at the socket until the test ends.
 func (n *node) start(t *testing.T, socket string) *Plugin {
 	t.Helper()
-	p := &Plugin{Socket: socket, Journal: n.journal, Lifecycle: n, Claimed: n.claimed, Report: n.Report, Log: testr.New(t)}
+	p := &Plugin{Socket: socket, Journal: n.journal, Lifecycle: n, Claimed: n.claimed,
+		Report: n.Report, Log: testr.New(t)}
 	must.Run(t, p.Run)
 	return p
 }
@@ -150,9 +162,18 @@ type runtime struct {
 // noMetrics lets runtime hear only of the number of plugins.
 type noMetrics struct{}
 
-func (noMetrics) RecordPluginInvocation(string, string, error)                                      {}
-func (noMetrics) RecordPluginLatency(string, string, time.Duration)                                 {}
-func (noMetrics) RecordPluginAdjustments(string, string, *adaptation.ContainerAdjustment, int, int) {}
+func (noMetrics) RecordPluginInvocation(
+	string, string, error,
+) {
+}
+func (noMetrics) RecordPluginLatency(
+	string, string, time.Duration,
+) {
+}
+func (noMetrics) RecordPluginAdjustments(
+	string, string, *adaptation.ContainerAdjustment, int, int,
+) {
+}
 
 func (r *runtime) UpdatePluginCount(count int) {
 	select {
@@ -167,7 +188,9 @@ func startRuntime(t *testing.T, socket string, sandboxes ...*api.PodSandbox) *ru
 	r := &runtime{plugins: make(chan int, 100)}
 	own := filepath.Join(must.SocketDir(t), "nri.sock")
 	var err error
-	r.Adaptation, err = nritest.Start(own, func() []*adaptation.PodSandbox { return sandboxes }, adaptation.WithMetrics(r))
+	r.Adaptation, err = nritest.Start(own, func() []*adaptation.PodSandbox {
+		return sandboxes
+	}, adaptation.WithMetrics(r))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +231,8 @@ func (r *runtime) stop(t *testing.T, sandbox *api.PodSandbox) {
 	}
 }
 
-// wire passes connections on to a runtime in the same process, and can be cut as if that process had ended.
+// wire passes connections on to a runtime in the same process, and can be cut as if that process
+// had ended.
 type wire struct {
 	listener net.Listener
 	mutex    sync.Mutex
@@ -260,9 +284,12 @@ func (w *wire) cut() {
 
 // sandbox is a sandbox of a pod with a network namespace of its own.
 func sandbox(pod, id string) *api.PodSandbox {
-	return &api.PodSandbox{Id: id, Namespace: "default", Name: pod, Uid: pod + "-uid", Linux: &api.LinuxPodSandbox{
-		Namespaces: []*api.LinuxNamespace{{Type: "ipc", Path: "/proc/1/ns/ipc"}, {Type: "network", Path: "/run/netns/" + id}},
-	}}
+	return &api.PodSandbox{Id: id, Namespace: "default", Name: pod, Uid: pod + "-uid",
+		Linux: &api.LinuxPodSandbox{
+			Namespaces: []*api.LinuxNamespace{
+				{Type: "ipc", Path: "/proc/1/ns/ipc"}, {Type: "network", Path: "/run/netns/" + id},
+			},
+		}}
 }
 
 func TestLife(t *testing.T) {
@@ -279,17 +306,20 @@ func TestLife(t *testing.T) {
 	if err := r.run(t, sandbox("pod1", "s1")); err != nil {
 		t.Fatal(err)
 	}
-	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "attach 3 s1 /run/netns/s1 pod1", "report pod1-claim")
+	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "attach 3 s1 /run/netns/s1 pod1",
+		"report pod1-claim")
 	if err := r.run(t, sandbox("stranger", "s9")); err != nil {
 		t.Errorf("a pod without claims: %v", err)
 	}
 	n.wantCalls(t)
 
-	// What fails on the way back does not keep the runtime from going on; removal is the second chance.
+	// What fails on the way back does not keep the runtime from going on; removal is the second
+	// chance.
 	n.errs["detach 2 s1"] = errors.New("busy")
 	r.stop(t, sandbox("pod1", "s1"))
 	n.wantCalls(t, "detach 2 s1", "detach 3 s1")
-	if err := r.RemovePodSandbox(t.Context(), &api.RemovePodSandboxRequest{Pod: sandbox("pod1", "s1")}); err != nil {
+	if err := r.RemovePodSandbox(t.Context(),
+		&api.RemovePodSandboxRequest{Pod: sandbox("pod1", "s1")}); err != nil {
 		t.Errorf("RemovePodSandbox: %v", err)
 	}
 	n.wantCalls(t, "detach 2 s1", "detach 3 s1")
@@ -304,10 +334,12 @@ func TestAttachFails(t *testing.T) {
 	r.waitForPlugin(t)
 	n.errs["attach 3 s1 /run/netns/s1 pod1"] = errors.New("no such netdev")
 	err := r.run(t, sandbox("pod1", "s1"))
-	if err == nil || !strings.Contains(err.Error(), "pod default/pod1, claim pod1-claim: no such netdev") {
+	if err == nil ||
+		!strings.Contains(err.Error(), "pod default/pod1, claim pod1-claim: no such netdev") {
 		t.Errorf("error %v, want the pod, the claim and the reason", err)
 	}
-	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "attach 3 s1 /run/netns/s1 pod1", "detach 2 s1", "detach 3 s1")
+	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "attach 3 s1 /run/netns/s1 pod1",
+		"detach 2 s1", "detach 3 s1")
 	for _, a := range n.journal.All() {
 		if a.State != journal.Reserved {
 			t.Errorf("Function %s is %s, want it back", a.Function, a.State)
@@ -319,8 +351,8 @@ func TestAttachFails(t *testing.T) {
 	}
 }
 
-// TestAttachTakesTooLong: the runtime has its answer while it still listens. The sandbox keeps what it has, its containers
-// are refused until it has the rest, and then they start.
+// TestAttachTakesTooLong: the runtime has its answer while it still listens. The sandbox keeps what
+// it has, its containers are refused until it has the rest, and then they start.
 func TestAttachTakesTooLong(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
@@ -337,14 +369,17 @@ func TestAttachTakesTooLong(t *testing.T) {
 		t.Error("the runtime gave the plugin up")
 	}
 	err := r.create(t, sandbox("pod1", "s1"))
-	if err == nil || !strings.Contains(err.Error(), "Function 0000:3b:00.2 of its claim pod1-claim is not attached") {
+	if err == nil ||
+		!strings.Contains(err.Error(),
+			"Function 0000:3b:00.2 of its claim pod1-claim is not attached") {
 		t.Errorf("error %v, want that the container has to wait", err)
 	}
 	close(slow)
 	must.Eventually(t, "the pod has all that it claimed", func() bool {
 		return r.create(t, sandbox("pod1", "s1")) == nil && p.attempt("s1") == nil
 	})
-	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "attach 3 s1 /run/netns/s1 pod1", "report pod1-claim")
+	n.wantCalls(t, "attach 2 s1 /run/netns/s1 pod1", "attach 3 s1 /run/netns/s1 pod1",
+		"report pod1-claim")
 }
 
 func TestHostNetworkIsRefused(t *testing.T) {
@@ -355,7 +390,8 @@ func TestHostNetworkIsRefused(t *testing.T) {
 	r.waitForPlugin(t)
 	host := sandbox("pod1", "s1")
 	host.Linux.Namespaces = host.Linux.Namespaces[:1]
-	if err := r.run(t, host); err == nil || !strings.Contains(err.Error(), "take hostNetwork away") {
+	if err := r.run(t, host); err == nil ||
+		!strings.Contains(err.Error(), "take hostNetwork away") {
 		t.Errorf("error %v, want what to do", err)
 	}
 	stranger := sandbox("stranger", "s2")
@@ -372,37 +408,44 @@ func TestSynchronize(t *testing.T) {
 	n.reserve(t, "3", "stays")
 	n.reserve(t, "4", "started")
 	n.reserve(t, "5", "waiting")
-	for pod, function := range map[string]function.ID{"ended": {Address: "0000:3b:00.2"}, "stays": {Address: "0000:3b:00.3"}} {
-		if _, err := n.Attach(t.Context(), function, lifecycle.Sandbox{ID: "s-" + pod}); err != nil {
+	for pod, function := range map[string]function.ID{
+		"ended": {Address: "0000:3b:00.2"}, "stays": {Address: "0000:3b:00.3"},
+	} {
+		if _, err := n.Attach(t.Context(), function,
+			lifecycle.Sandbox{ID: "s-" + pod}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	n.calls = nil
 	// One mistake does not keep the others from being made up for.
 	n.errs["attach 3 s-stays /run/netns/s-stays stays"] = errors.New("busy")
-	r := startRuntime(t, socket, sandbox("stays", "s-stays"), sandbox("stranger", "s-stranger"), sandbox("started", "s-started"))
+	r := startRuntime(t, socket, sandbox("stays", "s-stays"), sandbox("stranger", "s-stranger"),
+		sandbox("started", "s-started"))
 	n.start(t, socket)
 	r.waitForPlugin(t)
-	n.awaitCalls(t, "attach 3 s-stays /run/netns/s-stays stays", "attach 4 s-started /run/netns/s-started started", "detach 2 s-ended", "report started-claim")
+	n.awaitCalls(t, "attach 3 s-stays /run/netns/s-stays stays",
+		"attach 4 s-started /run/netns/s-started started", "detach 2 s-ended",
+		"report started-claim")
 }
 
 // awaitCalls waits until these calls were made, in any order.
 func (n *node) awaitCalls(t *testing.T, want ...string) {
 	t.Helper()
 	var got []string
-	_ = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
-		n.mutex.Lock()
-		defer n.mutex.Unlock()
-		got = slices.Sorted(slices.Values(n.calls))
-		return slices.Equal(got, want), nil
-	})
+	_ = wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second,
+		true, func(context.Context) (bool, error) {
+			n.mutex.Lock()
+			defer n.mutex.Unlock()
+			got = slices.Sorted(slices.Values(n.calls))
+			return slices.Equal(got, want), nil
+		})
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("calls: -want +got\n%s", diff)
 	}
 }
 
-// TestSynchronizeAnswersAtOnce: pods whose netdevs do not come keep neither the connection from being made nor other
-// pods from being attached.
+// TestSynchronizeAnswersAtOnce: pods whose netdevs do not come keep neither the connection from
+// being made nor other pods from being attached.
 func TestSynchronizeAnswersAtOnce(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "stuck")
@@ -424,7 +467,8 @@ func TestSynchronizeAnswersAtOnce(t *testing.T) {
 	}
 }
 
-// TestStopTakesTooLong: the runtime has its answer in time, keeps the plugin, and the Function comes back after that.
+// TestStopTakesTooLong: the runtime has its answer in time, keeps the plugin, and the Function
+// comes back after that.
 func TestStopTakesTooLong(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
@@ -441,10 +485,11 @@ func TestStopTakesTooLong(t *testing.T) {
 		t.Errorf("the next pod: %v, connected: %t", err, p.Connected())
 	}
 	close(n.slow["detach 2 s1"])
-	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
-		a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
-		return a.State == journal.Reserved, nil
-	})
+	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 10*time.Second, true,
+		func(context.Context) (bool, error) {
+			a, _ := n.journal.Get(function.ID{Address: "0000:3b:00.2"})
+			return a.State == journal.Reserved, nil
+		})
 	if err != nil {
 		t.Errorf("the Function is not back: %v", err)
 	}
@@ -457,11 +502,13 @@ func (r *runtime) create(t *testing.T, sandbox *api.PodSandbox, devices ...strin
 	for _, device := range devices {
 		container.CDIDevices = append(container.CDIDevices, &api.CDIDevice{Name: device})
 	}
-	_, err := r.CreateContainer(t.Context(), &api.CreateContainerRequest{Pod: sandbox, Container: container})
+	_, err := r.CreateContainer(t.Context(),
+		&api.CreateContainerRequest{Pod: sandbox, Container: container})
 	return err
 }
 
-// TestCreateContainer: no container starts without what its pod claimed, nor with what another pod has.
+// TestCreateContainer: no container starts without what its pod claimed, nor with what another pod
+// has.
 func TestCreateContainer(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	r := startRuntime(t, socket)
@@ -476,16 +523,20 @@ func TestCreateContainer(t *testing.T) {
 	device := claim.CDIKind + "=" + claim.CDIDeviceName(a.Claim.UID, a.Function.DeviceName())
 	want := func(text string, err error) {
 		t.Helper()
-		if text == "" && err != nil || text != "" && (err == nil || !strings.Contains(err.Error(), text)) {
+		if text == "" && err != nil || text != "" &&
+			(err == nil || !strings.Contains(err.Error(), text)) {
 			t.Errorf("error %v, want %q", err, text)
 		}
 	}
-	const missing = "container app of pod default/pod1: Function 0000:3b:00.2 of its claim pod1-claim is not attached to the pod"
+	const missing = "container app of pod default/pod1: Function 0000:3b:00.2 of its claim " +
+		"pod1-claim is not attached to the pod"
 	want(missing, r.create(t, sandbox("pod1", "s1"), device))
-	want(missing, r.create(t, sandbox("pod1", "s1"))) // the pod has the claim, though the container does not name it
+	// the pod has the claim, though the container does not name it
+	want(missing, r.create(t, sandbox("pod1", "s1")))
 	want("", r.run(t, sandbox("pod1", "s1")))
 	want("", r.create(t, sandbox("pod1", "s1"), device, "nvidia.com/gpu=0"))
-	want("pod default/pod1 has it; an interface can be in one pod only", r.create(t, sandbox("pod2", "s2"), device))
+	want("pod default/pod1 has it; an interface can be in one pod only",
+		r.create(t, sandbox("pod2", "s2"), device))
 	want("", r.create(t, sandbox("pod2", "s2")))
 }
 
@@ -496,8 +547,8 @@ func (k kubelet) Claimed(_ context.Context, namespace, pod string) ([]function.I
 	return k[namespace+"/"+pod], nil
 }
 
-// TestSharedClaim: a second pod of a claim, for which the kubelet does not call Prepare, is attached or refused like the
-// first, and does not run without its interface.
+// TestSharedClaim: a second pod of a claim, for which the kubelet does not call Prepare, is
+// attached or refused like the first, and does not run without its interface.
 func TestSharedClaim(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	n.reserve(t, "2", "pod1")
@@ -511,7 +562,9 @@ func TestSharedClaim(t *testing.T) {
 	}
 	n.errs["attach 2 s2 /run/netns/s2 pod2"] = errors.New("is Attached in pod default/pod1")
 	err := r.run(t, sandbox("pod2", "s2"))
-	if err == nil || !strings.Contains(err.Error(), "is Attached in pod default/pod1; an interface can be in one pod only") {
+	if err == nil ||
+		!strings.Contains(err.Error(),
+			"is Attached in pod default/pod1; an interface can be in one pod only") {
 		t.Errorf("error %v, want who has it and what to do", err)
 	}
 	n.calls = nil
@@ -521,7 +574,8 @@ func TestSharedClaim(t *testing.T) {
 	n.wantCalls(t, "attach 2 s3 /run/netns/s3 pod2", "report pod1-claim")
 }
 
-// asked counts how often the kubelet is asked, and says that every pod has VF 0000:3b:00.2 by a claim.
+// asked counts how often the kubelet is asked, and says that every pod has VF 0000:3b:00.2 by a
+// claim.
 type asked int
 
 func (k *asked) Claimed(context.Context, string, string) ([]function.ID, error) {
@@ -529,20 +583,34 @@ func (k *asked) Claimed(context.Context, string, string) ([]function.ID, error) 
 	return []function.ID{{Address: "0000:3b:00.2"}}, nil
 }
 
-// TestSharedClaimIsLookedFor: only where there is a claim that another pod of the namespace has by NRI; the kubelet is not
-// asked about every pod of the node.
+// TestSharedClaimIsLookedFor: only where there is a claim that another pod of the namespace has by
+// NRI; the kubelet is not asked about every pod of the node.
 func TestSharedClaimIsLookedFor(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*journal.Attachment)
 		asks   int
 		calls  []string
 	}{
-		"another pod's claim":       {func(*journal.Attachment) {}, 1, []string{"attach 2 s2 /run/netns/s2 pod2", "report pod1-claim"}},
-		"of another namespace":      {func(a *journal.Attachment) { a.Claim.Namespace = "other" }, 0, nil},
-		"the pod's own":             {func(a *journal.Attachment) { a.Pod.UID = "pod2-uid" }, 0, []string{"attach 2 s2 /run/netns/s2 pod2", "report pod1-claim"}},
-		"no claim":                  {func(a *journal.Attachment) { a.Claim = journal.Claim{}; a.Resource = "r" }, 0, nil},
-		"attached by a CNI request": {func(a *journal.Attachment) { a.CNI = &journal.CNI{ContainerID: "s1", IfName: "net1"} }, 0, nil},
-		"being released":            {func(a *journal.Attachment) { a.State = journal.Releasing }, 0, nil},
+		"another pod's claim": {
+			func(*journal.Attachment) {},
+			1, []string{"attach 2 s2 /run/netns/s2 pod2", "report pod1-claim"},
+		},
+		"of another namespace": {func(a *journal.Attachment) {
+			a.Claim.Namespace = "other"
+		}, 0, nil},
+		"the pod's own": {func(a *journal.Attachment) {
+			a.Pod.UID = "pod2-uid"
+		}, 0, []string{"attach 2 s2 /run/netns/s2 pod2", "report pod1-claim"}},
+		"no claim": {func(a *journal.Attachment) {
+			a.Claim = journal.Claim{}
+			a.Resource = "r"
+		}, 0, nil},
+		"attached by a CNI request": {func(a *journal.Attachment) {
+			a.CNI = &journal.CNI{ContainerID: "s1", IfName: "net1"}
+		}, 0, nil},
+		"being released": {func(a *journal.Attachment) {
+			a.State = journal.Releasing
+		}, 0, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
@@ -553,7 +621,8 @@ func TestSharedClaimIsLookedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			var kubelet asked
-			p := &Plugin{Journal: n.journal, Lifecycle: n, Claimed: kubelet.Claimed, Report: n.Report, Log: testr.New(t), ctx: t.Context()}
+			p := &Plugin{Journal: n.journal, Lifecycle: n, Claimed: kubelet.Claimed,
+				Report: n.Report, Log: testr.New(t), ctx: t.Context()}
 			if err := p.RunPodSandbox(t.Context(), sandbox("pod2", "s2")); err != nil {
 				t.Fatal(err)
 			}
@@ -609,14 +678,16 @@ func TestRuntimeRestarts(t *testing.T) {
 	n.wantCalls(t, "attach 2 s2 /run/netns/s2 pod1", "report pod1-claim")
 }
 
-// endAtConfigure passes what a runtime sends on, up to its first call of the plugin, and then ends the connection: a runtime
-// that ends when it has registered the plugin, and before it configures it.
+// endAtConfigure passes what a runtime sends on, up to its first call of the plugin, and then ends
+// the connection: a runtime that ends when it has registered the plugin, and before it configures
+// it.
 func endAtConfigure(near, far net.Conn) {
 	defer near.Close()
 	defer far.Close()
 	go func() { _, _ = io.Copy(far, near) }()
 	for {
-		var header [8]byte // the number of the multiplexed connection, and the length of what follows
+		// the number of the multiplexed connection, and the length of what follows
+		var header [8]byte
 		if _, err := io.ReadFull(far, header[:]); err != nil {
 			return
 		}
@@ -632,8 +703,8 @@ func endAtConfigure(near, far net.Conn) {
 	}
 }
 
-// TestRuntimeEndsBeforeConfigure: the plugin connects again to the next runtime. The stub of NRI waits for the first one for
-// ever.
+// TestRuntimeEndsBeforeConfigure: the plugin connects again to the next runtime. The stub of NRI
+// waits for the first one for ever.
 func TestRuntimeEndsBeforeConfigure(t *testing.T) {
 	n, socket := newNode(t), filepath.Join(must.SocketDir(t), "nri.sock")
 	startRuntime(t, socket+".real")
@@ -663,20 +734,29 @@ func TestRuntimeEndsBeforeConfigure(t *testing.T) {
 func TestLeavesCNIAlone(t *testing.T) {
 	n := newNode(t)
 	n.reserve(t, "1", "pod")
-	for f, claim := range map[string]journal.Claim{"2": {}, "3": {Name: "pod-claim", UID: "pod-claim-uid"}} {
+	for f, claim := range map[string]journal.Claim{
+		"2": {}, "3": {Name: "pod-claim", UID: "pod-claim-uid"},
+	} {
 		if err := n.journal.Put(journal.Attachment{
-			Function: function.ID{Address: pci.Address("0000:3b:00." + f)}, State: journal.Attached, Claim: claim,
-			Pod: journal.Pod{Namespace: "default", Name: "pod", UID: "pod-uid"}, Sandbox: "s1",
-			CNI:    &journal.CNI{ContainerID: "s1", IfName: "net" + f, Claimed: &function.Interface{Name: "claimed"}},
+			Function: function.ID{Address: pci.Address("0000:3b:00." + f)}, State: journal.Attached,
+			Claim: claim,
+			Pod:   journal.Pod{Namespace: "default", Name: "pod", UID: "pod-uid"}, Sandbox: "s1",
+			CNI: &journal.CNI{
+				ContainerID: "s1", IfName: "net" + f, Claimed: &function.Interface{Name: "claimed"},
+			},
 			Before: &netdev.Snapshot{}, Observed: &netdev.Observed{},
 		}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	p := &Plugin{Journal: n.journal, Lifecycle: n, Report: n.Report, Log: testr.New(t), ctx: t.Context()}
+	p := &Plugin{
+		Journal: n.journal, Lifecycle: n, Report: n.Report, Log: testr.New(t), ctx: t.Context(),
+	}
 	pod := &api.PodSandbox{
 		Id: "s1", Name: "pod", Namespace: "default", Uid: "pod-uid",
-		Linux: &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "network", Path: "/run/netns/x"}}},
+		Linux: &api.LinuxPodSandbox{
+			Namespaces: []*api.LinuxNamespace{{Type: "network", Path: "/run/netns/x"}},
+		},
 	}
 	if err := p.RunPodSandbox(t.Context(), pod); err != nil {
 		t.Fatal(err)

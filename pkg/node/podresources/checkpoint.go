@@ -11,16 +11,20 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// checkpointFile is the kubelet's record of devices that it allocated to containers, below its directory
-// (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). The kubelet replaces it atomically.
+// checkpointFile is the kubelet's record of devices that it allocated to containers, below its
+// directory (kubeletDeviceManagerCheckpoint in pkg/kubelet/cm/devicemanager/manager.go). The
+// kubelet replaces it atomically.
 const checkpointFile = "device-plugins/kubelet_internal_checkpoint"
 
-// maxCheckpoint bounds the file, in bytes. An entry has some hundred bytes, plus the device plugin's response.
+// maxCheckpoint bounds the file, in bytes. An entry has some hundred bytes, plus the device
+// plugin's response.
 const maxCheckpoint = 64 << 20
 
-// readCheckpoint returns the Functions of containers, including init containers, by [function.ID.String]. A kubelet that never
-// allocated a device has no checkpoint.
-func readCheckpoint(path string, parse func(string) (function.ID, error)) (map[string]Assignment, error) {
+// readCheckpoint returns the Functions of containers, including init containers, by
+// [function.ID.String]. A kubelet that never allocated a device has no checkpoint.
+func readCheckpoint(
+	path string, parse func(string) (function.ID, error),
+) (map[string]Assignment, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return map[string]Assignment{}, nil
@@ -39,8 +43,11 @@ func readCheckpoint(path string, parse func(string) (function.ID, error)) (map[s
 	return parseCheckpoint(text, parse)
 }
 
-func parseCheckpoint(text []byte, parse func(string) (function.ID, error)) (map[string]Assignment, error) {
-	// The rest of the file is not needed; see pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go.
+func parseCheckpoint(
+	text []byte, parse func(string) (function.ID, error),
+) (map[string]Assignment, error) {
+	// The rest of the file is not needed; see
+	// pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go.
 	var checkpoint struct {
 		Data struct {
 			PodDeviceEntries []struct {
@@ -58,7 +65,9 @@ func parseCheckpoint(text []byte, parse func(string) (function.ID, error)) (map[
 		for _, ids := range entry.DeviceIDs {
 			for _, text := range ids {
 				if id, err := parse(text); err == nil {
-					assigned[id.String()] = Assignment{Resource: entry.ResourceName, Container: entry.ContainerName}
+					assigned[id.String()] = Assignment{
+						Resource: entry.ResourceName, Container: entry.ContainerName,
+					}
 				}
 			}
 		}

@@ -21,7 +21,9 @@ const kept = `{"Data":{"PodDeviceEntries":[{"PodUID":"7e6a","ContainerName":"set
 const checkpointVF = "0000:3b:00.2"
 
 func TestParseCheckpoint(t *testing.T) {
-	want := map[string]Assignment{checkpointVF: {Resource: "xpu.opiproject.org/fast", Container: "setup"}}
+	want := map[string]Assignment{
+		checkpointVF: {Resource: "xpu.opiproject.org/fast", Container: "setup"},
+	}
 	got, err := parseCheckpoint([]byte(kept), function.ParseID)
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("error %v, -want +got\n%s", err, diff)
@@ -36,8 +38,8 @@ func FuzzParseCheckpoint(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = parseCheckpoint(text, function.ParseID) })
 }
 
-// TestIncompleteAnswer: a kubelet that was started again without an API server lists static pods only. That is no
-// answer; and init containers, which it never lists, are in its checkpoint.
+// TestIncompleteAnswer: a kubelet that was started again without an API server lists static pods
+// only. That is no answer; and init containers, which it never lists, are in its checkpoint.
 func TestIncompleteAnswer(t *testing.T) {
 	dir := must.SocketDir(t)
 	kubelet, err := kubelettest.ServePods(dir)
@@ -76,18 +78,24 @@ func TestIncompleteAnswer(t *testing.T) {
 	}
 }
 
-// TestAuxiliaryDevice: another device plugin calls an SF by its auxiliary device, and a pod has it all the same.
+// TestAuxiliaryDevice: another device plugin calls an SF by its auxiliary device, and a pod has it
+// all the same.
 func TestAuxiliaryDevice(t *testing.T) {
 	sf := function.SubfunctionID("0000:3b:00.0", 88)
-	c := &Client{Auxiliary: func(name string) (function.ID, bool) { return sf, name == "mlx5_core.sf.4" }}
+	c := &Client{Auxiliary: func(name string) (function.ID, bool) {
+		return sf, name == "mlx5_core.sf.4"
+	}}
 	text := `{"Data":{"PodDeviceEntries":[{"ContainerName":"a","ResourceName":"nvidia.com/sf","DeviceIDs":{"0":["mlx5_core.sf.4","mlx5_core.sf.5"]}}]}}`
 	kept, err := parseCheckpoint([]byte(text), c.parse)
 	if err != nil || len(kept) != 1 || kept[sf.String()].Resource != "nvidia.com/sf" {
 		t.Errorf("checkpoint: %v, %v", kept, err)
 	}
-	listed := functions([]*podresourcesapi.PodResources{{Namespace: "default", Name: "p", Containers: []*podresourcesapi.ContainerResources{{
-		Name: "a", Devices: []*podresourcesapi.ContainerDevices{{ResourceName: "nvidia.com/sf", DeviceIds: []string{"mlx5_core.sf.4"}}},
-	}}}}, nil, c.parse)
+	listed := functions([]*podresourcesapi.PodResources{{Namespace: "default", Name: "p",
+		Containers: []*podresourcesapi.ContainerResources{{
+			Name: "a", Devices: []*podresourcesapi.ContainerDevices{
+				{ResourceName: "nvidia.com/sf", DeviceIds: []string{"mlx5_core.sf.4"}},
+			},
+		}}}}, nil, c.parse)
 	if len(listed[sf]) != 1 || listed[sf][0].Pod != "p" {
 		t.Errorf("list: %v", listed)
 	}

@@ -41,7 +41,9 @@ func start(t *testing.T) (dir string, kubelet *kubelettest.Pods, client *podreso
 	return dir, kubelet, newClient(t, dir, podresources.Self{}, testr.New(t))
 }
 
-func newClient(t *testing.T, dir string, self podresources.Self, log logr.Logger) *podresources.Client {
+func newClient(
+	t *testing.T, dir string, self podresources.Self, log logr.Logger,
+) *podresources.Client {
 	t.Helper()
 	client, err := podresources.NewClient(dir, self, nil, log)
 	must.Succeed(t, err)
@@ -52,7 +54,9 @@ func newClient(t *testing.T, dir string, self podresources.Self, log logr.Logger
 func TestAssigned(t *testing.T) {
 	_, kubelet, client := start(t)
 	in := func(pod, resource string) podresources.Assignment {
-		return podresources.Assignment{Resource: resource, Namespace: "default", Pod: pod, Container: "main"}
+		return podresources.Assignment{
+			Resource: resource, Namespace: "default", Pod: pod, Container: "main",
+		}
 	}
 	for _, test := range []struct {
 		name string
@@ -61,21 +65,29 @@ func TestAssigned(t *testing.T) {
 	}{
 		{"no pods", nil, map[string]podresources.Assignment{}},
 		{"nothing of ours", []*podresourcesapi.PodResources{
-			kubelettest.Pod("gpu", "nvidia.com/gpu", "GPU-fef8089b-4820-abfc-e83e-94318197576e"), kubelettest.Pod("none", "", ""),
-			kubelettest.Pod("aux", "intel.com/sf", "mlx5_core.sf.2"), kubelettest.ClaimPod("cpu", "dra.cpu", "cpu-1"),
+			kubelettest.Pod("gpu", "nvidia.com/gpu", "GPU-fef8089b-4820-abfc-e83e-94318197576e"),
+			kubelettest.Pod("none", "", ""),
+			kubelettest.Pod("aux", "intel.com/sf", "mlx5_core.sf.2"),
+			kubelettest.ClaimPod("cpu", "dra.cpu", "cpu-1"),
 		}, map[string]podresources.Assignment{}},
 		{"several pods and resources", []*podresourcesapi.PodResources{
-			kubelettest.Pod("web", fast, vf, sf), kubelettest.Pod("dpdk", "intel.com/dpdk", "0000:3B:00.4"),
-		}, map[string]podresources.Assignment{vf: in("web", fast), sf: in("web", fast), "0000:3b:00.4": in("dpdk", "intel.com/dpdk")}},
+			kubelettest.Pod("web", fast, vf, sf),
+			kubelettest.Pod("dpdk", "intel.com/dpdk", "0000:3B:00.4"),
+		}, map[string]podresources.Assignment{
+			vf: in("web", fast), sf: in("web", fast), "0000:3b:00.4": in("dpdk", "intel.com/dpdk"),
+		}},
 		{"claims", []*podresourcesapi.PodResources{
 			kubelettest.ClaimPod("ours", "xpu.opiproject.org", "0000-3b-00-2", "0000-3b-00-0-sf88"),
 			kubelettest.ClaimPod("theirs", "sriovnetwork.k8snetworkplumbingwg.io", "0000-3b-00-4"),
 			kubelettest.ClaimPod("dranets", "dra.net", "pci-0000-3b-00-5"),
 		}, map[string]podresources.Assignment{
-			vf: in("ours", ""), sf: in("ours", ""), "0000:3b:00.4": in("theirs", "sriovnetwork.k8snetworkplumbingwg.io"),
+			vf: in("ours", ""), sf: in("ours", ""),
+			"0000:3b:00.4": in("theirs", "sriovnetwork.k8snetworkplumbingwg.io"),
 			"0000:3b:00.5": in("dranets", "dra.net"),
 		}},
-		{"given twice", []*podresourcesapi.PodResources{kubelettest.Pod("b", fast, vf), kubelettest.Pod("a", "intel.com/dpdk", vf)},
+		{"given twice", []*podresourcesapi.PodResources{
+			kubelettest.Pod("b", fast, vf), kubelettest.Pod("a", "intel.com/dpdk", vf),
+		},
 			map[string]podresources.Assignment{vf: in("a", "intel.com/dpdk")}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -91,23 +103,29 @@ func TestAssigned(t *testing.T) {
 	}
 }
 
-// TestNotHad: pods have neither what their claims only look at, nor a PF of which they have a share.
+// TestNotHad: pods have neither what their claims only look at, nor a PF of which they have a
+// share.
 func TestNotHad(t *testing.T) {
 	dir, kubelet, _ := start(t)
-	client, err := podresources.NewClient(dir, podresources.Self{}, func(namespace, claim string, f function.ID) bool {
-		return namespace == "default" && claim == "monitor" && f.String() == vf
-	}, testr.New(t))
+	client, err := podresources.NewClient(dir, podresources.Self{},
+		func(namespace, claim string, f function.ID) bool {
+			return namespace == "default" && claim == "monitor" && f.String() == vf
+		}, testr.New(t))
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	share := kubelettest.ClaimPod("share", "xpu.opiproject.org", "0000-3b-00-0")
 	share.Containers[0].DynamicResources[0].ClaimResources[0].ShareId = new("s1")
-	kubelet.Set(share, kubelettest.ClaimPod("monitor", "xpu.opiproject.org", "0000-3b-00-2", "0000-3b-00-4"),
+	kubelet.Set(share,
+		kubelettest.ClaimPod("monitor", "xpu.opiproject.org", "0000-3b-00-2", "0000-3b-00-4"),
 		kubelettest.ClaimPod("user", "xpu.opiproject.org", "0000-3b-00-5"))
 	got, err := client.Assigned(t.Context())
-	if err != nil || len(got) != 2 || got["0000:3b:00.4"].Pod != "monitor" || got["0000:3b:00.5"].Pod != "user" {
-		t.Errorf("Assigned = %v, %v; want what the monitor has beside what it looks at, and what the user has", got, err)
+	if err != nil || len(got) != 2 || got["0000:3b:00.4"].Pod != "monitor" ||
+		got["0000:3b:00.5"].Pod != "user" {
+		t.Errorf("Assigned = %v, %v; want what the monitor has beside what it looks at, and what "+
+			"the user has", got, err)
 	}
-	if claimed, err := client.Claimed(t.Context(), "default", "monitor"); err != nil || len(claimed) != 1 {
+	if claimed, err := client.Claimed(t.Context(), "default", "monitor"); err != nil ||
+		len(claimed) != 1 {
 		t.Errorf("Claimed = %v, %v; want one", claimed, err)
 	}
 }
@@ -166,7 +184,8 @@ func TestTracker(t *testing.T) {
 		message := tracker.InUse(vfID, resource)
 		for _, want := range []string{"default/web", fast} {
 			if !strings.Contains(message, want) {
-				t.Errorf("InUse by another resource than %q = %q, want %q in it", resource, message, want)
+				t.Errorf("InUse by another resource than %q = %q, want %q in it", resource,
+					message, want)
 			}
 		}
 	}
@@ -181,7 +200,8 @@ func TestTracker(t *testing.T) {
 
 	kubelet.Stop()
 	for range 2 {
-		if _, err := tracker.Refresh(t.Context()); err == nil || !strings.Contains(err.Error(), dir) {
+		if _, err := tracker.Refresh(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), dir) {
 			t.Errorf("Refresh without a kubelet = %v, want an error with the socket's path", err)
 		}
 	}
@@ -205,7 +225,8 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// TestTrackerTimesOut: a kubelet that takes calls and does not answer is logged as one that is away.
+// TestTrackerTimesOut: a kubelet that takes calls and does not answer is logged as one that is
+// away.
 func TestTrackerTimesOut(t *testing.T) {
 	dir := must.SocketDir(t)
 	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o750); err != nil {
@@ -217,11 +238,14 @@ func TestTrackerTimesOut(t *testing.T) {
 	}
 	t.Cleanup(func() { silent.Close() })
 	logged := 0
-	tracker := newClient(t, dir, podresources.Self{}, funcr.New(func(string, string) { logged++ }, funcr.Options{}))
+	tracker := newClient(t, dir, podresources.Self{}, funcr.New(func(string, string) {
+		logged++
+	}, funcr.Options{}))
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := tracker.Refresh(canceled); err == nil || logged != 0 {
-		t.Errorf("Refresh = %v, logged %d times; want an error and silence, as nobody wants the answer any more", err, logged)
+		t.Errorf("Refresh = %v, logged %d times; want an error and silence, as nobody wants the "+
+			"answer any more", err, logged)
 	}
 	for range 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
@@ -246,7 +270,8 @@ func TestNoKubelet(t *testing.T) {
 	}
 }
 
-// TestClaimed: what a pod has by claims is its own only, in its namespace; containers that share it count once.
+// TestClaimed: what a pod has by claims is its own only, in its namespace; containers that share it
+// count once.
 func TestClaimed(t *testing.T) {
 	_, kubelet, client := start(t)
 	claimed := func(namespace, pod, device string) *podresourcesapi.PodResources {
@@ -256,7 +281,8 @@ func TestClaimed(t *testing.T) {
 	}
 	twice := claimed("default", "web", "0000-3b-00-2")
 	twice.Containers = append(twice.Containers, twice.Containers[0])
-	kubelet.Set(twice, claimed("other", "web", "0000-3b-00-3"), claimed("default", "db", "0000-3b-00-4"),
+	kubelet.Set(twice, claimed("other", "web", "0000-3b-00-3"),
+		claimed("default", "db", "0000-3b-00-4"),
 		kubelettest.Pod("web", "xpu.opiproject.org/fast", "0000:3b:00.5"))
 	got, err := client.Claimed(t.Context(), "default", "web")
 	if want := []function.ID{{Address: "0000:3b:00.2"}}; err != nil || !slices.Equal(got, want) {
@@ -274,7 +300,9 @@ func TestClaimed(t *testing.T) {
 	if changed, err := client.Refresh(t.Context()); !changed || err != nil {
 		t.Errorf("changed %t, %v", changed, err)
 	}
-	for resource, want := range map[string]bool{"": true, "xpu.opiproject.org/fast": true, "xpu.opiproject.org/slow": false} {
+	for resource, want := range map[string]bool{
+		"": true, "xpu.opiproject.org/fast": true, "xpu.opiproject.org/slow": false,
+	} {
 		if has := client.Has(function.ID{Address: "0000:3b:00.2"}, resource); has != want {
 			t.Errorf("has it by %q: %t", resource, has)
 		}
@@ -285,7 +313,9 @@ func TestClaimed(t *testing.T) {
 func TestTrackerFirstAnswer(t *testing.T) {
 	dir, kubelet, _ := start(t)
 	var lines []string
-	tracker := newClient(t, dir, podresources.Self{}, funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{}))
+	tracker := newClient(t, dir, podresources.Self{}, funcr.New(func(_, args string) {
+		lines = append(lines, args)
+	}, funcr.Options{}))
 	kubelet.Set()
 	if _, err := tracker.Refresh(t.Context()); err != nil || len(lines) > 0 {
 		t.Errorf("%v, logged %q", err, lines)

@@ -15,21 +15,30 @@ import (
 )
 
 func devicePool(name string, selectors ...v1alpha1.FunctionSelector) v1alpha1.DevicePool {
-	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{Selectors: selectors}}
+	return v1alpha1.DevicePool{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       v1alpha1.DevicePoolSpec{Selectors: selectors},
+	}
 }
 
-// oneCard has a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0 and 01.1, and one SF.
+// oneCard has a PF, "0000:3b:00.0", with eight VFs, the addresses of which end in .2 to .7, 01.0
+// and 01.1, and one SF.
 func oneCard() []function.Function {
 	const pf = pci.Address("0000:3b:00.0")
 	functions := []function.Function{
-		{ID: function.ID{Address: pf}, Kind: function.PF, PF: pf, PFName: "ens3f0", Index: -1, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core"},
-		{ID: function.SubfunctionID(pf, 88), Kind: function.SF, PF: pf, PFName: "ens3f0", Index: 88, Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core.sf"},
+		{ID: function.ID{Address: pf}, Kind: function.PF, PF: pf, PFName: "ens3f0", Index: -1,
+			Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core"},
+		{ID: function.SubfunctionID(pf, 88), Kind: function.SF, PF: pf, PFName: "ens3f0", Index: 88,
+			Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core.sf"},
 	}
 	for index := range 8 {
 		routingID := index + 2
 		functions = append(functions, function.Function{
-			ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", routingID/8, routingID%8))},
-			Kind: function.VF, PF: pf, PFName: "ens3f0", Index: index, Vendor: "15b3", Device: "101e", Driver: "mlx5_core",
+			ID: function.ID{
+				Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", routingID/8, routingID%8)),
+			},
+			Kind: function.VF, PF: pf, PFName: "ens3f0", Index: index, Vendor: "15b3",
+			Device: "101e", Driver: "mlx5_core",
 		})
 	}
 	return functions
@@ -56,24 +65,43 @@ func TestSelectors(t *testing.T) {
 		selectors []v1alpha1.FunctionSelector
 		want      string
 	}{
-		{"vendor, but never a PF", []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, sf + " " + all},
-		{"vendor in capitals", []v1alpha1.FunctionSelector{{Vendors: []string{"8086", "15B3"}}}, sf + " " + all},
+		{"vendor, but never a PF", []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, sf +
+			" " + all},
+		{"vendor in capitals", []v1alpha1.FunctionSelector{{Vendors: []string{"8086", "15B3"}}},
+			sf + " " + all},
 		{"other vendor", []v1alpha1.FunctionSelector{{Vendors: []string{"8086"}}}, ""},
 		{"device", []v1alpha1.FunctionSelector{{Devices: []string{"101E"}}}, all},
-		{"driver", []v1alpha1.FunctionSelector{{Drivers: []string{"mlx5_core.sf", "vfio-pci"}}}, sf},
-		{"address", []v1alpha1.FunctionSelector{{PCIAddresses: []string{"0000:3B:00.3", "0000:3b:01.1"}}}, "1 7"},
-		{"a PF's address has its SFs", []v1alpha1.FunctionSelector{{PCIAddresses: []string{"0000:3b:00.0"}}}, sf},
+		{"driver", []v1alpha1.FunctionSelector{{Drivers: []string{"mlx5_core.sf", "vfio-pci"}}},
+			sf},
+		{
+			"address", []v1alpha1.FunctionSelector{
+				{PCIAddresses: []string{"0000:3B:00.3", "0000:3b:01.1"}},
+			}, "1 7",
+		},
+		{"a PF's address has its SFs",
+			[]v1alpha1.FunctionSelector{{PCIAddresses: []string{"0000:3b:00.0"}}}, sf},
 		{"pfName", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0"}}}, sf + " " + all},
-		{"pfName with indexes", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}}, "0 1 2 3 7"},
-		{"pfName with one index", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f1#0-7", "ens3f0#5"}}}, "5"},
+		{"pfName with indexes", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0-3,7"}}},
+			"0 1 2 3 7"},
+		{"pfName with one index",
+			[]v1alpha1.FunctionSelector{{PFNames: []string{"ens3f1#0-7", "ens3f0#5"}}}, "5"},
 		{"other pfName", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f"}}}, ""},
-		{"rootDevice", []v1alpha1.FunctionSelector{{RootDevices: []string{"0000:3b:00.0"}}}, sf + " " + all},
-		{"rootDevice in capitals with indexes", []v1alpha1.FunctionSelector{{RootDevices: []string{"0000:3B:00.0#6-9"}}}, "6 7"},
-		{"all fields must match", []v1alpha1.FunctionSelector{{Devices: []string{"101e"}, PFNames: []string{"ens3f0#2-88"}, Drivers: []string{"mlx5_core"}}}, "2 3 4 5 6 7"},
-		{"one selector is enough", []v1alpha1.FunctionSelector{{PFNames: []string{"ens3f0#0"}}, {Drivers: []string{"mlx5_core.sf"}}}, sf + " 0"},
+		{"rootDevice", []v1alpha1.FunctionSelector{{RootDevices: []string{"0000:3b:00.0"}}}, sf +
+			" " + all},
+		{"rootDevice in capitals with indexes",
+			[]v1alpha1.FunctionSelector{{RootDevices: []string{"0000:3B:00.0#6-9"}}}, "6 7"},
+		{"all fields must match",
+			[]v1alpha1.FunctionSelector{
+				{Devices: []string{"101e"}, PFNames: []string{"ens3f0#2-88"},
+					Drivers: []string{"mlx5_core"}},
+			}, "2 3 4 5 6 7"},
+		{"one selector is enough", []v1alpha1.FunctionSelector{
+			{PFNames: []string{"ens3f0#0"}}, {Drivers: []string{"mlx5_core.sf"}},
+		}, sf + " 0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			pools := Assign(oneCard(), []v1alpha1.DevicePool{devicePool("fast", test.selectors...)}, nil, nil)
+			pools := Assign(oneCard(), []v1alpha1.DevicePool{devicePool("fast", test.selectors...)},
+				nil, nil)
 			if len(pools) != 1 || pools[0].Err != nil {
 				t.Fatalf("Assign = %+v, want one pool", pools)
 			}
@@ -89,7 +117,9 @@ func TestAttributes(t *testing.T) {
 	functions := oneCard()
 	change := func(id string, change func(*function.Function)) {
 		t.Helper()
-		i := slices.IndexFunc(functions, func(f function.Function) bool { return f.ID.String() == id })
+		i := slices.IndexFunc(functions, func(f function.Function) bool {
+			return f.ID.String() == id
+		})
 		change(&functions[i])
 	}
 	for i := range functions {
@@ -97,19 +127,29 @@ func TestAttributes(t *testing.T) {
 	}
 	change("0000:3b:00.0", func(f *function.Function) { f.NumVFs = 8 })
 	change("0000:3b:00.2", func(f *function.Function) { f.ACPIIndex, f.RDMA = "101", true })
-	change("0000:3b:00.3", func(f *function.Function) { f.LinkType, f.PKey = "infiniband", "0x8050" })
-	change("0000:3b:00.4", func(f *function.Function) { f.VDPA = function.VDPA{Name: "a", Driver: "vhost_vdpa"} })
-	change("0000:3b:00.5", func(f *function.Function) { f.VDPA = function.VDPA{Name: "b", Driver: "virtio_vdpa"} })
-	change("0000:3b:00.6", func(f *function.Function) { f.DDPProfile, f.VDPA.Name = "ICE COMMS Package", "c" })
+	change("0000:3b:00.3", func(f *function.Function) {
+		f.LinkType, f.PKey = "infiniband", "0x8050"
+	})
+	change("0000:3b:00.4", func(f *function.Function) {
+		f.VDPA = function.VDPA{Name: "a", Driver: "vhost_vdpa"}
+	})
+	change("0000:3b:00.5", func(f *function.Function) {
+		f.VDPA = function.VDPA{Name: "b", Driver: "virtio_vdpa"}
+	})
+	change("0000:3b:00.6", func(f *function.Function) {
+		f.DDPProfile, f.VDPA.Name = "ICE COMMS Package", "c"
+	})
 	change("0000:3b:00.7", func(f *function.Function) { f.Driver = "" })
 	change("0000:3b:01.1", func(f *function.Function) { f.DefaultRoute = true })
 	nic := function.Function{
-		ID: function.ID{Address: "0000:19:00.0"}, Kind: function.PF, Class: function.Network, PF: "0000:19:00.0", PFName: "eno1", Index: -1, Driver: "igb", PFDriver: "igb",
+		ID: function.ID{Address: "0000:19:00.0"}, Kind: function.PF, Class: function.Network,
+		PF: "0000:19:00.0", PFName: "eno1", Index: -1, Driver: "igb", PFDriver: "igb",
 	}
 	uplink := nic
 	uplink.ID.Address, uplink.PF, uplink.DefaultRoute = "0000:19:00.1", "0000:19:00.1", true
 	fpga := function.Function{
-		ID: function.ID{Address: "0000:65:00.0"}, Kind: function.VF, Class: function.Accelerator, PF: "0000:65:00.1", Driver: "vfio-pci", Vendor: "8086",
+		ID: function.ID{Address: "0000:65:00.0"}, Kind: function.VF, Class: function.Accelerator,
+		PF: "0000:65:00.1", Driver: "vfio-pci", Vendor: "8086",
 	}
 	functions = append(functions, nic, uplink, fpga)
 	const sf = "0000:3b:00.0/sf88"
@@ -119,8 +159,10 @@ func TestAttributes(t *testing.T) {
 		selector   v1alpha1.FunctionSelector
 		want       string
 	}{
-		{"no device type: VFs and SFs, without the node's own", "", v1alpha1.FunctionSelector{}, sf + " 0 1 2 3 4 5 6"},
-		{"netDevice: also NICs; with a driver", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{}, "0 1 2 3 4 6 0000:19:00.0"},
+		{"no device type: VFs and SFs, without the node's own", "", v1alpha1.FunctionSelector{},
+			sf + " 0 1 2 3 4 5 6"},
+		{"netDevice: also NICs; with a driver", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{},
+			"0 1 2 3 4 6 0000:19:00.0"},
 		{"auxNetDevice", v1alpha1.DeviceTypeAuxNet, v1alpha1.FunctionSelector{}, sf},
 		{"accelerator", v1alpha1.DeviceTypeAccelerator, v1alpha1.FunctionSelector{}, "0"},
 		{"a type that is not known", "gpu", v1alpha1.FunctionSelector{}, ""},
@@ -128,18 +170,26 @@ func TestAttributes(t *testing.T) {
 		{"linkType", "", v1alpha1.FunctionSelector{LinkTypes: []string{"infiniband"}}, "1"},
 		{"pKey", "", v1alpha1.FunctionSelector{PKeys: []string{"0x50", "0X8050"}}, "1"},
 		{"another pKey", "", v1alpha1.FunctionSelector{PKeys: []string{"0x0"}}, ""},
-		{"ddpProfile", "", v1alpha1.FunctionSelector{DDPProfiles: []string{"ICE COMMS Package"}}, "4"},
+		{"ddpProfile", "", v1alpha1.FunctionSelector{DDPProfiles: []string{"ICE COMMS Package"}},
+			"4"},
 		{"no ddpProfile", "", v1alpha1.FunctionSelector{DDPProfiles: []string{""}}, ""},
 		{"auxType", "", v1alpha1.FunctionSelector{AuxTypes: []string{"sf"}}, sf},
 		{"isRdma", "", v1alpha1.FunctionSelector{IsRdma: true}, "0"},
 		{"vhost", "", v1alpha1.FunctionSelector{VDPAType: "vhost"}, "2"},
 		{"virtio", "", v1alpha1.FunctionSelector{VDPAType: "virtio"}, "3"},
-		{"pfName in another case", "", v1alpha1.FunctionSelector{PFNames: []string{"ENS3F0#2"}}, "2"},
-		{"a PF is not its own child", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{PFNames: []string{"eno1"}}, ""},
-		{"nor by address", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{RootDevices: []string{"0000:19:00.0"}}, ""},
-		{"but has an address", v1alpha1.DeviceTypeNet, v1alpha1.FunctionSelector{PCIAddresses: []string{"0000:19:00.0"}}, "0000:19:00.0"},
-		{"an SF's driver", "", v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}, AuxTypes: []string{"sf"}}, ""},
-		{"an auxNetDevice's driver is the PF's too", v1alpha1.DeviceTypeAuxNet, v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}}, sf},
+		{"pfName in another case", "", v1alpha1.FunctionSelector{PFNames: []string{"ENS3F0#2"}},
+			"2"},
+		{"a PF is not its own child", v1alpha1.DeviceTypeNet,
+			v1alpha1.FunctionSelector{PFNames: []string{"eno1"}}, ""},
+		{"nor by address", v1alpha1.DeviceTypeNet,
+			v1alpha1.FunctionSelector{RootDevices: []string{"0000:19:00.0"}}, ""},
+		{"but has an address", v1alpha1.DeviceTypeNet,
+			v1alpha1.FunctionSelector{PCIAddresses: []string{"0000:19:00.0"}}, "0000:19:00.0"},
+		{"an SF's driver", "", v1alpha1.FunctionSelector{
+			Drivers: []string{"mlx5_core"}, AuxTypes: []string{"sf"},
+		}, ""},
+		{"an auxNetDevice's driver is the PF's too", v1alpha1.DeviceTypeAuxNet,
+			v1alpha1.FunctionSelector{Drivers: []string{"mlx5_core"}}, sf},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := devicePool("fast", test.selector)
@@ -175,7 +225,8 @@ func TestPriority(t *testing.T) {
 			if has := len(p.Functions) == 1; has != (p.Name == test.want) {
 				t.Errorf("%s has %q, want all in %s", p.Name, names(p.Functions), test.want)
 			}
-			if p.Name != test.want && (len(p.Overlaps) != 1 || !strings.HasSuffix(p.Overlaps[0], " in "+test.want)) {
+			if p.Name != test.want &&
+				(len(p.Overlaps) != 1 || !strings.HasSuffix(p.Overlaps[0], " in "+test.want)) {
 				t.Errorf("%s has overlaps %v, want one with %s", p.Name, p.Overlaps, test.want)
 			}
 		}
@@ -188,24 +239,39 @@ func TestBadSelectors(t *testing.T) {
 		selector v1alpha1.FunctionSelector
 		want     []string
 	}{
-		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0", "#1"}}, []string{"pfNames[1]", `"#1"`, "name"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0", "#1"}},
+			[]string{"pfNames[1]", `"#1"`, "name"}},
 		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#"}}, []string{"pfNames[0]", "0-3"}},
-		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#3-1"}}, []string{"pfNames[0]", "from the smaller to the larger"}},
-		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#-1"}}, []string{"pfNames[0]", `"-1"`, "0-3"}},
-		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1,,2"}}, []string{"pfNames[0]", `""`, "0-3"}},
-		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1-99999999999999999999"}}, []string{"pfNames[0]", "0-3"}},
-		{v1alpha1.FunctionSelector{RootDevices: []string{"ens3f0"}}, []string{"rootDevices[0]", "dddd:bb:dd.f"}},
-		{v1alpha1.FunctionSelector{RootDevices: []string{"0000:3b:00.0#x"}}, []string{"rootDevices[0]", `"x"`, "0-3"}},
-		{v1alpha1.FunctionSelector{PKeys: []string{"0x7fff", "7fff"}}, []string{"pKeys[1]", `"7fff"`, "0x7fff"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#3-1"}},
+			[]string{"pfNames[0]", "from the smaller to the larger"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#-1"}},
+			[]string{"pfNames[0]", `"-1"`, "0-3"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1,,2"}},
+			[]string{"pfNames[0]", `""`, "0-3"}},
+		{v1alpha1.FunctionSelector{PFNames: []string{"ens3f0#1-99999999999999999999"}},
+			[]string{"pfNames[0]", "0-3"}},
+		{v1alpha1.FunctionSelector{RootDevices: []string{"ens3f0"}},
+			[]string{"rootDevices[0]", "dddd:bb:dd.f"}},
+		{v1alpha1.FunctionSelector{RootDevices: []string{"0000:3b:00.0#x"}},
+			[]string{"rootDevices[0]", `"x"`, "0-3"}},
+		{v1alpha1.FunctionSelector{PKeys: []string{"0x7fff", "7fff"}},
+			[]string{"pKeys[1]", `"7fff"`, "0x7fff"}},
 		{v1alpha1.FunctionSelector{PKeys: []string{"0x17fff"}}, []string{"pKeys[0]", "16 bits"}},
-		{v1alpha1.FunctionSelector{AuxTypes: []string{"eth"}}, []string{"auxTypes[0]", `"eth"`, "sf"}},
-		{v1alpha1.FunctionSelector{VDPAType: "user"}, []string{"vdpaType", `"user"`, "virtio or vhost"}},
-		{v1alpha1.FunctionSelector{VDPAType: "vhost", IsRdma: true}, []string{"vdpaType", "isRdma"}},
-		{v1alpha1.FunctionSelector{PCIAddresses: []string{"3b:00.2"}}, []string{"pciAddresses[0]", "dddd:bb:dd.f"}},
+		{v1alpha1.FunctionSelector{AuxTypes: []string{"eth"}},
+			[]string{"auxTypes[0]", `"eth"`, "sf"}},
+		{v1alpha1.FunctionSelector{VDPAType: "user"},
+			[]string{"vdpaType", `"user"`, "virtio or vhost"}},
+		{v1alpha1.FunctionSelector{VDPAType: "vhost", IsRdma: true},
+			[]string{"vdpaType", "isRdma"}},
+		{v1alpha1.FunctionSelector{PCIAddresses: []string{"3b:00.2"}},
+			[]string{"pciAddresses[0]", "dddd:bb:dd.f"}},
 	} {
-		pools := Assign(oneCard(), []v1alpha1.DevicePool{devicePool("bad", good, test.selector), devicePool("good", good)}, nil, nil)
+		pools := Assign(oneCard(), []v1alpha1.DevicePool{
+			devicePool("bad", good, test.selector), devicePool("good", good),
+		}, nil, nil)
 		if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 {
-			t.Errorf("Assign with %+v = %+v, want an empty pool with an error", test.selector, pools)
+			t.Errorf("Assign with %+v = %+v, want an empty pool with an error",
+				test.selector, pools)
 			continue
 		}
 		for _, text := range append(test.want, "DevicePool bad", "spec.selectors[1]") {
@@ -226,7 +292,9 @@ func TestOverlap(t *testing.T) {
 	elsewhere.Spec.NodeSelector = map[string]string{"rack": "7"}
 
 	// The order in which they are listed does not matter.
-	for _, order := range [][]v1alpha1.DevicePool{{some, more, elsewhere}, {more, elsewhere, some}} {
+	for _, order := range [][]v1alpha1.DevicePool{
+		{some, more, elsewhere}, {more, elsewhere, some},
+	} {
 		pools := Assign(oneCard(), order, map[string]string{"rack": "8"}, nil)
 		if len(pools) != 2 || pools[0].Name != "b-some" || pools[1].Name != "c-more" {
 			t.Fatalf("Assign = %+v, want b-some and c-more", pools)
@@ -242,15 +310,18 @@ func TestOverlap(t *testing.T) {
 			t.Errorf("overlaps of c-more: -want +got\n%s", diff)
 		}
 	}
-	pools := Assign(oneCard(), []v1alpha1.DevicePool{some, elsewhere}, map[string]string{"rack": "7", "zone": "a"}, nil)
+	pools := Assign(oneCard(), []v1alpha1.DevicePool{some, elsewhere},
+		map[string]string{"rack": "7", "zone": "a"}, nil)
 	if len(pools) != 2 || len(pools[0].Functions) != 9 || len(pools[1].Overlaps) != 3 {
-		t.Errorf("Assign on rack 7 = %+v, want all in a-elsewhere and three overlaps in b-some", pools)
+		t.Errorf("Assign on rack 7 = %+v, want all in a-elsewhere and three overlaps in b-some",
+			pools)
 	}
 }
 
 // FuzzParseIndexed: what is accepted says which indexes it means, and means no negative ones.
 func FuzzParseIndexed(f *testing.F) {
-	for _, seed := range []string{"", "#", "ens3f0", "ens3f0#", "ens3f0#0-3,7", "ens3f0#3-0", "a#b#c", "0000:3b:00.0#0", "x#+1", "x#1--2", "x#99999999999999999999"} {
+	for _, seed := range []string{"", "#", "ens3f0", "ens3f0#", "ens3f0#0-3,7", "ens3f0#3-0",
+		"a#b#c", "0000:3b:00.0#0", "x#+1", "x#1--2", "x#99999999999999999999"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -259,7 +330,8 @@ func FuzzParseIndexed(f *testing.F) {
 			return
 		}
 		name, list, limited := strings.Cut(text, "#")
-		if parsed.name != name || name == "" || limited != (len(parsed.ranges) > 0) || limited && len(parsed.ranges) != strings.Count(list, ",")+1 {
+		if parsed.name != name || name == "" || limited != (len(parsed.ranges) > 0) ||
+			limited && len(parsed.ranges) != strings.Count(list, ",")+1 {
 			t.Fatalf("parseIndexed(%q) = %+v", text, parsed)
 		}
 		for _, r := range parsed.ranges {
@@ -276,20 +348,25 @@ func FuzzParseIndexed(f *testing.F) {
 	})
 }
 
-// TestOlderPoolComesFirst: a newer DevicePool takes neither Functions nor the resource's name from an older one.
+// TestOlderPoolComesFirst: a newer DevicePool takes neither Functions nor the resource's name from
+// an older one.
 func TestOlderPoolComesFirst(t *testing.T) {
-	older, newer := devicePool("b", v1alpha1.FunctionSelector{Devices: []string{"101e"}}), devicePool("a", v1alpha1.FunctionSelector{Devices: []string{"101e"}})
+	older, newer := devicePool("b",
+		v1alpha1.FunctionSelector{Devices: []string{"101e"}}), devicePool("a",
+		v1alpha1.FunctionSelector{Devices: []string{"101e"}})
 	older.CreationTimestamp, newer.CreationTimestamp = metav1.Unix(1, 0), metav1.Unix(2, 0)
 	for _, p := range []*v1alpha1.DevicePool{&older, &newer} {
 		p.Spec.Publish = v1alpha1.PublishDevicePlugin
 		p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ResourceName: "vf"}
 	}
 	pools := Assign(oneCard(), []v1alpha1.DevicePool{newer, older}, nil, nil)
-	if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 || pools[1].Err != nil || len(pools[1].Functions) != 8 {
+	if len(pools) != 2 || pools[0].Err == nil || len(pools[0].Functions) != 0 ||
+		pools[1].Err != nil || len(pools[1].Functions) != 8 {
 		t.Errorf("pools are %+v, want the older one to have everything", pools)
 	}
 	newer.Spec.Priority = 1
-	if pools := Assign(oneCard(), []v1alpha1.DevicePool{newer, older}, nil, nil); pools[0].Err != nil || pools[1].Err == nil {
+	if pools := Assign(oneCard(), []v1alpha1.DevicePool{newer, older}, nil,
+		nil); pools[0].Err != nil || pools[1].Err == nil {
 		t.Errorf("pools are %+v, want the one with priority to have everything", pools)
 	}
 }

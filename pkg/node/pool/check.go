@@ -15,14 +15,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// Check says what is wrong with a DevicePool from a file. The API server applies the same rules, which the CRD has. Errors
-// name the field.
+// Check says what is wrong with a DevicePool from a file. The API server applies the same rules,
+// which the CRD has. Errors name the field.
 func Check(devicePool v1alpha1.DevicePool) error {
 	const longest = validation.DNS1123LabelMaxLength
 	var errs []error
-	if name := devicePool.Name; len(name) > longest || len(validation.IsDNS1123Subdomain(name)) > 0 {
-		errs = append(errs, fmt.Errorf("metadata.name: %q: must be a DNS name of at most %d characters, such as fast",
-			name, longest))
+	if name := devicePool.Name; len(name) > longest ||
+		len(validation.IsDNS1123Subdomain(name)) > 0 {
+		errs = append(errs,
+			fmt.Errorf("metadata.name: %q: must be a DNS name of at most %d characters, such as fast",
+				name, longest))
 	}
 	_, err := compileAll(devicePool.Spec)
 	errs = append(errs, checkSpec(devicePool.Spec).ToAggregate(), err)
@@ -37,8 +39,10 @@ func Check(devicePool v1alpha1.DevicePool) error {
 
 // CheckResourceName says why the kubelet would refuse an extended resource of this name.
 func CheckResourceName(name string) error {
-	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
-		return fmt.Errorf("resource %q: must be <prefix>/<name>, with a prefix other than kubernetes.io and requests.*", name)
+	if !strings.Contains(name, "/") || strings.Contains(name, "kubernetes.io/") ||
+		strings.HasPrefix(name, "requests.") {
+		return fmt.Errorf("resource %q: must be <prefix>/<name>, with a prefix other than "+
+			"kubernetes.io and requests.*", name)
 	}
 	// A quota calls the resource "requests.<prefix>/<name>", which must be a qualified name too.
 	if problems := validation.IsQualifiedName("requests." + name); len(problems) > 0 {
@@ -52,41 +56,58 @@ type rule struct {
 	message string
 }
 
-// rules are those of the CRD about several fields at once (the XValidation markers of [v1alpha1.DevicePoolSpec]), with the
-// same messages in the same order.
+// rules are those of the CRD about several fields at once (the XValidation markers of
+// [v1alpha1.DevicePoolSpec]), with the same messages in the same order.
 func rules(s v1alpha1.DevicePoolSpec) []rule {
-	namesNoPF := func(s v1alpha1.FunctionSelector) bool { return len(s.PFNames)+len(s.RootDevices) == 0 }
+	namesNoPF := func(s v1alpha1.FunctionSelector) bool {
+		return len(s.PFNames)+len(s.RootDevices) == 0
+	}
 	beyond := func(names func(v1alpha1.FunctionSelector) []string) bool {
-		return s.NumVFs != nil && slices.ContainsFunc(s.Selectors, func(one v1alpha1.FunctionSelector) bool {
-			return slices.ContainsFunc(names(one), func(text string) bool { return !within(text, int(*s.NumVFs)) })
-		})
+		return s.NumVFs != nil &&
+			slices.ContainsFunc(s.Selectors, func(one v1alpha1.FunctionSelector) bool {
+				return slices.ContainsFunc(names(one), func(text string) bool {
+					return !within(text, int(*s.NumVFs))
+				})
+			})
 	}
 	return []rule{
 		{(s.NumVFs != nil || s.SFs != nil) && slices.ContainsFunc(s.Selectors, namesNoPF),
 			"numVFs and sfs need selectors that name the PFs, by pfNames or rootDevices"},
 		{beyond(func(s v1alpha1.FunctionSelector) []string { return s.PFNames }),
-			"pfNames has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"},
+			"pfNames has VF indexes that the PF will not have: the first VF is 0, so the last " +
+				"one is numVFs - 1"},
 		{beyond(func(s v1alpha1.FunctionSelector) []string { return s.RootDevices }),
-			"rootDevices has VF indexes that the PF will not have: the first VF is 0, so the last one is numVFs - 1"},
+			"rootDevices has VF indexes that the PF will not have: the first VF is 0, so the " +
+				"last one is numVFs - 1"},
 		{s.SFs != nil && s.DeviceType != "" && s.DeviceType != v1alpha1.DeviceTypeAuxNet,
 			"sfs needs a pool that may have SFs: leave deviceType out, or make it auxNetDevice"},
 		{s.SFs != nil && s.Driver != "",
-			"driver is not for pools with sfs: an SF is no PCI device that another driver could be bound to"},
+			"driver is not for pools with sfs: an SF is no PCI device that another driver could " +
+				"be bound to"},
 		{s.MaxAllocated != nil && s.Publish == v1alpha1.PublishDevicePlugin,
 			"maxAllocated is only for pools with publish: DRA, whose counters the scheduler keeps"},
 		{s.DevicePlugin != nil && s.Publish != v1alpha1.PublishDevicePlugin,
 			"devicePlugin is only for pools with publish: DevicePlugin"},
-		{s.DevicePlugin != nil && s.DevicePlugin.ProvisionAt == v1alpha1.ProvisionAtAllocate && s.Network == "",
-			"provisionAt: Allocate needs network: the kubelet does not say which network a pod wants when it allocates"},
-		{s.Provision == v1alpha1.ProvisionAhead && (s.Network == "" || s.Publish == v1alpha1.PublishDevicePlugin || s.SFs != nil),
-			"provision: Ahead needs network and publish: DRA, and no sfs: a Port can be made ahead only for a Function that is there, " +
+		{s.DevicePlugin != nil && s.DevicePlugin.ProvisionAt == v1alpha1.ProvisionAtAllocate &&
+			s.Network == "",
+			"provisionAt: Allocate needs network: the kubelet does not say which network a pod " +
+				"wants when it allocates"},
+		{s.Provision == v1alpha1.ProvisionAhead &&
+			(s.Network == "" || s.Publish == v1alpha1.PublishDevicePlugin || s.SFs != nil),
+			"provision: Ahead needs network and publish: DRA, and no sfs: a Port can be made " +
+				"ahead only for a Function that is there, " +
 				"in a network that is known"},
-		{s.Model != "" && s.Model != v1alpha1.ModelFunctions && s.Publish == v1alpha1.PublishDevicePlugin,
-			"model is only for pools with publish: DRA, as the device plugin API has only whole devices"},
-		{s.Model == v1alpha1.ModelPorts && (s.Provision != "" && s.Provision != v1alpha1.ProvisionOnPrepare || s.SFs != nil ||
-			s.DeviceType != "" && s.DeviceType != v1alpha1.DeviceTypeNet),
-			"model: Ports needs provision: OnPrepare, as no VF is chosen before; and VFs, so no sfs and no deviceType but netDevice"},
-		{s.PortsAhead != nil && s.Provision != v1alpha1.ProvisionAhead, "portsAhead is only for pools with provision: Ahead"},
+		{s.Model != "" && s.Model != v1alpha1.ModelFunctions &&
+			s.Publish == v1alpha1.PublishDevicePlugin,
+			"model is only for pools with publish: DRA, as the device plugin API has only whole " +
+				"devices"},
+		{s.Model == v1alpha1.ModelPorts &&
+			(s.Provision != "" && s.Provision != v1alpha1.ProvisionOnPrepare || s.SFs != nil ||
+				s.DeviceType != "" && s.DeviceType != v1alpha1.DeviceTypeNet),
+			"model: Ports needs provision: OnPrepare, as no VF is chosen before; and VFs, so no " +
+				"sfs and no deviceType but netDevice"},
+		{s.PortsAhead != nil && s.Provision != v1alpha1.ProvisionAhead,
+			"portsAhead is only for pools with provision: Ahead"},
 	}
 }
 
@@ -105,9 +126,12 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 	errs := slices.Concat(
 		oneOf(path.Child("deviceType"), spec.DeviceType,
 			v1alpha1.DeviceTypeNet, v1alpha1.DeviceTypeAccelerator, v1alpha1.DeviceTypeAuxNet),
-		oneOf(path.Child("publish"), spec.Publish, v1alpha1.PublishDRA, v1alpha1.PublishDevicePlugin),
-		oneOf(path.Child("model"), spec.Model, v1alpha1.ModelFunctions, v1alpha1.ModelCounters, v1alpha1.ModelPorts),
-		oneOf(path.Child("provision"), spec.Provision, v1alpha1.ProvisionOnPrepare, v1alpha1.ProvisionBeforeBind,
+		oneOf(path.Child("publish"), spec.Publish, v1alpha1.PublishDRA,
+			v1alpha1.PublishDevicePlugin),
+		oneOf(path.Child("model"), spec.Model, v1alpha1.ModelFunctions, v1alpha1.ModelCounters,
+			v1alpha1.ModelPorts),
+		oneOf(path.Child("provision"), spec.Provision, v1alpha1.ProvisionOnPrepare,
+			v1alpha1.ProvisionBeforeBind,
 			v1alpha1.ProvisionAhead),
 		inRange(path.Child("portsAhead"), spec.PortsAhead, 1, 64),
 		oneOf(path.Child("driver"), spec.Driver, v1alpha1.DriverVFIO),
@@ -115,8 +139,10 @@ func checkSpec(spec v1alpha1.DevicePoolSpec) field.ErrorList {
 		inRange(path.Child("maxAllocated"), spec.MaxAllocated, 1, math.MaxInt32),
 		inRange(path.Child("sfs", "count"), &sfs.Count, 1, 1024),
 		inRange(path.Child("sfs", "firstNumber"), &sfs.FirstNumber, 1, math.MaxUint16),
-		oneOf(pluginPath.Child("provisionAt"), plugin.ProvisionAt, v1alpha1.ProvisionAtAllocate, v1alpha1.ProvisionAtAdd),
-		oneOf(pluginPath.Child("preferredAllocation"), plugin.PreferredAllocation, v1alpha1.PreferPack, v1alpha1.PreferSpread),
+		oneOf(pluginPath.Child("provisionAt"), plugin.ProvisionAt, v1alpha1.ProvisionAtAllocate,
+			v1alpha1.ProvisionAtAdd),
+		oneOf(pluginPath.Child("preferredAllocation"), plugin.PreferredAllocation,
+			v1alpha1.PreferPack, v1alpha1.PreferSpread),
 		like(pluginPath.Child("resourcePrefix"), plugin.ResourcePrefix, resourcePrefix),
 		like(pluginPath.Child("resourceName"), plugin.ResourceName, resourceName),
 	)
@@ -159,5 +185,7 @@ func inRange(path *field.Path, value *int32, least, most int32) field.ErrorList 
 	if value == nil || *value >= least && *value <= most {
 		return nil
 	}
-	return field.ErrorList{field.Invalid(path, *value, fmt.Sprintf("must be %d to %d", least, most))}
+	return field.ErrorList{
+		field.Invalid(path, *value, fmt.Sprintf("must be %d to %d", least, most)),
+	}
 }

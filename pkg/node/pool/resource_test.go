@@ -16,7 +16,9 @@ func plugin(name, prefix, resource string, priority int32) v1alpha1.DevicePool {
 	p := devicePool(name, v1alpha1.FunctionSelector{PFNames: []string{"ens3f0"}})
 	p.Spec.Publish, p.Spec.Priority = v1alpha1.PublishDevicePlugin, priority
 	if prefix+resource != "" {
-		p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{ResourcePrefix: prefix, ResourceName: resource}
+		p.Spec.DevicePlugin = &v1alpha1.DevicePluginSpec{
+			ResourcePrefix: prefix, ResourceName: resource,
+		}
 	}
 	return p
 }
@@ -32,7 +34,9 @@ func TestResourceName(t *testing.T) {
 		{plugin("fast", "", "Fast_NICs", 0), "xpu.opiproject.org/Fast_NICs"},
 		{plugin("fast", "intel.com", "Fast_NICs", 0), "intel.com/Fast_NICs"},
 	} {
-		if got := (Pool{Name: test.pool.Name, Spec: test.pool.Spec}).ResourceName(); got != test.want {
+		if got := (Pool{
+			Name: test.pool.Name, Spec: test.pool.Spec,
+		}).ResourceName(); got != test.want {
 			t.Errorf("resource is %s, want %s", got, test.want)
 		}
 	}
@@ -63,14 +67,17 @@ func TestCheckResourceName(t *testing.T) {
 	}
 }
 
-// TestSameResource: of two pools with one resource, the first in the order of priorities and names has it; the other
-// one says whose it is.
+// TestSameResource: of two pools with one resource, the first in the order of priorities and names
+// has it; the other one says whose it is.
 func TestSameResource(t *testing.T) {
 	dra := devicePool("c", v1alpha1.FunctionSelector{PFNames: []string{"ens3f0"}})
 	dra.Spec.Publish = v1alpha1.PublishDRA
-	pools := Assign(oneCard(), []v1alpha1.DevicePool{plugin("a", "", "c", 0), plugin("b", "", "c", 1), dra, plugin("d", "", "-", 2)}, nil, nil)
+	pools := Assign(oneCard(), []v1alpha1.DevicePool{
+		plugin("a", "", "c", 0), plugin("b", "", "c", 1), dra, plugin("d", "", "-", 2),
+	}, nil, nil)
 	want := map[string][]string{
-		"a": {"DevicePool a", "xpu.opiproject.org/c", "DevicePool b", "spec.devicePlugin.resourceName"},
+		"a": {"DevicePool a", "xpu.opiproject.org/c", "DevicePool b",
+			"spec.devicePlugin.resourceName"},
 		"b": nil,
 		"c": nil,
 		"d": {"DevicePool d", `"xpu.opiproject.org/-"`},
@@ -93,16 +100,32 @@ func TestSameResource(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	p := Pool{Spec: v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{
-		{PFNames: []string{"a"}, IsRdma: true}, {PFNames: []string{"a"}, VDPAType: "vhost"}, {PFNames: []string{"a"}}, {VDPAType: "virtio"},
+		{PFNames: []string{"a"}, IsRdma: true}, {PFNames: []string{"a"}, VDPAType: "vhost"},
+		{PFNames: []string{"a"}}, {VDPAType: "virtio"},
 	}}}
 	for _, test := range []struct {
 		f    function.Function
 		want Options
 	}{
-		{function.Function{Kind: function.VF, PFName: "a", RDMA: true, VDPA: function.VDPA{Driver: "vhost_vdpa"}}, Options{RDMA: true}},
-		{function.Function{Kind: function.VF, PFName: "a", VDPA: function.VDPA{Driver: "vhost_vdpa"}}, Options{VDPA: "vhost"}},
-		{function.Function{Kind: function.VF, PFName: "a", VDPA: function.VDPA{Driver: "virtio_vdpa"}}, Options{}},
-		{function.Function{Kind: function.VF, PFName: "b", VDPA: function.VDPA{Driver: "virtio_vdpa"}}, Options{VDPA: "virtio"}},
+		{
+			function.Function{
+				Kind: function.VF, PFName: "a", RDMA: true,
+				VDPA: function.VDPA{Driver: "vhost_vdpa"},
+			}, Options{RDMA: true},
+		},
+		{
+			function.Function{
+				Kind: function.VF, PFName: "a", VDPA: function.VDPA{Driver: "vhost_vdpa"},
+			}, Options{VDPA: "vhost"},
+		},
+		{function.Function{
+			Kind: function.VF, PFName: "a", VDPA: function.VDPA{Driver: "virtio_vdpa"},
+		}, Options{}},
+		{
+			function.Function{
+				Kind: function.VF, PFName: "b", VDPA: function.VDPA{Driver: "virtio_vdpa"},
+			}, Options{VDPA: "virtio"},
+		},
 		{function.Function{Kind: function.VF, PFName: "b"}, Options{}},
 	} {
 		if got := p.Options(test.f); got != test.want {
@@ -119,17 +142,38 @@ func TestCheck(t *testing.T) {
 		{func(*v1alpha1.DevicePool) {}, ""},
 		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin = nil }, ""},
 		{func(p *v1alpha1.DevicePool) { p.Name = "" }, `metadata.name: ""`},
-		{func(p *v1alpha1.DevicePool) { p.Name = strings.Repeat("a", 64) }, "at most 63 characters"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.Selectors = nil }, "spec.selectors: Required value: must have at least one"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.Selectors[0].PFNames[0] = "#1" }, "spec.selectors[0].pfNames[0]"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.DeviceType = "nic" }, `spec.deviceType: Unsupported value: "nic": supported values: "netDevice", "accelerator", "auxNetDevice"`},
+		{func(p *v1alpha1.DevicePool) {
+			p.Name = strings.Repeat("a", 64)
+		}, "at most 63 characters"},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.Selectors = nil
+		}, "spec.selectors: Required value: must have at least one"},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.Selectors[0].PFNames[0] = "#1"
+		}, "spec.selectors[0].pfNames[0]"},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.DeviceType = "nic"
+		},
+			`spec.deviceType: Unsupported value: "nic": supported values: "netDevice", "accelerator", "auxNetDevice"`},
 		{func(p *v1alpha1.DevicePool) { p.Spec.Provision = "Later" }, "spec.provision"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.Publish = "" }, "spec: Forbidden: devicePlugin is only for pools with publish: DevicePlugin"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ProvisionAt = "Later" }, "spec.devicePlugin.provisionAt"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.PreferredAllocation = "Any" }, "spec.devicePlugin.preferredAllocation"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ProvisionAt = "Allocate" }, "provisionAt: Allocate needs network"},
-		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ProvisionAt, p.Spec.Network = "Allocate", "blue" }, ""},
-		{func(p *v1alpha1.DevicePool) { p.Spec.DevicePlugin.ResourcePrefix = "kubernetes.io" }, `resource "kubernetes.io/x"`},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.Publish = ""
+		}, "spec: Forbidden: devicePlugin is only for pools with publish: DevicePlugin"},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.DevicePlugin.ProvisionAt = "Later"
+		}, "spec.devicePlugin.provisionAt"},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.DevicePlugin.PreferredAllocation = "Any"
+		}, "spec.devicePlugin.preferredAllocation"},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.DevicePlugin.ProvisionAt = "Allocate"
+		}, "provisionAt: Allocate needs network"},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.DevicePlugin.ProvisionAt, p.Spec.Network = "Allocate", "blue"
+		}, ""},
+		{func(p *v1alpha1.DevicePool) {
+			p.Spec.DevicePlugin.ResourcePrefix = "kubernetes.io"
+		}, `resource "kubernetes.io/x"`},
 	} {
 		p := plugin("fast", "intel.com", "x", 0)
 		test.change(&p)

@@ -16,7 +16,8 @@ var vdpaDrivers = map[string]string{"virtio": "virtio_vdpa", "vhost": "vhost_vdp
 
 // selector is a compiled [v1alpha1.FunctionSelector].
 type selector struct {
-	// matches says whether every field that is set matches. pfNames and rootDevices match VFs and SFs only.
+	// matches says whether every field that is set matches. pfNames and rootDevices match VFs and
+	// SFs only.
 	matches func(f function.Function) bool
 	// isPF says whether the selector names the PF, or for an SF the PF of the SF.
 	isPF    func(pf function.Function) bool
@@ -34,7 +35,8 @@ type indexRange struct{ first, last int }
 // compile checks a selector of a pool of this device type; errors name the field.
 func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selector, error) {
 	if s.IsRdma && s.VDPAType != "" {
-		return selector{}, fmt.Errorf("vdpaType: %q with isRdma: only one of both can be", s.VDPAType)
+		return selector{}, fmt.Errorf("vdpaType: %q with isRdma: only one of both can be",
+			s.VDPAType)
 	}
 	if _, ok := vdpaDrivers[s.VDPAType]; !ok && s.VDPAType != "" {
 		return selector{}, fmt.Errorf("vdpaType: %q: must be virtio or vhost", s.VDPAType)
@@ -53,8 +55,14 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 			contains(devices, f.Device) &&
 			anyOf(s.Drivers, func(d string) bool { return drives(d, f, deviceType) }) &&
 			contains(addresses, f.ID.Address) &&
-			anyOf(pfNames, func(p indexed) bool { return f.Kind != function.PF && p.matches(f.PFName, f.Index) }) &&
-			anyOf(rootDevices, func(p indexed) bool { return f.Kind != function.PF && p.matches(string(f.PF), f.Index) }) &&
+			anyOf(pfNames, func(p indexed) bool {
+				return f.Kind != function.PF &&
+					p.matches(f.PFName, f.Index)
+			}) &&
+			anyOf(rootDevices, func(p indexed) bool {
+				return f.Kind != function.PF &&
+					p.matches(string(f.PF), f.Index)
+			}) &&
 			contains(s.ACPIIndexes, f.ACPIIndex) &&
 			contains(s.LinkTypes, f.LinkType) &&
 			anyOf(s.DDPProfiles, func(p string) bool { return p == f.DDPProfile && p != "" }) &&
@@ -69,7 +77,9 @@ func compile(s v1alpha1.FunctionSelector, deviceType v1alpha1.DeviceType) (selec
 			anyOf(pfNames, func(p indexed) bool { return p.names(pf.PFName) }) &&
 			anyOf(rootDevices, func(p indexed) bool { return p.names(string(pf.PF)) })
 	}
-	return selector{matches: matches, isPF: isPF, options: Options{RDMA: s.IsRdma, VDPA: s.VDPAType}}, err
+	return selector{
+		matches: matches, isPF: isPF, options: Options{RDMA: s.IsRdma, VDPA: s.VDPAType},
+	}, err
 }
 
 func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
@@ -84,7 +94,8 @@ func compileAll(spec v1alpha1.DevicePoolSpec) ([]selector, error) {
 	return selectors, nil
 }
 
-// each parses the entries of a field. It sets err, unless that is set, to what is wrong with the first bad entry.
+// each parses the entries of a field. It sets err, unless that is set, to what is wrong with the
+// first bad entry.
 func each[T any](err *error, field string, texts []string, parse func(string) (T, error)) []T {
 	var out []T
 	for i, text := range texts {
@@ -126,7 +137,8 @@ func parseIndexed(text string) (indexed, error) {
 		low, high, isRange := strings.Cut(item, "-")
 		first, err := strconv.Atoi(low)
 		if err != nil || first < 0 {
-			return indexed{}, fmt.Errorf("%q: %q is not an index or a range such as 0-3", text, item)
+			return indexed{}, fmt.Errorf("%q: %q is not an index or a range such as 0-3",
+				text, item)
 		}
 		last := first
 		if isRange {
@@ -134,7 +146,8 @@ func parseIndexed(text string) (indexed, error) {
 				return indexed{}, fmt.Errorf("%q: %q is not a range such as 0-3", text, item)
 			}
 			if last < first {
-				return indexed{}, fmt.Errorf("%q: a range of VF indexes must go from the smaller to the larger one, such as #3-7", text)
+				return indexed{}, fmt.Errorf("%q: a range of VF indexes must go from the smaller "+
+					"to the larger one, such as #3-7", text)
 			}
 		}
 		out.ranges = append(out.ranges, indexRange{first, last})
@@ -142,10 +155,13 @@ func parseIndexed(text string) (indexed, error) {
 	return out, nil
 }
 
-// within says whether a PF with this many VFs has all that are named. Of a text that cannot be parsed it knows nothing.
+// within says whether a PF with this many VFs has all that are named. Of a text that cannot be
+// parsed it knows nothing.
 func within(text string, numVFs int) bool {
 	named, err := parseIndexed(text)
-	return err != nil || !slices.ContainsFunc(named.ranges, func(r indexRange) bool { return r.first >= numVFs || r.last >= numVFs })
+	return err != nil || !slices.ContainsFunc(named.ranges, func(r indexRange) bool {
+		return r.first >= numVFs || r.last >= numVFs
+	})
 }
 
 // parseIndexedAddress is [parseIndexed] for the address of a PF.
@@ -176,11 +192,14 @@ func parsePKey(text string) (string, error) {
 func (x indexed) names(name string) bool { return strings.EqualFold(x.name, name) }
 
 func (x indexed) matches(name string, index int) bool {
-	return x.names(name) && anyOf(x.ranges, func(r indexRange) bool { return r.first <= index && index <= r.last })
+	return x.names(name) && anyOf(x.ranges, func(r indexRange) bool {
+		return r.first <= index &&
+			index <= r.last
+	})
 }
 
-// drives says whether the Function has the driver. An SF of a pool of auxNetDevices also has the driver of its PF, which is
-// the one that sriov-network-device-plugin knows.
+// drives says whether the Function has the driver. An SF of a pool of auxNetDevices also has the
+// driver of its PF, which is the one that sriov-network-device-plugin knows.
 func drives(driver string, f function.Function, deviceType v1alpha1.DeviceType) bool {
 	auxiliary := f.Kind == function.SF && deviceType == v1alpha1.DeviceTypeAuxNet
 	return driver == f.Driver || auxiliary && driver == f.PFDriver
@@ -191,7 +210,8 @@ func contains[T comparable](list []T, value T) bool {
 	return anyOf(list, func(entry T) bool { return entry == value })
 }
 
-// anyOf says whether one entry of the list matches. An empty list matches: a field that is not set does not limit.
+// anyOf says whether one entry of the list matches. An empty list matches: a field that is not set
+// does not limit.
 func anyOf[T any](list []T, matches func(T) bool) bool {
 	return len(list) == 0 || slices.ContainsFunc(list, matches)
 }

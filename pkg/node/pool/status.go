@@ -31,12 +31,15 @@ type API interface {
 
 // Supply is what this node has of the VFs that a DevicePool asks for by numVFs.
 type Supply struct {
-	Generation int64               // of the DevicePool that the rest is about, which may be older than the DevicePool's
-	PFs        int                 // how many PFs of the node the DevicePool names
-	Shortages  []v1alpha1.Shortage // the PFs that do not have the VFs that it asks for, sorted by PF
+	// of the DevicePool that the rest is about, which may be older than the DevicePool's
+	Generation int64
+	PFs        int // how many PFs of the node the DevicePool names
+	// the PFs that do not have the VFs that it asks for, sorted by PF
+	Shortages []v1alpha1.Shortage
 }
 
-// Reporter tells the administrator, in the node's XPUNode, what the node has and what pools have of it.
+// Reporter tells the administrator, in the node's XPUNode, what the node has and what pools have of
+// it.
 type Reporter struct {
 	Tracker *Tracker
 	API     API
@@ -44,15 +47,17 @@ type Reporter struct {
 	Problems func(function.Function) []function.Problem
 	// Card is what is known of the card that a PF belongs to.
 	Card func(pf pci.Address) function.Card
-	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been looked at.
+	// Supply says what a DevicePool with numVFs has of its VFs. known is false until that has been
+	// looked at.
 	Supply func(devicePool string) (s Supply, known bool)
 	// Fallbacks say what the cluster cannot do of what a DevicePool asks for.
 	Fallbacks func(v1alpha1.DevicePoolSpec) []v1alpha1.Fallback
 	Log       logr.Logger
 }
 
-// Run writes the XPUNode when it is not current, until ctx ends: at once, and after every value from changes (of pools, their
-// supply and their health) and declared (of DevicePools and the Node). It retries what fails.
+// Run writes the XPUNode when it is not current, until ctx ends: at once, and after every value
+// from changes (of pools, their supply and their health) and declared (of DevicePools and the
+// Node). It retries what fails.
 func (r *Reporter) Run(ctx context.Context, changes, declared <-chan struct{}) error {
 	for {
 		var again <-chan time.Time
@@ -105,17 +110,22 @@ func (r *Reporter) hardware(functions []function.Function) (int32, []v1alpha1.XP
 		}
 		card := r.Card(f.PF)
 		pfs = append(pfs, v1alpha1.XPUNodePF{
-			Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device, Driver: f.Driver, VFs: int32(f.NumVFs),
-			Serial: bounded(card.Serial, v1alpha1.MaxNodeText), Board: bounded(card.Board, v1alpha1.MaxNodeText),
-			MAC: string(card.MAC), VFOffset: int32(f.VFOffset), VFStride: int32(f.VFStride), TotalVFs: int32(f.TotalVFs),
+			Address: string(f.PF), Name: f.PFName, Vendor: f.Vendor, Device: f.Device,
+			Driver: f.Driver, VFs: int32(f.NumVFs),
+			Serial: bounded(card.Serial, v1alpha1.MaxNodeText),
+			Board:  bounded(card.Board, v1alpha1.MaxNodeText),
+			MAC:    string(card.MAC), VFOffset: int32(f.VFOffset), VFStride: int32(f.VFStride),
+			TotalVFs: int32(f.TotalVFs),
 		})
 	}
-	slices.SortFunc(pfs, func(a, b v1alpha1.XPUNodePF) int { return cmp.Compare(a.Address, b.Address) })
+	slices.SortFunc(pfs, func(a, b v1alpha1.XPUNodePF) int {
+		return cmp.Compare(a.Address, b.Address)
+	})
 	return int32(len(functions)), pfs
 }
 
-// entries are those of the pools that have to do with the node, sorted by name. The entry of a pool whose supply is not known
-// yet stays as it is, as it may still be true.
+// entries are those of the pools that have to do with the node, sorted by name. The entry of a pool
+// whose supply is not known yet stays as it is, as it may still be true.
 func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha1.XPUNodePool {
 	earlier := map[string]v1alpha1.XPUNodePool{}
 	if have != nil {
@@ -129,7 +139,8 @@ func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha
 		if p.Spec.NumVFs != nil {
 			supply, known = r.Supply(p.Name)
 		}
-		// A Supply of a newer generation is about a DevicePool that will be read again, or was deleted and created anew.
+		// A Supply of a newer generation is about a DevicePool that will be read again, or was
+		// deleted and created anew.
 		if !known || supply.Generation > p.Generation {
 			if entry, had := earlier[p.Name]; had {
 				entries = append(entries, entry)
@@ -144,7 +155,8 @@ func (r *Reporter) entries(pools []Pool, have *v1alpha1.XPUNodeStatus) []v1alpha
 // entry is nil where the pool has nothing to do with the node.
 func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 	shortages := merge(supply.Shortages, p.Shortages)
-	if len(p.Functions) == 0 && len(p.Overlaps) == 0 && p.Err == nil && supply.PFs == 0 && len(shortages) == 0 {
+	if len(p.Functions) == 0 && len(p.Overlaps) == 0 && p.Err == nil && supply.PFs == 0 &&
+		len(shortages) == 0 {
 		return nil
 	}
 	for i := range shortages {
@@ -163,23 +175,31 @@ func (r *Reporter) entry(p Pool, supply Supply) *v1alpha1.XPUNodePool {
 	return entry
 }
 
-// problems counts the Functions that have none, and the others by the first of their problems, sorted by taint.
-func (r *Reporter) problems(functions []function.Function) (healthy int32, problems []v1alpha1.FunctionProblem) {
+// problems counts the Functions that have none, and the others by the first of their problems,
+// sorted by taint.
+func (r *Reporter) problems(
+	functions []function.Function,
+) (healthy int32, problems []v1alpha1.FunctionProblem) {
 	for _, f := range functions {
 		all := r.Problems(f)
 		if len(all) == 0 {
 			healthy++
 			continue
 		}
-		i := slices.IndexFunc(problems, func(p v1alpha1.FunctionProblem) bool { return p.Taint == all[0].Taint })
+		i := slices.IndexFunc(problems, func(p v1alpha1.FunctionProblem) bool {
+			return p.Taint == all[0].Taint
+		})
 		if i < 0 {
 			i = len(problems)
 			message := bounded(all[0].Message, v1alpha1.MaxNodeMessage)
-			problems = append(problems, v1alpha1.FunctionProblem{Taint: all[0].Taint, Message: message})
+			problems = append(problems,
+				v1alpha1.FunctionProblem{Taint: all[0].Taint, Message: message})
 		}
 		problems[i].Functions++
 	}
-	slices.SortFunc(problems, func(a, b v1alpha1.FunctionProblem) int { return cmp.Compare(a.Taint, b.Taint) })
+	slices.SortFunc(problems, func(a, b v1alpha1.FunctionProblem) int {
+		return cmp.Compare(a.Taint, b.Taint)
+	})
 	return healthy, problems
 }
 
@@ -188,7 +208,8 @@ func bounded(text string, most int) string {
 	return strings.ToValidUTF8(text[:min(len(text), most)], "")
 }
 
-// merge puts the Shortages of VFs and of SFs together: one for each PF, sorted by PF, with the message about VFs first.
+// merge puts the Shortages of VFs and of SFs together: one for each PF, sorted by PF, with the
+// message about VFs first.
 func merge(vfs, sfs []v1alpha1.Shortage) []v1alpha1.Shortage {
 	merged := slices.Clone(vfs)
 	for _, s := range sfs {

@@ -62,8 +62,10 @@ func TestReporter(t *testing.T) {
 		wide := devicePool("wide", v1alpha1.FunctionSelector{Devices: []string{"101e"}})
 		n := &node{functions: oneCard(), devicePools: []v1alpha1.DevicePool{fast, empty, wide}}
 		tracker := NewTracker(n, n, nil, logr.Discard())
-		trackerChanges, changes, declared := make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
-		reporter := &Reporter{Fallbacks: none, Tracker: tracker, API: n, Problems: healthy, Card: unknown, Log: testr.New(t)}
+		trackerChanges, changes, declared := make(chan struct{}, 1), make(chan struct{},
+			1), make(chan struct{}, 1)
+		reporter := &Reporter{Fallbacks: none, Tracker: tracker, API: n, Problems: healthy,
+			Card: unknown, Log: testr.New(t)}
 		go reporter.Run(t.Context(), changes, declared)
 		wrote := func(what string, want int) {
 			t.Helper()
@@ -77,7 +79,8 @@ func TestReporter(t *testing.T) {
 		wrote("at first", 1)
 		want := []v1alpha1.XPUNodePool{
 			{Name: "fast", Functions: 2, Healthy: 2},
-			{Name: "wide", Functions: 6, Healthy: 6, Overlapping: []string{"0000:3b:00.2 in fast", "0000:3b:00.3 in fast"}},
+			{Name: "wide", Functions: 6, Healthy: 6,
+				Overlapping: []string{"0000:3b:00.2 in fast", "0000:3b:00.3 in fast"}},
 		}
 		if diff := cmp.Diff(want, n.pools()); diff != "" {
 			t.Errorf("pools: -want +got\n%s", diff)
@@ -97,7 +100,9 @@ func TestReporter(t *testing.T) {
 		}
 
 		// It goes with the Node, and comes back with it.
-		n.set(func() { n.labelsErr, n.status = apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil })
+		n.set(func() {
+			n.labelsErr, n.status = apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil
+		})
 		declared <- struct{}{}
 		wrote("there is no Node", 0)
 		n.set(func() { n.labelsErr = nil })
@@ -121,18 +126,24 @@ func TestReporter(t *testing.T) {
 func TestReporterProblems(t *testing.T) {
 	functions := oneCard()
 	problems := map[function.ID][]function.Problem{
-		functions[1].ID: {{Taint: "link-down", Message: "no cable"}, {Taint: "fault", Message: "broken"}},
+		functions[1].ID: {
+			{Taint: "link-down", Message: "no cable"}, {Taint: "fault", Message: "broken"},
+		},
 		functions[2].ID: {{Taint: "link-down", Message: "no cable"}},
 		functions[3].ID: {{Taint: "fault", Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage)}},
 	}
-	reporter := &Reporter{Fallbacks: none, Problems: func(f function.Function) []function.Problem { return problems[f.ID] }}
+	reporter := &Reporter{Fallbacks: none, Problems: func(f function.Function) []function.Problem {
+		return problems[f.ID]
+	}}
 	entry := reporter.entry(Pool{Name: "fast", Functions: functions[1:6]}, Supply{})
 	want := []v1alpha1.FunctionProblem{
 		{Taint: "fault", Functions: 1, Message: strings.Repeat("ü", v1alpha1.MaxNodeMessage/2)},
 		{Taint: "link-down", Functions: 2, Message: "no cable"},
 	}
-	if diff := cmp.Diff(want, entry.Problems); diff != "" || entry.Functions != 5 || entry.Healthy != 2 {
-		t.Errorf("%d of %d are healthy, problems (-want +got):\n%s", entry.Healthy, entry.Functions, diff)
+	if diff := cmp.Diff(want, entry.Problems); diff != "" || entry.Functions != 5 ||
+		entry.Healthy != 2 {
+		t.Errorf("%d of %d are healthy, problems (-want +got):\n%s", entry.Healthy,
+			entry.Functions, diff)
 	}
 }
 
@@ -140,29 +151,37 @@ func TestReporterProblems(t *testing.T) {
 func TestHardware(t *testing.T) {
 	reporter := &Reporter{Fallbacks: none, Card: func(pci.Address) function.Card {
 		return function.Card{
-			Serial: strings.Repeat("7", v1alpha1.MaxNodeText+1), Board: "MT_0000000884", MAC: "02:00:00:00:00:01",
+			Serial: strings.Repeat("7", v1alpha1.MaxNodeText+1), Board: "MT_0000000884",
+			MAC: "02:00:00:00:00:01",
 		}
 	}}
 	count, pfs := reporter.hardware(oneCard())
 	want := []v1alpha1.XPUNodePF{{
-		Address: "0000:3b:00.0", Name: "ens3f0", Vendor: "15b3", Device: "a2dc", Driver: "mlx5_core",
-		Serial: strings.Repeat("7", v1alpha1.MaxNodeText), Board: "MT_0000000884", MAC: "02:00:00:00:00:01",
+		Address: "0000:3b:00.0", Name: "ens3f0", Vendor: "15b3", Device: "a2dc",
+		Driver: "mlx5_core",
+		Serial: strings.Repeat("7", v1alpha1.MaxNodeText), Board: "MT_0000000884",
+		MAC: "02:00:00:00:00:01",
 	}}
 	if diff := cmp.Diff(want, pfs); diff != "" || int(count) != len(oneCard()) {
 		t.Errorf("%d Functions, PFs (-want +got):\n%s", count, diff)
 	}
 	var many []function.Function
 	for i := range v1alpha1.MaxNodePFs + 1 {
-		many = append(many, function.Function{Kind: function.PF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", i))})
+		many = append(many, function.Function{
+			Kind: function.PF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", i)),
+		})
 	}
-	if count, pfs := reporter.hardware(many); len(pfs) != v1alpha1.MaxNodePFs || int(count) != len(many) {
+	if count, pfs := reporter.hardware(many); len(pfs) != v1alpha1.MaxNodePFs ||
+		int(count) != len(many) {
 		t.Errorf("%d PFs of %d, want %d", len(pfs), count, v1alpha1.MaxNodePFs)
 	}
 }
 
 func TestReporterListsAFewOverlaps(t *testing.T) {
 	overlaps := slices.Repeat([]string{"0000:3b:00.2 in fast"}, v1alpha1.MaxNodeListed+5)
-	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(Pool{Name: "wide", Overlaps: overlaps}, Supply{})
+	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(Pool{
+		Name: "wide", Overlaps: overlaps,
+	}, Supply{})
 	if entry == nil || entry.Functions != 0 || len(entry.Overlapping) != v1alpha1.MaxNodeListed {
 		t.Errorf("entry = %+v, want %d overlaps", entry, v1alpha1.MaxNodeListed)
 	}
@@ -170,13 +189,15 @@ func TestReporterListsAFewOverlaps(t *testing.T) {
 
 func TestReporterTellsOfErrors(t *testing.T) {
 	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(
-		Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")}, Supply{})
+		Pool{Name: "wide", Err: errors.New("resource a.example/b is that of DevicePool fast")},
+		Supply{})
 	if entry == nil || entry.Error != "resource a.example/b is that of DevicePool fast" {
 		t.Errorf("entry = %+v, want the error", entry)
 	}
 }
 
-// TestReporterErrors: what cannot be read is an error, so that it is tried again; nothing is told of a Node that is gone.
+// TestReporterErrors: what cannot be read is an error, so that it is tried again; nothing is told
+// of a Node that is gone.
 func TestReporterErrors(t *testing.T) {
 	n := &node{}
 	tracker := tracked(t, n)
@@ -186,23 +207,29 @@ func TestReporterErrors(t *testing.T) {
 		"the Node is gone":  {away, apierrors.NewNotFound(schema.GroupResource{}, "node1"), nil},
 		"the Node, for now": {nil, away, away},
 	} {
-		reporter := &Reporter{Fallbacks: none, Tracker: tracker, API: undeclared{n, test.err, test.nodeErr}, Problems: healthy, Card: unknown, Log: testr.New(t)}
-		if err := reporter.write(t.Context()); !errors.Is(err, test.want) || (test.want == nil) != (err == nil) {
+		reporter := &Reporter{
+			Fallbacks: none, Tracker: tracker, API: undeclared{n, test.err, test.nodeErr},
+			Problems: healthy, Card: unknown, Log: testr.New(t),
+		}
+		if err := reporter.write(t.Context()); !errors.Is(err, test.want) ||
+			(test.want == nil) != (err == nil) {
 			t.Errorf("%s: error %v, want %v", name, err, test.want)
 		}
 	}
 }
 
-// TestReporterSupply: what a pool lacks is told, and nothing is told of a pool before that is known: what the last run
-// of the agent wrote would come and go with each start.
+// TestReporterSupply: what a pool lacks is told, and nothing is told of a pool before that is
+// known: what the last run of the agent wrote would come and go with each start.
 func TestReporterSupply(t *testing.T) {
 	made := devicePool("made", v1alpha1.FunctionSelector{PFNames: []string{"ens9"}})
 	made.Spec.NumVFs, made.Generation = ptr.To[int32](4), 2
 	busy := v1alpha1.Shortage{PF: "0000:3b:00.0", Reason: v1alpha1.ReasonBusy}
 	before := []v1alpha1.XPUNodePool{{Name: "made", Shortages: []v1alpha1.Shortage{busy}}}
-	n := &node{devicePools: []v1alpha1.DevicePool{made}, status: &v1alpha1.XPUNodeStatus{Pools: before}}
+	n := &node{devicePools: []v1alpha1.DevicePool{made},
+		status: &v1alpha1.XPUNodeStatus{Pools: before}}
 	vfs := supplies{}
-	reporter := &Reporter{Fallbacks: none, Tracker: tracked(t, n), API: n, Problems: healthy, Card: unknown, Supply: vfs.Supply, Log: testr.New(t)}
+	reporter := &Reporter{Fallbacks: none, Tracker: tracked(t, n), API: n, Problems: healthy,
+		Card: unknown, Supply: vfs.Supply, Log: testr.New(t)}
 	write := func(writes int, want ...v1alpha1.XPUNodePool) {
 		t.Helper()
 		if err := reporter.write(t.Context()); err != nil {
@@ -216,13 +243,20 @@ func TestReporterSupply(t *testing.T) {
 		}
 	}
 	write(0, before...)
-	inUse := v1alpha1.Shortage{PF: "0000:3b:00.0", Reason: v1alpha1.ReasonInUse, Message: "PF 0000:3b:00.0 is in use"}
+	inUse := v1alpha1.Shortage{
+		PF: "0000:3b:00.0", Reason: v1alpha1.ReasonInUse, Message: "PF 0000:3b:00.0 is in use",
+	}
 	vfs["made"] = Supply{Generation: 1, PFs: 1, Shortages: []v1alpha1.Shortage{inUse}}
-	write(1, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse}})
-	write(0, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse}})
+	write(1, v1alpha1.XPUNodePool{
+		Name: "made", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse},
+	})
+	write(0, v1alpha1.XPUNodePool{
+		Name: "made", ObservedGeneration: 1, Shortages: []v1alpha1.Shortage{inUse},
+	})
 	vfs["made"] = Supply{Generation: 2, PFs: 1} // the node has such a PF, if no Functions
 	write(1, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 2})
-	vfs["made"] = Supply{Generation: 3, PFs: 1, Shortages: []v1alpha1.Shortage{inUse}} // of what is not read yet
+	// of what is not read yet
+	vfs["made"] = Supply{Generation: 3, PFs: 1, Shortages: []v1alpha1.Shortage{inUse}}
 	write(0, v1alpha1.XPUNodePool{Name: "made", ObservedGeneration: 2})
 	vfs["made"] = Supply{Generation: 2}
 	write(1)
@@ -230,11 +264,15 @@ func TestReporterSupply(t *testing.T) {
 
 // TestReporterShortages: of VFs and SFs together, one for each PF, and not more than fit.
 func TestReporterShortages(t *testing.T) {
-	short := func(pf, message string) v1alpha1.Shortage { return v1alpha1.Shortage{PF: pf, Message: message} }
+	short := func(pf, message string) v1alpha1.Shortage {
+		return v1alpha1.Shortage{PF: pf, Message: message}
+	}
 	entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(
 		Pool{Shortages: []v1alpha1.Shortage{short("a", "no SFs"), short("b", "no SFs")}},
 		Supply{PFs: 2, Shortages: []v1alpha1.Shortage{short("b", "no VFs"), short("c", "no VFs")}})
-	want := []v1alpha1.Shortage{short("a", "no SFs"), short("b", "no VFs; no SFs"), short("c", "no VFs")}
+	want := []v1alpha1.Shortage{
+		short("a", "no SFs"), short("b", "no VFs; no SFs"), short("c", "no VFs"),
+	}
 	if diff := cmp.Diff(want, entry.Shortages); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -242,7 +280,8 @@ func TestReporterShortages(t *testing.T) {
 	for i := range v1alpha1.MaxNodeListed + 5 {
 		many = append(many, short(fmt.Sprintf("%02d", i), ""))
 	}
-	if entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(Pool{}, Supply{Shortages: many}); len(entry.Shortages) != v1alpha1.MaxNodeListed {
+	if entry := (&Reporter{Fallbacks: none, Problems: healthy}).entry(Pool{},
+		Supply{Shortages: many}); len(entry.Shortages) != v1alpha1.MaxNodeListed {
 		t.Errorf("%d are listed, want %d", len(entry.Shortages), v1alpha1.MaxNodeListed)
 	}
 }

@@ -25,8 +25,10 @@ func makingPool(name string, first, count int32, pfNames ...string) v1alpha1.Dev
 func twoCards() []function.Function {
 	const second = pci.Address("0000:5e:00.0")
 	return append(oneCard(), function.Function{
-		ID: function.ID{Address: second}, Kind: function.PF, PF: second, PFName: "ens5f0", Index: -1, Vendor: "15b3",
-		Device: "a2dc", Driver: "mlx5_core", PFDriver: "mlx5_core", NUMANode: 1, LinkUp: true, LinkType: "ether",
+		ID: function.ID{Address: second}, Kind: function.PF, PF: second, PFName: "ens5f0",
+		Index: -1, Vendor: "15b3",
+		Device: "a2dc", Driver: "mlx5_core", PFDriver: "mlx5_core", NUMANode: 1, LinkUp: true,
+		LinkType: "ether",
 	})
 }
 
@@ -47,12 +49,17 @@ func TestMadeSFs(t *testing.T) {
 		want  string // of pool fast
 	}{
 		{"whether they exist or not, and what selectors select besides",
-			[]v1alpha1.DevicePool{makingPool("fast", 87, 3, "ens3f0")}, sf + "87 " + sf + "88 " + sf + "89" + vfs},
-		{"indexes are those of VFs", []v1alpha1.DevicePool{makingPool("fast", 1, 1, "ens3f0#0-1")}, sf + "1 0 1"},
-		{"at each PF that is named", []v1alpha1.DevicePool{makingPool("fast", 1, 1, "ens3f0#0", "ens5f0")},
+			[]v1alpha1.DevicePool{makingPool("fast", 87, 3, "ens3f0")}, sf + "87 " + sf + "88 " +
+				sf + "89" + vfs},
+		{"indexes are those of VFs", []v1alpha1.DevicePool{makingPool("fast", 1, 1, "ens3f0#0-1")},
+			sf + "1 0 1"},
+		{"at each PF that is named",
+			[]v1alpha1.DevicePool{makingPool("fast", 1, 1, "ens3f0#0", "ens5f0")},
 			sf + "1 0 0000:5e:00.0/sf1"},
-		{"at no other", []v1alpha1.DevicePool{makingPool("fast", 1, 2, "ens5f0")}, "0000:5e:00.0/sf1 0000:5e:00.0/sf2"},
-		{"what a driver makes of them does not count", []v1alpha1.DevicePool{rdma}, sf + "1 " + sf + "2"},
+		{"at no other", []v1alpha1.DevicePool{makingPool("fast", 1, 2, "ens5f0")},
+			"0000:5e:00.0/sf1 0000:5e:00.0/sf2"},
+		{"what a driver makes of them does not count", []v1alpha1.DevicePool{rdma}, sf +
+			"1 " + sf + "2"},
 		{"auxNetDevice", []v1alpha1.DevicePool{auxiliary}, sf + "1 " + sf + "2"},
 		{"another pool has the same numbers", []v1alpha1.DevicePool{
 			makingPool("fast", 1, 3, "ens5f0"), makingPool("early", 2, 3, "ens5f0"),
@@ -63,7 +70,8 @@ func TestMadeSFs(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, p := range Assign(twoCards(), test.pools, nil, nil) {
-				if got := names(p.Functions); p.Name == "fast" && (p.Err != nil || got != test.want) {
+				if got := names(p.Functions); p.Name == "fast" &&
+					(p.Err != nil || got != test.want) {
 					t.Errorf("Functions are %q (%v), want %q", got, p.Err, test.want)
 				}
 				if p.Name == "general" && len(p.Overlaps) > 0 {
@@ -93,13 +101,19 @@ func TestPFWithoutSFs(t *testing.T) {
 		if pf == "0000:5e:00.0" {
 			return nil
 		}
-		return &v1alpha1.Shortage{PF: string(pf), Reason: v1alpha1.ReasonNotSupported, Message: "legacy"}
+		return &v1alpha1.Shortage{
+			PF: string(pf), Reason: v1alpha1.ReasonNotSupported, Message: "legacy",
+		}
 	}
-	pools := Assign(twoCards(), []v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens3f0#7", "ens5f0")}, nil, noSFs)
-	if got := names(pools[0].Functions); got != "0000:3b:00.0/sf88 7 0000:5e:00.0/sf88 0000:5e:00.0/sf89" {
+	pools := Assign(twoCards(),
+		[]v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens3f0#7", "ens5f0")}, nil, noSFs)
+	if got := names(pools[0].Functions); got != "0000:3b:00.0/sf88 7 0000:5e:00.0/sf88 "+
+		"0000:5e:00.0/sf89" {
 		t.Errorf("Functions are %q", got)
 	}
-	want := []v1alpha1.Shortage{{PF: "0000:3b:00.0", Reason: v1alpha1.ReasonNotSupported, Message: "legacy"}}
+	want := []v1alpha1.Shortage{
+		{PF: "0000:3b:00.0", Reason: v1alpha1.ReasonNotSupported, Message: "legacy"},
+	}
 	if diff := cmp.Diff(want, pools[0].Shortages); diff != "" {
 		t.Errorf("shortages: -want +got\n%s", diff)
 	}
@@ -108,7 +122,8 @@ func TestPFWithoutSFs(t *testing.T) {
 	unbound[len(unbound)-1].Driver = ""
 	pools = Assign(unbound, []v1alpha1.DevicePool{makingPool("fast", 88, 2, "ens5f0")}, nil, nil)
 	p := pools[0]
-	if len(p.Functions) > 0 || len(p.Shortages) != 1 || !strings.Contains(p.Shortages[0].Message, "no driver") {
+	if len(p.Functions) > 0 || len(p.Shortages) != 1 ||
+		!strings.Contains(p.Shortages[0].Message, "no driver") {
 		t.Errorf("a PF without driver: Functions %v, shortages %+v", p.Functions, p.Shortages)
 	}
 }
@@ -123,10 +138,12 @@ func TestOptionsOfMadeSFs(t *testing.T) {
 	}
 }
 
-// TestTrackerKnowsSFsThatAreNotThere: the one place where Functions are looked up, before, while and after they exist.
+// TestTrackerKnowsSFsThatAreNotThere: the one place where Functions are looked up, before, while
+// and after they exist.
 func TestTrackerKnowsSFsThatAreNotThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &node{functions: twoCards(), devicePools: []v1alpha1.DevicePool{makingPool("fast", 1, 2, "ens5f0")}}
+		n := &node{functions: twoCards(),
+			devicePools: []v1alpha1.DevicePool{makingPool("fast", 1, 2, "ens5f0")}}
 		tracker := NewTracker(n, n, nil, testr.New(t))
 		changes := make(chan struct{})
 		go tracker.Run(t.Context(), changes, func() {})
@@ -151,13 +168,15 @@ func TestTrackerKnowsSFsThatAreNotThere(t *testing.T) {
 		look("just deleted", potential)
 
 		for _, absent := range []function.ID{
-			function.SubfunctionID("0000:5e:00.0", 3), {Address: "0000:5e:00.1"}, function.SubfunctionID("0000:99:00.0", 1),
+			function.SubfunctionID("0000:5e:00.0", 3), {Address: "0000:5e:00.1"},
+			function.SubfunctionID("0000:99:00.0", 1),
 		} {
 			if f, ok := tracker.Get(absent); ok {
 				t.Errorf("Get(%s) = %+v, want none", absent, f)
 			}
 		}
-		if f, ok := tracker.Get(function.ID{Address: "0000:3b:00.2"}); !ok || f.Kind != function.VF {
+		if f, ok := tracker.Get(function.ID{Address: "0000:3b:00.2"}); !ok ||
+			f.Kind != function.VF {
 			t.Errorf("Get of a VF = %+v, %t", f, ok)
 		}
 	})
@@ -174,23 +193,34 @@ func TestCheckSupply(t *testing.T) {
 			s.Selectors[0] = v1alpha1.FunctionSelector{Vendors: []string{"15b3"}}
 		},
 			"need selectors that name the PFs"},
-		{"count", func(s *v1alpha1.DevicePoolSpec) { s.SFs.Count = 1025 }, "spec.sfs.count: Invalid value: 1025: must be 1 to 1024"},
-		{"firstNumber", func(s *v1alpha1.DevicePoolSpec) { s.SFs.FirstNumber = -1 }, "spec.sfs.firstNumber"},
-		{"deviceType", func(s *v1alpha1.DevicePoolSpec) { s.DeviceType = v1alpha1.DeviceTypeNet }, "make it auxNetDevice"},
-		{"numVFs", func(s *v1alpha1.DevicePoolSpec) { s.NumVFs = new(int32(-1)) }, "spec.numVFs: Invalid value: -1: must be 0 to 65535"},
+		{"count", func(s *v1alpha1.DevicePoolSpec) {
+			s.SFs.Count = 1025
+		}, "spec.sfs.count: Invalid value: 1025: must be 1 to 1024"},
+		{"firstNumber", func(s *v1alpha1.DevicePoolSpec) {
+			s.SFs.FirstNumber = -1
+		}, "spec.sfs.firstNumber"},
+		{"deviceType", func(s *v1alpha1.DevicePoolSpec) {
+			s.DeviceType = v1alpha1.DeviceTypeNet
+		}, "make it auxNetDevice"},
+		{"numVFs", func(s *v1alpha1.DevicePoolSpec) {
+			s.NumVFs = new(int32(-1))
+		}, "spec.numVFs: Invalid value: -1: must be 0 to 65535"},
 		{"maxAllocated", func(s *v1alpha1.DevicePoolSpec) { s.MaxAllocated = new(int32(0)) },
 			"spec.maxAllocated: Invalid value: 0: must be 1"},
 		{"maxAllocated without a scheduler that counts", func(s *v1alpha1.DevicePoolSpec) {
 			s.MaxAllocated, s.Publish = new(int32(1)), v1alpha1.PublishDevicePlugin
 		}, "spec: Forbidden: maxAllocated is only for pools with publish: DRA"},
-		{"driver", func(s *v1alpha1.DevicePoolSpec) { s.Driver = "uio" }, `spec.driver: Unsupported value: "uio": supported values: "vfio-pci"`},
+		{"driver", func(s *v1alpha1.DevicePoolSpec) {
+			s.Driver = "uio"
+		}, `spec.driver: Unsupported value: "uio": supported values: "vfio-pci"`},
 		{"driver for SFs", func(s *v1alpha1.DevicePoolSpec) { s.Driver = v1alpha1.DriverVFIO },
 			"driver is not for pools with sfs"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := makingPool("fast", 1, 2, "ens5f0")
 			test.change(&p.Spec)
-			if got := fmt.Sprint(Check(p)); (test.want == "") != (got == "<nil>") || !strings.Contains(got, test.want) {
+			if got := fmt.Sprint(Check(p)); (test.want == "") != (got == "<nil>") ||
+				!strings.Contains(got, test.want) {
 				t.Errorf("Check = %s, want %q", got, test.want)
 			}
 		})

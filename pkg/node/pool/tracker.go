@@ -27,8 +27,8 @@ type Declarations interface {
 	NodeLabels(ctx context.Context) (map[string]string, error)
 }
 
-// Tracker keeps the pools of this node current. Its methods may be called by several goroutines at once, but Run only
-// once.
+// Tracker keeps the pools of this node current. Its methods may be called by several goroutines at
+// once, but Run only once.
 type Tracker struct {
 	functions    Functions
 	declarations Declarations
@@ -40,20 +40,24 @@ type Tracker struct {
 
 // reading is the result of reading the pools. It does not change.
 type reading struct {
-	known      bool // false until the pools have been read once
-	pools      []Pool
-	byFunction map[function.ID]*Pool // of every Function that exists or that a pool has; nil if it has no pool
+	known bool // false until the pools have been read once
+	pools []Pool
+	// of every Function that exists or that a pool has; nil if it has no pool
+	byFunction map[function.ID]*Pool
 }
 
-// NewTracker makes a tracker. [Tracker.Run] reads the pools. If noSFs is nil, every PF with a driver can have SFs.
-func NewTracker(functions Functions, declarations Declarations, noSFs NoSFs, log logr.Logger) *Tracker {
+// NewTracker makes a tracker. [Tracker.Run] reads the pools. If noSFs is nil, every PF with a
+// driver can have SFs.
+func NewTracker(
+	functions Functions, declarations Declarations, noSFs NoSFs, log logr.Logger,
+) *Tracker {
 	t := &Tracker{functions: functions, declarations: declarations, noSFs: noSFs, log: log}
 	t.last.Store(&reading{})
 	return t
 }
 
-// Pools returns the pools as they are now; known is false until they have been read once. The caller must not change
-// the result.
+// Pools returns the pools as they are now; known is false until they have been read once. The
+// caller must not change the result.
 func (t *Tracker) Pools() (pools []Pool, known bool) {
 	last := t.last.Load()
 	return last.pools, last.known
@@ -69,7 +73,8 @@ func (t *Tracker) DevicePool(name string) (v1alpha1.DevicePoolSpec, bool) {
 	return v1alpha1.DevicePoolSpec{}, false
 }
 
-// PoolOf returns the pool that has a Function; ok is false if none has. The caller must not change the result.
+// PoolOf returns the pool that has a Function; ok is false if none has. The caller must not change
+// the result.
 func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
 	if has := t.last.Load().byFunction[id]; has != nil {
 		return *has, true
@@ -77,14 +82,15 @@ func (t *Tracker) PoolOf(id function.ID) (p Pool, ok bool) {
 	return Pool{}, false
 }
 
-// Considered says whether the Function existed when the pools were read last. A Function that came since is in no pool
-// yet, but may belong to one.
+// Considered says whether the Function existed when the pools were read last. A Function that came
+// since is in no pool yet, but may belong to one.
 func (t *Tracker) Considered(id function.ID) (considered bool) {
 	_, considered = t.last.Load().byFunction[id]
 	return considered
 }
 
-// Get returns a Function as it is now: one that exists, or an SF that is created when it is allocated.
+// Get returns a Function as it is now: one that exists, or an SF that is created when it is
+// allocated.
 func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	if f, exists := t.functions.Get(id); exists {
 		return f, true
@@ -98,8 +104,9 @@ func (t *Tracker) Get(id function.ID) (function.Function, bool) {
 	return function.PotentialSF(pf, sfnum), true
 }
 
-// Run reads the pools at once and for every value from changes, until ctx ends. It calls changed when the pools differ from
-// those before. If something cannot be read, such as a Node that does not exist yet, they stay until the next change.
+// Run reads the pools at once and for every value from changes, until ctx ends. It calls changed
+// when the pools differ from those before. If something cannot be read, such as a Node that does
+// not exist yet, they stay until the next change.
 func (t *Tracker) Run(ctx context.Context, changes <-chan struct{}, changed func()) error {
 	for {
 		different, err := t.read(ctx)
@@ -154,7 +161,8 @@ func (t *Tracker) report(before, pools []Pool) {
 	for _, p := range pools {
 		for _, shortage := range p.Shortages {
 			if !slices.Contains(told[p.Name], shortage) {
-				t.log.Info("PF cannot have the SFs that the DevicePool asks for", "devicePool", p.Name, "pf", shortage.PF,
+				t.log.Info("PF cannot have the SFs that the DevicePool asks for", "devicePool",
+					p.Name, "pf", shortage.PF,
 					"reason", shortage.Reason, "message", shortage.Message)
 			}
 		}

@@ -159,7 +159,8 @@ func TestTracker(t *testing.T) {
 		fast.Spec.Network = "lab"
 		n.set(func() { n.devicePools = []v1alpha1.DevicePool{fast} })
 		changes <- struct{}{}
-		if pools := look("a DevicePool came", 2); len(pools) != 1 || names(pools[0].Functions) != "0 1" {
+		if pools := look("a DevicePool came", 2); len(pools) != 1 ||
+			names(pools[0].Functions) != "0 1" {
 			t.Errorf("pools are %+v, want fast with VFs 0 and 1", pools)
 		}
 		if spec, ok := tracker.DevicePool("fast"); !ok || spec.Network != "lab" {
@@ -181,7 +182,9 @@ func TestTracker(t *testing.T) {
 
 		n.set(func() {
 			n.labelsErr = nil
-			n.functions = slices.DeleteFunc(n.functions, func(f function.Function) bool { return f.Index == 1 })
+			n.functions = slices.DeleteFunc(n.functions, func(f function.Function) bool {
+				return f.Index == 1
+			})
 		})
 		changes <- struct{}{}
 		if pools := look("a Function went", 3); names(pools[0].Functions) != "0" {
@@ -223,7 +226,8 @@ func TestPoolOf(t *testing.T) {
 	})
 }
 
-// TestConsidered: a Function that came after the pools were read was not looked at, whether it belongs to one or not.
+// TestConsidered: a Function that came after the pools were read was not looked at, whether it
+// belongs to one or not.
 func TestConsidered(t *testing.T) {
 	all := oneCard()
 	n := &node{functions: all[:len(all)-1], devicePools: []v1alpha1.DevicePool{

@@ -21,8 +21,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// Ahead keeps some XPUPorts of pools with provision: Ahead, for Functions that no pod has. xpu-controller deletes one once a claim's
-// XPUPort has taken its place, and Ahead makes another for the next free Function. All fields must be set.
+// Ahead keeps some XPUPorts of pools with provision: Ahead, for Functions that no pod has.
+// xpu-controller deletes one once a claim's XPUPort has taken its place, and Ahead makes another
+// for the next free Function. All fields must be set.
 type Ahead struct {
 	API API
 	// Pools are the node's pools as they are now; known is false until they have been read once.
@@ -36,7 +37,8 @@ type Ahead struct {
 	Log       logr.Logger
 }
 
-// Run looks at once and after every change until ctx ends. It tries again while the API server refuses.
+// Run looks at once and after every change until ctx ends. It tries again while the API server
+// refuses.
 func (a *Ahead) Run(ctx context.Context, changes <-chan struct{}) error {
 	if !a.API.Synced(ctx) {
 		return nil
@@ -81,7 +83,8 @@ func (a *Ahead) keep(ctx context.Context) error {
 		}
 	}
 	for i := range ports {
-		if p := &ports[i]; p.Spec.Ahead && p.Namespace == a.Namespace && p.DeletionTimestamp.IsZero() && !kept.Has(p.UID) {
+		if p := &ports[i]; p.Spec.Ahead && p.Namespace == a.Namespace &&
+			p.DeletionTimestamp.IsZero() && !kept.Has(p.UID) {
 			errs = append(errs, a.remove(ctx, p))
 		}
 	}
@@ -100,7 +103,8 @@ func (a *Ahead) keepAt(
 	if xpu == nil || !xpu.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	// Those that the xPU refuses do not count, as others may do better, but there are not more than twice as many in all.
+	// Those that the xPU refuses do not count, as others may do better, but there are not more than
+	// twice as many in all.
 	left := int(ptr.Deref(p.Spec.PortsAhead, v1alpha1.DefaultPortsAhead))
 	room := 2 * left
 	for _, f := range functions {
@@ -132,13 +136,15 @@ func (a *Ahead) keepAt(
 // serves says whether a Port that was made ahead is still the one to have for the pool.
 func (a *Ahead) serves(port *v1alpha1.XPUPort, xpu string, p pool.Pool) bool {
 	return port.Spec.Ahead && port.Namespace == a.Namespace && port.DeletionTimestamp.IsZero() &&
-		port.Spec.XPU == xpu && port.Spec.Network == p.Spec.Network && port.Labels[v1alpha1.LabelPool] == p.Name
+		port.Spec.XPU == xpu && port.Spec.Network == p.Spec.Network &&
+		port.Labels[v1alpha1.LabelPool] == p.Name
 }
 
 // make creates the Port. Its MAC address is that of the Function, which xpu-controller checks.
 func (a *Ahead) make(ctx context.Context, p pool.Pool, f function.Function, xpu string) error {
 	port := claim.NewPort(a.Namespace, f.ID, p.Name, v1alpha1.XPUPortSpec{
-		NodeName: a.Node, XPU: xpu, Network: p.Spec.Network, MAC: string(claim.DerivedMAC("", a.Node, f.ID)), Ahead: true,
+		NodeName: a.Node, XPU: xpu, Network: p.Spec.Network,
+		MAC: string(claim.DerivedMAC("", a.Node, f.ID)), Ahead: true,
 	})
 	err := a.API.CreatePort(ctx, port)
 	if apierrors.IsAlreadyExists(err) {
@@ -147,13 +153,15 @@ func (a *Ahead) make(ctx context.Context, p pool.Pool, f function.Function, xpu 
 	if err != nil {
 		return fmt.Errorf("create XPUPort %s: %w", client.ObjectKeyFromObject(port), err)
 	}
-	a.Log.Info("Created XPUPort ahead", "port", client.ObjectKeyFromObject(port), "pool", p.Name, "network", p.Spec.Network)
+	a.Log.Info("Created XPUPort ahead", "port", client.ObjectKeyFromObject(port), "pool", p.Name,
+		"network", p.Spec.Network)
 	return nil
 }
 
 func (a *Ahead) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	key := client.ObjectKeyFromObject(port)
-	if err := a.API.DeletePort(ctx, key, port.UID); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+	if err := a.API.DeletePort(ctx, key, port.UID); err != nil && !apierrors.IsNotFound(err) &&
+		!apierrors.IsConflict(err) {
 		return fmt.Errorf("delete XPUPort %s, which was made ahead: %w", key, err)
 	}
 	a.Log.Info("Deleting XPUPort that was made ahead and is not wanted", "port", key)

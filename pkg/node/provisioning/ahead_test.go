@@ -45,10 +45,13 @@ func newSite(t *testing.T, ahead int32) *site {
 	declare(t, opitest.Start(t))
 	s := &site{TB: t, admin: admin(t), busy: map[function.ID]bool{}}
 	s.pool = pool.Pool{Name: provisioningtest.Pool, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}}, Publish: v1alpha1.PublishDRA,
+		Selectors: []v1alpha1.FunctionSelector{{Vendors: []string{"15b3"}}},
+		Publish:   v1alpha1.PublishDRA,
 		Provision: v1alpha1.ProvisionAhead, PortsAhead: &ahead, Network: provisioningtest.Blue,
 	}}
-	declared := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Pool}, Spec: s.pool.Spec}
+	declared := &v1alpha1.DevicePool{
+		ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Pool}, Spec: s.pool.Spec,
+	}
 	if err := s.admin.Create(t.Context(), declared); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +68,8 @@ func newSite(t *testing.T, ahead int32) *site {
 	s.functions = s.pool.Functions
 	startController(t)
 	var err error
-	s.api, err = kubeapi.New(cluster.Agent(node), node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: s.changed.Notify})
+	s.api, err = kubeapi.New(cluster.Agent(node), node,
+		kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: s.changed.Notify})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +87,9 @@ func newSite(t *testing.T, ahead int32) *site {
 			return !s.busy[f.ID]
 		},
 	}
-	inBackground(t, "ahead", func(ctx context.Context) error { return a.Run(ctx, s.changed.Subscribe(ctx)) })
+	inBackground(t, "ahead", func(ctx context.Context) error {
+		return a.Run(ctx, s.changed.Subscribe(ctx))
+	})
 	return s
 }
 
@@ -98,21 +104,25 @@ func (s *site) set(change func()) {
 // has waits until the VFs with Ports made ahead that are up in the network are these.
 func (s *site) has(network string, want ...int) {
 	s.Helper()
-	must.Eventually(s, fmt.Sprintf("Ports made ahead in network %s for VFs %v and no others", network, want), func() bool {
-		var all v1alpha1.XPUPortList
-		must.Succeed(s, s.admin.List(s.Context(), &all))
-		var made []int
-		for i, f := range s.functions {
-			up := s.api.ProvisionedAhead(f.ID, network)
-			if slices.ContainsFunc(all.Items, func(p v1alpha1.XPUPort) bool {
-				return p.Spec.Ahead && claim.FunctionOf(p.Spec.Function) == f.ID && up
-			}) {
-				made = append(made, i)
+	must.Eventually(s,
+		fmt.Sprintf("Ports made ahead in network %s for VFs %v and no others", network, want),
+		func() bool {
+			var all v1alpha1.XPUPortList
+			must.Succeed(s, s.admin.List(s.Context(), &all))
+			var made []int
+			for i, f := range s.functions {
+				up := s.api.ProvisionedAhead(f.ID, network)
+				if slices.ContainsFunc(all.Items, func(p v1alpha1.XPUPort) bool {
+					return p.Spec.Ahead && claim.FunctionOf(p.Spec.Function) == f.ID && up
+				}) {
+					made = append(made, i)
+				}
 			}
-		}
-		ahead := slices.DeleteFunc(all.Items, func(p v1alpha1.XPUPort) bool { return !p.Spec.Ahead })
-		return slices.Equal(made, want) && len(ahead) == len(want)
-	})
+			ahead := slices.DeleteFunc(all.Items, func(p v1alpha1.XPUPort) bool {
+				return !p.Spec.Ahead
+			})
+			return slices.Equal(made, want) && len(ahead) == len(want)
+		})
 }
 
 // Ports are made for the first free Functions, follow the pool, and end with it.
@@ -135,7 +145,8 @@ func TestAheadMakesAnother(t *testing.T) {
 	s.has(provisioningtest.Blue, 0, 1)
 	f := s.pool.Functions[0].ID
 	port := claim.NewPort("default", f, provisioningtest.Pool, v1alpha1.XPUPortSpec{
-		NodeName: node, XPU: provisioningtest.XPU, Network: provisioningtest.Blue, MAC: "02:00:00:00:00:01",
+		NodeName: node, XPU: provisioningtest.XPU, Network: provisioningtest.Blue,
+		MAC:   "02:00:00:00:00:01",
 		Claim: v1alpha1.ClaimRef{Name: "c", UID: "c-1", Request: "nic"},
 	})
 	if err := s.admin.Create(t.Context(), port); err != nil {

@@ -21,12 +21,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/dialects"
 )
 
-// Config configures a [Direct] with what XPUs, XPUNetworks and DevicePools declare at an API server. It does not change
-// after it has been checked.
+// Config configures a [Direct] with what XPUs, XPUNetworks and DevicePools declare at an API
+// server. It does not change after it has been checked.
 type Config struct {
-	// Installation tells what is this node's at OPI agents from what is other nodes' and clusters': any text that no other
-	// installation has. If it changes, the agents' ports are not this node's any more. The default is made of the names of the
-	// node and of the machine's firmware (/sys/class/dmi/id/product_uuid).
+	// Installation tells what is this node's at OPI agents from what is other nodes' and clusters':
+	// any text that no other installation has. If it changes, the agents' ports are not this node's
+	// any more. The default is made of the names of the node and of the machine's firmware
+	// (/sys/class/dmi/id/product_uuid).
 	Installation string `json:"installation,omitempty"`
 	// XPUs are the cards of the node.
 	XPUs []XPU `json:"xpus"`
@@ -43,7 +44,8 @@ type XPU struct {
 	Endpoint string `json:"endpoint"`
 	// Dialect is the OPI agent's, "evpn-gw" if empty.
 	Dialect string `json:"dialect,omitempty"`
-	// PFs are the PCI addresses of the card's PFs, "dddd:bb:dd.f". Empty means every PF that no other card names.
+	// PFs are the PCI addresses of the card's PFs, "dddd:bb:dd.f". Empty means every PF that no
+	// other card names.
 	PFs []pci.Address `json:"pfs,omitempty"`
 	// TLS has the files for mutual TLS with the OPI agent.
 	TLS *TLSFiles `json:"tls,omitempty"`
@@ -66,16 +68,17 @@ type TLSFiles struct {
 type Network struct {
 	// VLAN is the VLAN of the segment on the xPU, 1-4094. No two networks may have the same.
 	VLAN int32 `json:"vlan"`
-	// AllowedNamespaces are the namespaces whose pods may join. A selector can only use the label kubernetes.io/metadata.name,
-	// as no other is known without an API server.
+	// AllowedNamespaces are the namespaces whose pods may join. A selector can only use the label
+	// kubernetes.io/metadata.name, as no other is known without an API server.
 	AllowedNamespaces v1alpha1.AllowedNamespaces `json:"allowedNamespaces"`
-	// VNI joins the segment across xPUs by VXLAN, 1-16777215; without it the segment ends at the xPU.
+	// VNI joins the segment across xPUs by VXLAN, 1-16777215; without it the segment ends at the
+	// xPU.
 	VNI *int32 `json:"vni,omitempty"`
-	// MTU is the MTU of the pods' interfaces in bytes, 1280-9216; 0 is what VXLAN leaves of the MTU between the xPUs for a network with a
-	// VNI whose xPU tells it, and sets none otherwise.
+	// MTU is the MTU of the pods' interfaces in bytes, 1280-9216; 0 is what VXLAN leaves of the MTU
+	// between the xPUs for a network with a VNI whose xPU tells it, and sets none otherwise.
 	MTU int32 `json:"mtu,omitempty"`
-	// SourceFilter says which source addresses the frames of an interface may have, where the xPU's agent filters them: Addresses
-	// (default), MAC or None.
+	// SourceFilter says which source addresses the frames of an interface may have, where the xPU's
+	// agent filters them: Addresses (default), MAC or None.
 	SourceFilter v1alpha1.SourceFilter `json:"sourceFilter,omitempty"`
 }
 
@@ -92,7 +95,8 @@ func LoadConfig(path string) (*Config, error) {
 	return config, nil
 }
 
-// ParseConfig reads YAML or JSON. Fields that are not known, and fields that are there twice, are errors.
+// ParseConfig reads YAML or JSON. Fields that are not known, and fields that are there twice, are
+// errors.
 func ParseConfig(text []byte) (*Config, error) {
 	object, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
@@ -139,7 +143,8 @@ func (w *findings) inXPUs(xpus []XPU) {
 		w.inXPU(xpu, at)
 		w.require(!names[xpu.Name], field.Duplicate(at.Child("name"), xpu.Name))
 		names[xpu.Name] = true
-		w.require(len(xpu.PFs) > 0 || !everyPF, field.Required(at.Child("pfs"), "only one xPU may leave its PFs away"))
+		w.require(len(xpu.PFs) > 0 || !everyPF,
+			field.Required(at.Child("pfs"), "only one xPU may leave its PFs away"))
 		everyPF = everyPF || len(xpu.PFs) == 0
 		for j, pf := range xpu.PFs {
 			w.require(!pfs[pf], field.Duplicate(at.Child("pfs").Index(j), pf))
@@ -149,14 +154,19 @@ func (w *findings) inXPUs(xpus []XPU) {
 }
 
 func (w *findings) inXPU(x *XPU, at *field.Path) {
-	w.require(x.Name != "", field.Required(at.Child("name"), "logs and messages call the xPU by it"))
+	w.require(x.Name != "",
+		field.Required(at.Child("name"), "logs and messages call the xPU by it"))
 	err := opi.CheckEndpoint(x.Endpoint)
-	w.require(err == nil, field.Invalid(at.Child("endpoint"), x.Endpoint, "must be host:port, such as 10.1.0.1:50151"))
+	w.require(err == nil,
+		field.Invalid(at.Child("endpoint"), x.Endpoint,
+			"must be host:port, such as 10.1.0.1:50151"))
 	_, err = dialects.Named(x.Dialect)
 	w.require(err == nil, field.NotSupported(at.Child("dialect"), x.Dialect, dialects.Names()))
 	for j, text := range x.PFs {
 		pf, err := pci.Parse(string(text))
-		w.require(err == nil, field.Invalid(at.Child("pfs").Index(j), text, "must be an address such as 0000:3b:00.0"))
+		w.require(err == nil,
+			field.Invalid(at.Child("pfs").Index(j),
+				text, "must be an address such as 0000:3b:00.0"))
 		x.PFs[j] = cmp.Or(pf, text)
 	}
 	const choice = "set tls, or insecure: true if the way to the OPI agent is protected otherwise"
@@ -176,40 +186,56 @@ func (w *findings) inNetworks(networks map[string]Network) {
 		for _, problem := range validation.IsDNS1123Subdomain(name) {
 			w.require(false, field.Invalid(at, name, problem))
 		}
-		w.require(n.VLAN >= 1 && n.VLAN <= 4094, field.Invalid(at.Child("vlan"), n.VLAN, "must be 1-4094"))
-		w.require(n.MTU == 0 || n.MTU >= 1280 && n.MTU <= 9216, field.Invalid(at.Child("mtu"), n.MTU, "must be 1280-9216"))
-		filters := []v1alpha1.SourceFilter{"", v1alpha1.SourceFilterAddresses, v1alpha1.SourceFilterMAC, v1alpha1.SourceFilterNone}
-		w.require(slices.Contains(filters, n.SourceFilter), field.NotSupported(at.Child("sourceFilter"), n.SourceFilter, filters[1:]))
+		w.require(n.VLAN >= 1 && n.VLAN <= 4094,
+			field.Invalid(at.Child("vlan"), n.VLAN, "must be 1-4094"))
+		w.require(n.MTU == 0 || n.MTU >= 1280 && n.MTU <= 9216,
+			field.Invalid(at.Child("mtu"), n.MTU, "must be 1280-9216"))
+		filters := []v1alpha1.SourceFilter{
+			"", v1alpha1.SourceFilterAddresses, v1alpha1.SourceFilterMAC, v1alpha1.SourceFilterNone,
+		}
+		w.require(slices.Contains(filters, n.SourceFilter),
+			field.NotSupported(at.Child("sourceFilter"), n.SourceFilter, filters[1:]))
 		w.unique(vlans, n.VLAN, name, at.Child("vlan"))
 		w.inNamespaces(n.AllowedNamespaces, at.Child("allowedNamespaces"))
 		if n.VNI != nil {
 			const choice = "must be 1-16777215; without it the segment ends at the xPU"
-			w.require(*n.VNI >= 1 && *n.VNI <= 1<<24-1, field.Invalid(at.Child("vni"), *n.VNI, choice))
+			w.require(*n.VNI >= 1 && *n.VNI <= 1<<24-1,
+				field.Invalid(at.Child("vni"), *n.VNI, choice))
 			w.unique(vnis, *n.VNI, name, at.Child("vni"))
 		}
 	}
 }
 
 func (w *findings) inNamespaces(allowed v1alpha1.AllowedNamespaces, at *field.Path) {
-	all := []v1alpha1.FromNamespaces{v1alpha1.NamespacesFromAll, v1alpha1.NamespacesFromSelector, v1alpha1.NamespacesFromNone}
-	w.require(allowed.From != "", field.Required(at.Child("from"), "which namespaces' pods may join is for the administrator to decide"))
-	w.require(allowed.From == "" || slices.Contains(all, allowed.From), field.NotSupported(at.Child("from"), allowed.From, all))
+	all := []v1alpha1.FromNamespaces{
+		v1alpha1.NamespacesFromAll, v1alpha1.NamespacesFromSelector, v1alpha1.NamespacesFromNone,
+	}
+	w.require(allowed.From != "",
+		field.Required(at.Child("from"),
+			"which namespaces' pods may join is for the administrator to decide"))
+	w.require(allowed.From == "" || slices.Contains(all, allowed.From),
+		field.NotSupported(at.Child("from"), allowed.From, all))
 	selects := allowed.From == v1alpha1.NamespacesFromSelector
-	w.require(selects == (allowed.Selector != nil), field.Invalid(at.Child("selector"), allowed.Selector, "is for from: Selector, and only for that"))
+	w.require(selects == (allowed.Selector != nil),
+		field.Invalid(at.Child("selector"), allowed.Selector,
+			"is for from: Selector, and only for that"))
 	if !selects || allowed.Selector == nil {
 		return
 	}
 	_, err := allowed.Allows(nil)
 	w.require(err == nil, field.Invalid(at.Child("selector"), allowed.Selector, fmt.Sprint(err)))
 	for key := range allowed.Selector.MatchLabels {
-		w.require(key == corev1.LabelMetadataName, field.Invalid(at.Child("selector", "matchLabels"), key, onlyNames))
+		w.require(key == corev1.LabelMetadataName,
+			field.Invalid(at.Child("selector", "matchLabels"), key, onlyNames))
 	}
 	for i, r := range allowed.Selector.MatchExpressions {
-		w.require(r.Key == corev1.LabelMetadataName, field.Invalid(at.Child("selector", "matchExpressions").Index(i), r.Key, onlyNames))
+		w.require(r.Key == corev1.LabelMetadataName,
+			field.Invalid(at.Child("selector", "matchExpressions").Index(i), r.Key, onlyNames))
 	}
 }
 
-const onlyNames = "must be " + corev1.LabelMetadataName + ": other labels are not known without an API server"
+const onlyNames = "must be " + corev1.LabelMetadataName + ": other labels are not known without " +
+	"an API server"
 
 // allows says whether a pod of the namespace may join, which is "" if no pod is known.
 func (n Network) allows(namespace string) bool {

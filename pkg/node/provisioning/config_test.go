@@ -43,16 +43,26 @@ func TestParseConfig(t *testing.T) {
 	want := &Config{
 		XPUs: []XPU{
 			{
-				Name: "card", Endpoint: "192.168.100.1:50151", Dialect: "evpn-gw", PFs: []pci.Address{"0000:3b:00.0", "0000:3b:00.1"},
-				TLS: &TLSFiles{CertFile: "/tls/tls.crt", KeyFile: "/tls/tls.key", CAFile: "/tls/ca.crt", ServerName: "card"},
+				Name: "card", Endpoint: "192.168.100.1:50151", Dialect: "evpn-gw",
+				PFs: []pci.Address{"0000:3b:00.0", "0000:3b:00.1"},
+				TLS: &TLSFiles{
+					CertFile: "/tls/tls.crt", KeyFile: "/tls/tls.key", CAFile: "/tls/ca.crt",
+					ServerName: "card",
+				},
 			},
 			{Name: "other", Endpoint: "[fd00::1]:50151", Insecure: true},
 		},
 		Networks: map[string]Network{
-			"blue": {VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, VNI: new(int32(1000)), MTU: 1450},
+			"blue": {
+				VLAN: 100, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+					From: v1alpha1.NamespacesFromAll,
+				}, VNI: new(int32(1000)), MTU: 1450,
+			},
 			"green": {VLAN: 200, AllowedNamespaces: v1alpha1.AllowedNamespaces{
-				From:     v1alpha1.NamespacesFromSelector,
-				Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "lab"}},
+				From: v1alpha1.NamespacesFromSelector,
+				Selector: &metav1.LabelSelector{
+					MatchLabels: map[string]string{"kubernetes.io/metadata.name": "lab"},
+				},
 			}},
 		},
 		Pools: map[string]string{"fast": "blue"},
@@ -71,34 +81,59 @@ func TestParseConfigRefuses(t *testing.T) {
 		want           []string // all of them are in the error
 	}{
 		{"an unknown field", "dialect:", "dialekt:", []string{`unknown field "xpus[0].dialekt"`}},
-		{"a field twice", "  dialect: evpn-gw", "  dialect: evpn-gw\n  dialect: evpn-gw", []string{`"dialect" already set`}},
+		{"a field twice", "  dialect: evpn-gw", "  dialect: evpn-gw\n  dialect: evpn-gw",
+			[]string{`"dialect" already set`}},
 		{"another type", "vlan: 200", "vlan: many", []string{"vlan", "int32"}},
 		{"no name", "name: card", `name: ""`, []string{"xpus[0].name: Required"}},
-		{"a name twice", "name: other", "name: card", []string{`xpus[1].name: Duplicate value: "card"`}},
-		{"no port", "192.168.100.1:50151", "192.168.100.1", []string{`xpus[0].endpoint: Invalid value: "192.168.100.1": must be host:port`}},
-		{"another dialect", "dialect: evpn-gw", "dialect: klingon", []string{`xpus[0].dialect: Unsupported value: "klingon"`, `"evpn-gw"`}},
-		{"no PCI address", "0000:3b:00.1", "3b:00.1", []string{`xpus[0].pfs[1]: Invalid value: "3b:00.1": must be an address`}},
-		{"a PF twice", "0000:3b:00.1", "0000:3b:00.0", []string{`xpus[0].pfs[1]: Duplicate value: "0000:3b:00.0"`}},
-		{"two that take every PF", `  pfs: ["0000:3B:00.0", "0000:3b:00.1"]`, "", []string{"xpus[1].pfs: Required"}},
-		{"neither TLS nor insecure", "  insecure: true", "", []string{"xpus[1].tls", "insecure: true"}},
+		{"a name twice", "name: other", "name: card",
+			[]string{`xpus[1].name: Duplicate value: "card"`}},
+		{"no port", "192.168.100.1:50151", "192.168.100.1",
+			[]string{`xpus[0].endpoint: Invalid value: "192.168.100.1": must be host:port`}},
+		{"another dialect", "dialect: evpn-gw", "dialect: klingon",
+			[]string{`xpus[0].dialect: Unsupported value: "klingon"`, `"evpn-gw"`}},
+		{"no PCI address", "0000:3b:00.1", "3b:00.1",
+			[]string{`xpus[0].pfs[1]: Invalid value: "3b:00.1": must be an address`}},
+		{"a PF twice", "0000:3b:00.1", "0000:3b:00.0",
+			[]string{`xpus[0].pfs[1]: Duplicate value: "0000:3b:00.0"`}},
+		{"two that take every PF", `  pfs: ["0000:3B:00.0", "0000:3b:00.1"]`, "",
+			[]string{"xpus[1].pfs: Required"}},
+		{"neither TLS nor insecure", "  insecure: true",
+			"", []string{"xpus[1].tls", "insecure: true"}},
 		{"both", "  dialect: evpn-gw", "  insecure: true", []string{"xpus[0].tls"}},
-		{"a file left away", "keyFile: /tls/tls.key, ", "", []string{"xpus[0].tls.keyFile: Required"}},
-		{"an odd name of a network", "  green:", "  Green:", []string{`networks[Green]: Invalid value: "Green"`}},
-		{"no VLAN", "    vlan: 200\n", "", []string{"networks[green].vlan: Invalid value: 0: must be 1-4094"}},
-		{"a VLAN twice", "vlan: 200", "vlan: 100", []string{"networks[green].vlan: Invalid value: 100: is that of network blue"}},
-		{"a VNI twice", "vlan: 200", "vlan: 200\n    vni: 1000", []string{"networks[green].vni: Invalid value: 1000: is that of network blue"}},
+		{"a file left away", "keyFile: /tls/tls.key, ",
+			"", []string{"xpus[0].tls.keyFile: Required"}},
+		{"an odd name of a network", "  green:", "  Green:",
+			[]string{`networks[Green]: Invalid value: "Green"`}},
+		{"no VLAN", "    vlan: 200\n", "",
+			[]string{"networks[green].vlan: Invalid value: 0: must be 1-4094"}},
+		{"a VLAN twice", "vlan: 200", "vlan: 100",
+			[]string{"networks[green].vlan: Invalid value: 100: is that of network blue"}},
+		{"a VNI twice", "vlan: 200", "vlan: 200\n    vni: 1000",
+			[]string{"networks[green].vni: Invalid value: 1000: is that of network blue"}},
 		{"no VNI", "vni: 1000", "vni: 0", []string{"networks[blue].vni: Invalid value: 0"}},
-		{"a small MTU", "mtu: 1450", "mtu: 68", []string{"networks[blue].mtu: Invalid value: 68: must be 1280-9216"}},
-		{"a pool in no network", "fast: blue", "fast: red", []string{`pools[fast]: Not found: "red"`}},
-		{"two mistakes", "mtu: 1450, allowedNamespaces: {from: All}", "mtu: 68", []string{"networks[blue].mtu", "networks[blue].allowedNamespaces.from: Required"}},
-		{"other namespaces", "{from: All}", "{from: Same}", []string{`networks[blue].allowedNamespaces.from: Unsupported value: "Same"`}},
-		{"a selector for all", "{from: All}", "{from: All, selector: {}}", []string{"networks[blue].allowedNamespaces.selector: Invalid value"}},
-		{"no selector", "{from: All}", "{from: Selector}", []string{"networks[blue].allowedNamespaces.selector: Invalid value"}},
-		{"another label", "kubernetes.io/metadata.name", "team", []string{"networks[green].allowedNamespaces.selector.matchLabels", "must be kubernetes.io/metadata.name"}},
-		{"an expression about another label", "{matchLabels: {kubernetes.io/metadata.name: lab}}", "{matchExpressions: [{key: team, operator: Exists}]}",
-			[]string{"networks[green].allowedNamespaces.selector.matchExpressions[0]", "must be kubernetes.io/metadata.name"}},
-		{"a wrong expression", "{matchLabels: {kubernetes.io/metadata.name: lab}}", "{matchExpressions: [{key: kubernetes.io/metadata.name, operator: In}]}",
-			[]string{"networks[green].allowedNamespaces.selector", "for 'in', 'notin' operators, values set can't be empty"}},
+		{"a small MTU", "mtu: 1450", "mtu: 68",
+			[]string{"networks[blue].mtu: Invalid value: 68: must be 1280-9216"}},
+		{"a pool in no network", "fast: blue", "fast: red",
+			[]string{`pools[fast]: Not found: "red"`}},
+		{"two mistakes", "mtu: 1450, allowedNamespaces: {from: All}", "mtu: 68",
+			[]string{"networks[blue].mtu", "networks[blue].allowedNamespaces.from: Required"}},
+		{"other namespaces", "{from: All}", "{from: Same}",
+			[]string{`networks[blue].allowedNamespaces.from: Unsupported value: "Same"`}},
+		{"a selector for all", "{from: All}", "{from: All, selector: {}}",
+			[]string{"networks[blue].allowedNamespaces.selector: Invalid value"}},
+		{"no selector", "{from: All}", "{from: Selector}",
+			[]string{"networks[blue].allowedNamespaces.selector: Invalid value"}},
+		{"another label", "kubernetes.io/metadata.name", "team",
+			[]string{"networks[green].allowedNamespaces.selector.matchLabels",
+				"must be kubernetes.io/metadata.name"}},
+		{"an expression about another label", "{matchLabels: {kubernetes.io/metadata.name: lab}}",
+			"{matchExpressions: [{key: team, operator: Exists}]}",
+			[]string{"networks[green].allowedNamespaces.selector.matchExpressions[0]",
+				"must be kubernetes.io/metadata.name"}},
+		{"a wrong expression", "{matchLabels: {kubernetes.io/metadata.name: lab}}",
+			"{matchExpressions: [{key: kubernetes.io/metadata.name, operator: In}]}",
+			[]string{"networks[green].allowedNamespaces.selector",
+				"for 'in', 'notin' operators, values set can't be empty"}},
 	} {
 		if !strings.Contains(wholeConfig, test.old) {
 			t.Fatalf("%s: %q is not in the example", test.name, test.old)
@@ -124,7 +159,8 @@ func TestLoadConfigNamesTheFile(t *testing.T) {
 	if err := os.WriteFile(path, []byte("pools: {fast: blue}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadConfig(path); err == nil || !strings.Contains(err.Error(), path+": pools[fast]") {
+	if _, err := LoadConfig(path); err == nil ||
+		!strings.Contains(err.Error(), path+": pools[fast]") {
 		t.Errorf("error %v, want one with %s and the field", err, path)
 	}
 }
@@ -148,7 +184,11 @@ func FuzzParseConfig(f *testing.F) {
 				t.Fatalf("pool %s has network %q, which is not there", pool, network)
 			}
 		}
-		direct, err := NewDirect(config, nil, DirectOptions{Installation: "net", Changed: func() {}, Registry: prometheus.NewRegistry(), Log: logr.Discard()})
+		direct, err := NewDirect(config, nil,
+			DirectOptions{
+				Installation: "net", Changed: func() {}, Registry: prometheus.NewRegistry(),
+				Log: logr.Discard(),
+			})
 		if err != nil {
 			t.Fatal(err)
 		}

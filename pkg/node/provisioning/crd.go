@@ -21,11 +21,13 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// API is what [CRD] uses of the API server. Reads come from a cache. The caller must not change what they return.
+// API is what [CRD] uses of the API server. Reads come from a cache. The caller must not change
+// what they return.
 type API interface {
 	// Synced waits until the cache has been filled. It returns false if ctx ended before.
 	Synced(ctx context.Context) bool
-	// Subscribe returns a channel that receives a value after every change of an XPU or a Port, until ctx ends.
+	// Subscribe returns a channel that receives a value after every change of an XPU or a Port,
+	// until ctx ends.
 	Subscribe(ctx context.Context) <-chan struct{}
 	// XPUOf is the XPU that serves a PF of the node, nil if there is none.
 	XPUOf(ctx context.Context, pf pci.Address) (*v1alpha1.XPU, error)
@@ -33,17 +35,19 @@ type API interface {
 	XPUAway(f function.Function) string
 	// Ports are the Ports of the node.
 	Ports(ctx context.Context) ([]v1alpha1.XPUPort, error)
-	// PortsOf are the Ports of a Function, at most one in each namespace, and one that was made ahead.
+	// PortsOf are the Ports of a Function, at most one in each namespace, and one that was made
+	// ahead.
 	PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error)
 	// CreatePort creates a Port that the garbage collector deletes with the Node.
 	CreatePort(ctx context.Context, port *v1alpha1.XPUPort) error
-	// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not empty. A NotFound error says
-	// that there is no such Port.
+	// DeletePort asks for the deletion of a Port, only of the one with the uid if that is not
+	// empty. A NotFound error says that there is no such Port.
 	DeletePort(ctx context.Context, key types.NamespacedName, uid types.UID) error
 }
 
-// CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents. Like [Direct], it trusts
-// the journal. [CRD.Run] restores the XPUPorts that it created. All fields must be set.
+// CRD is the [Provisioner] that writes XPUPorts, which xpu-controller brings to the OPI agents.
+// Like [Direct], it trusts the journal. [CRD.Run] restores the XPUPorts that it created. All fields
+// must be set.
 type CRD struct {
 	API API
 	// Journal says which Ports the xPUs are to serve.
@@ -52,7 +56,8 @@ type CRD struct {
 	Node string
 	// Namespace is the namespace of the agent and of the XPUPorts that it creates.
 	Namespace string
-	// InUse says whether a pod may have a Function of which the journal has no record. It must not block.
+	// InUse says whether a pod may have a Function of which the journal has no record. It must not
+	// block.
 	InUse func(function.ID) bool
 	Log   logr.Logger
 
@@ -67,7 +72,8 @@ func (c *CRD) Away(f function.Function) string { return c.API.XPUAway(f) }
 // cacheLag is for how long a Port that was just created may be missing in the cache.
 const cacheLag = time.Second
 
-// Provision has an XPUPort that asks for exactly this, and waits until it is ready. See [Provisioner].
+// Provision has an XPUPort that asks for exactly this, and waits until it is ready. See
+// [Provisioner].
 func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisioned, err error) {
 	key := c.key(a.Function)
 	var created time.Time // when this call created the XPUPort
@@ -88,7 +94,8 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisi
 				return refused(err)
 			}
 			c.Log.Info("Replacing an XPUPort that is another one", "port", key, "has", own.Spec)
-			return fmt.Errorf("the Function's last XPUPort %s, in network %s, is not gone yet", key, own.Spec.Network)
+			return fmt.Errorf("the Function's last XPUPort %s, in network %s, is not gone yet",
+				key, own.Spec.Network)
 		case own != nil:
 			if err := readiness(key, own); err != nil {
 				return err
@@ -96,19 +103,22 @@ func (c *CRD) Provision(ctx context.Context, a journal.Attachment) (done Provisi
 			done, err = provisioned(own)
 			return err
 		case other != nil:
-			return fmt.Errorf("the Function still has XPUPort %s/%s of another namespace, for ResourceClaim %q; it must be gone first",
+			return fmt.Errorf("the Function still has XPUPort %s/%s of another namespace, for "+
+				"ResourceClaim %q; it must be gone first",
 				other.Namespace, other.Name, other.Spec.Claim.Name)
 		case time.Since(created) >= cacheLag:
 			if err := c.API.CreatePort(ctx, want); err != nil && !apierrors.IsAlreadyExists(err) {
 				return refused(fmt.Errorf("create XPUPort %s: %w", key, err))
 			}
 			created = time.Now()
-			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", want.Spec.XPU, "network", a.Port.Network)
+			c.Log.V(1).Info("Created XPUPort", "port", key, "xpu", want.Spec.XPU, "network",
+				a.Port.Network)
 		}
 		return fmt.Errorf("XPUPort %s is waiting for XPU %s", key, want.Spec.XPU)
 	})
 	if err != nil {
-		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
+		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w",
+			a.Function, a.Port.Network, err)
 	}
 	return done, nil
 }
@@ -119,15 +129,17 @@ func provisioned(port *v1alpha1.XPUPort) (Provisioned, error) {
 	for _, text := range port.Status.Addresses {
 		address, err := netip.ParsePrefix(text)
 		if err != nil {
-			return done, obstacle{error: fmt.Errorf("XPUPort %s/%s: %w", port.Namespace, port.Name, err), never: true}
+			return done, obstacle{
+				error: fmt.Errorf("XPUPort %s/%s: %w", port.Namespace, port.Name, err), never: true,
+			}
 		}
 		done.Addresses = append(done.Addresses, address)
 	}
 	return done, nil
 }
 
-// readiness returns nil if xpu-controller says that the Port is served, or that it stands by: a virtual machine is migrated to a pod
-// that runs already.
+// readiness returns nil if xpu-controller says that the Port is served, or that it stands by: a
+// virtual machine is migrated to a pod that runs already.
 func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	if ready.Status == metav1.ConditionTrue || ready.Reason == v1alpha1.ReasonStandby {
@@ -135,7 +147,8 @@ func readiness(key types.NamespacedName, port *v1alpha1.XPUPort) error {
 	}
 	return obstacle{
 		error: fmt.Errorf("XPUPort %s is waiting for XPU %s%s", key, port.Spec.XPU, why(port)),
-		undeclared: ready.Reason == v1alpha1.ReasonNetworkNotFound || ready.Reason == v1alpha1.ReasonNoXPU ||
+		undeclared: ready.Reason == v1alpha1.ReasonNetworkNotFound ||
+			ready.Reason == v1alpha1.ReasonNoXPU ||
 			ready.Reason == v1alpha1.ReasonForbidden,
 	}
 }
@@ -149,7 +162,8 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 		if err != nil {
 			return refused(err)
 		}
-		// The cache may lack a Port that was created a moment ago. The API server says whether it is gone.
+		// The cache may lack a Port that was created a moment ago. The API server says whether it
+		// is gone.
 		if !asked || own == nil {
 			gone, err := c.deletePort(ctx, key, "")
 			if err != nil {
@@ -163,7 +177,8 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 		if own == nil {
 			return fmt.Errorf("xpu-controller has not taken XPUPort %s from its xPU yet", key)
 		}
-		return fmt.Errorf("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key, own.Spec.XPU, why(own))
+		return fmt.Errorf("xpu-controller has not taken XPUPort %s from XPU %s yet%s", key,
+			own.Spec.XPU, why(own))
 	})
 	if err != nil {
 		return fmt.Errorf("the xPU may still serve Function %s: %w", a.Function, err)
@@ -171,9 +186,11 @@ func (c *CRD) Deprovision(ctx context.Context, a journal.Attachment) error {
 	return nil
 }
 
-// deletePort asks for the deletion of the XPUPort. It is gone if there is none, or if one with another uid has taken its
-// place.
-func (c *CRD) deletePort(ctx context.Context, key types.NamespacedName, uid types.UID) (gone bool, err error) {
+// deletePort asks for the deletion of the XPUPort. It is gone if there is none, or if one with
+// another uid has taken its place.
+func (c *CRD) deletePort(
+	ctx context.Context, key types.NamespacedName, uid types.UID,
+) (gone bool, err error) {
 	err = c.API.DeletePort(ctx, key, uid)
 	if apierrors.IsNotFound(err) || uid != "" && apierrors.IsConflict(err) {
 		return true, nil
@@ -192,7 +209,8 @@ func (c *CRD) work(ctx context.Context, f function.ID, step func(context.Context
 	}
 	defer unlock()
 	if !c.API.Synced(ctx) {
-		return errors.New("the API server has not been read yet; check that it can be reached from this node")
+		return errors.New("the API server has not been read yet; check that it can be reached " +
+			"from this node")
 	}
 	return converge(ctx, c.API.Subscribe, step)
 }
@@ -202,11 +220,13 @@ func (c *CRD) key(f function.ID) types.NamespacedName {
 }
 
 func refused(err error) error {
-	return obstacle{error: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true}
+	return obstacle{
+		error: fmt.Errorf("the API server does not do what is needed: %w", err), refused: true,
+	}
 }
 
-// ports are the Port of the Function in the agent's namespace and a Port of it in another one, or nil. One that was made ahead gives
-// way to any other.
+// ports are the Port of the Function in the agent's namespace and a Port of it in another one, or
+// nil. One that was made ahead gives way to any other.
 func (c *CRD) ports(ctx context.Context, f function.ID) (own, other *v1alpha1.XPUPort, err error) {
 	all, err := c.API.PortsOf(ctx, f)
 	for i := range all {
@@ -232,10 +252,14 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 		return nil, obstacle{error: err, undeclared: true}
 	}
 	if !xpu.DeletionTimestamp.IsZero() {
-		return nil, obstacle{error: fmt.Errorf("%s: XPU %s is being deleted", v1alpha1.ReasonNoXPU, xpu.Name), undeclared: true}
+		return nil, obstacle{
+			error:      fmt.Errorf("%s: XPU %s is being deleted", v1alpha1.ReasonNoXPU, xpu.Name),
+			undeclared: true,
+		}
 	}
 	spec := v1alpha1.XPUPortSpec{
-		NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC), AssignAddresses: a.Port.AssignAddresses,
+		NodeName: c.Node, XPU: xpu.Name, Network: a.Port.Network, MAC: string(a.Port.MAC),
+		AssignAddresses: a.Port.AssignAddresses,
 	}
 	for _, address := range a.Port.Addresses {
 		spec.Addresses = append(spec.Addresses, address.String())
@@ -250,12 +274,14 @@ func (c *CRD) wanted(ctx context.Context, a journal.Attachment) (*v1alpha1.XPUPo
 func serves(port *v1alpha1.XPUPort, want *v1alpha1.XPUPortSpec) bool {
 	have := &port.Spec
 	addresses := have.AssignAddresses == want.AssignAddresses && (len(want.Addresses) == 0 ||
-		slices.Equal(have.Addresses, want.Addresses) || slices.Equal(port.Status.Addresses, want.Addresses))
-	return have.XPU == want.XPU && have.Network == want.Network && have.MAC == want.MAC && addresses && forPod(have.Pod, want.Pod)
+		slices.Equal(have.Addresses, want.Addresses) ||
+		slices.Equal(port.Status.Addresses, want.Addresses))
+	return have.XPU == want.XPU && have.Network == want.Network && have.MAC == want.MAC &&
+		addresses && forPod(have.Pod, want.Pod)
 }
 
-// forPod says whether a Port that was created for one pod can be used for another. A Port that Allocate created has no pod
-// and can be used for any.
+// forPod says whether a Port that was created for one pod can be used for another. A Port that
+// Allocate created has no pod and can be used for any.
 func forPod(have, want *v1alpha1.PodRef) bool {
 	switch {
 	case have == nil:
@@ -268,7 +294,8 @@ func forPod(have, want *v1alpha1.PodRef) bool {
 	return have.Namespace == want.Namespace && have.Name == want.Name
 }
 
-// why is the reason and message of a Port that is not ready, as the end of a sentence; "" if there is none.
+// why is the reason and message of a Port that is not ready, as the end of a sentence; "" if there
+// is none.
 func why(port *v1alpha1.XPUPort) string {
 	ready := v1alpha1.ReadyOf(port.Status.Conditions)
 	if ready.Status == "" || ready.Status == metav1.ConditionTrue {

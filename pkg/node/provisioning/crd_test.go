@@ -37,7 +37,8 @@ import (
 
 const node = "node"
 
-// cluster is the one API server of the package's tests, which run one after the other; nil if there is none.
+// cluster is the one API server of the package's tests, which run one after the other; nil if there
+// is none.
 var cluster *kubeapitest.Cluster
 
 func TestMain(m *testing.M) {
@@ -46,13 +47,16 @@ func TestMain(m *testing.M) {
 
 func TestCRD(t *testing.T) {
 	cluster.Need(t)
-	provisioningtest.Suite(t, func(t *testing.T, agent *opitest.Agent, records *journal.Journal) provisioning.Provisioner {
-		declare(t, agent)
-		startController(t)
-		crd := newCRD(t, startAPI(t), records)
-		inBackground(t, "reconciler", crd.Run)
-		return crd
-	})
+	provisioningtest.Suite(t,
+		func(
+			t *testing.T, agent *opitest.Agent, records *journal.Journal,
+		) provisioning.Provisioner {
+			declare(t, agent)
+			startController(t)
+			crd := newCRD(t, startAPI(t), records)
+			inBackground(t, "reconciler", crd.Run)
+			return crd
+		})
 }
 
 // newCRD makes one that is sure that no pod has what the journal does not know.
@@ -72,8 +76,8 @@ func admin(t *testing.T) client.Client {
 	return c
 }
 
-// declare creates the world of the suite, and removes it and the Ports when the test ends. What the test starts after
-// this has ended then.
+// declare creates the world of the suite, and removes it and the Ports when the test ends. What the
+// test starts after this has ended then.
 func declare(t *testing.T, agent *opitest.Agent) {
 	t.Helper()
 	c := admin(t)
@@ -83,23 +87,34 @@ func declare(t *testing.T, agent *opitest.Agent) {
 		&v1alpha1.XPU{
 			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.XPU},
 			Spec: v1alpha1.XPUSpec{
-				NodeName: node, PFs: []string{string(provisioningtest.PF)}, Endpoint: agent.Config().Endpoint, Insecure: true,
+				NodeName: node, PFs: []string{string(provisioningtest.PF)},
+				Endpoint: agent.Config().Endpoint, Insecure: true,
 			},
 		},
 		&v1alpha1.XPUNetwork{
 			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Blue},
-			Spec:       v1alpha1.XPUNetworkSpec{VLAN: provisioningtest.BlueVLAN, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, MTU: new(int32(provisioningtest.BlueMTU))},
+			Spec: v1alpha1.XPUNetworkSpec{
+				VLAN:              provisioningtest.BlueVLAN,
+				AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
+				MTU:               new(int32(provisioningtest.BlueMTU)),
+			},
 		},
 		&v1alpha1.XPUNetwork{
-			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Green}, Spec: v1alpha1.XPUNetworkSpec{VLAN: provisioningtest.GreenVLAN, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}},
+			ObjectMeta: metav1.ObjectMeta{Name: provisioningtest.Green},
+			Spec: v1alpha1.XPUNetworkSpec{
+				VLAN:              provisioningtest.GreenVLAN,
+				AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
+			},
 		},
 	} {
 		if err := c.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
-		if xpu, isXPU := o.(*v1alpha1.XPU); isXPU { // as xpu-controller does, which not every test has
+		// as xpu-controller does, which not every test has
+		if xpu, isXPU := o.(*v1alpha1.XPU); isXPU {
 			xpu.Status.NodeName = node
-			if err := c.Status().Update(t.Context(), xpu); err != nil && !apierrors.IsConflict(err) {
+			if err := c.Status().Update(t.Context(), xpu); err != nil &&
+				!apierrors.IsConflict(err) {
 				t.Fatal(err)
 			}
 		}
@@ -108,13 +123,20 @@ func declare(t *testing.T, agent *opitest.Agent) {
 
 func sweep(t *testing.T, c client.Client) {
 	ctx := context.Background()
-	for _, all := range []client.ObjectList{&v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{}, &corev1.NodeList{}} {
+	for _, all := range []client.ObjectList{
+		&v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUList{},
+		&corev1.NodeList{},
+	} {
 		if err := c.List(ctx, all); err != nil {
 			t.Errorf("sweep: %v", err)
 		}
 		_ = meta.EachListItem(all, func(item runtime.Object) error {
 			o := item.(client.Object)
-			if err := c.Patch(ctx, o, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); client.IgnoreNotFound(err) != nil {
+			if err := c.Patch(ctx,
+				o, client.RawPatch("application/merge-patch+json",
+					[]byte(`{"metadata":{"finalizers":null}}`))); client.IgnoreNotFound(
+				err,
+			) != nil {
 				t.Errorf("sweep: %v", err)
 			}
 			if err := c.Delete(ctx, o); client.IgnoreNotFound(err) != nil {
@@ -138,7 +160,8 @@ func startController(t *testing.T) {
 		t.Fatal(err)
 	}
 	mgr, err := ctrl.NewManager(cluster.Admin(), ctrl.Options{
-		Scheme: scheme, Logger: logr.Discard(), Cache: controller.CacheOptions(kubeapitest.AgentNamespace),
+		Scheme: scheme, Logger: logr.Discard(),
+		Cache:      controller.CacheOptions(kubeapitest.AgentNamespace),
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: new(true)},
 	})
@@ -147,7 +170,8 @@ func startController(t *testing.T) {
 	}
 	err = controller.Setup(t.Context(), mgr, controller.Options{
 		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
-		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(), Debounce: 50 * time.Millisecond,
+		Namespace: kubeapitest.AgentNamespace, Registerer: prometheus.NewRegistry(),
+		Debounce: 50 * time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +182,8 @@ func startController(t *testing.T) {
 // startAPI has the rights of the node's agent and no others.
 func startAPI(t *testing.T) *kubeapi.API {
 	t.Helper()
-	api, err := kubeapi.New(cluster.Agent(node), node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
+	api, err := kubeapi.New(cluster.Agent(node), node,
+		kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +200,8 @@ func vf(index int) function.Function {
 
 func blue(f function.Function) journal.Attachment {
 	return journal.Attachment{Function: f.ID, PF: f.PF, Port: &journal.Port{
-		DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue, MAC: provisioning.MAC(node, f.ID),
+		DevicePool: provisioningtest.Pool, Network: provisioningtest.Blue,
+		MAC: provisioning.MAC(node, f.ID),
 	}}
 }
 
@@ -199,19 +225,25 @@ func TestCRDPort(t *testing.T) {
 	var port v1alpha1.XPUPort
 	var owner corev1.Node
 	c := admin(t)
-	if err := c.Get(t.Context(), client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: "node-0000-3b-02-0"}, &port); err != nil {
+	if err := c.Get(t.Context(),
+		client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: "node-0000-3b-02-0"},
+		&port); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Get(t.Context(), client.ObjectKey{Name: node}, &owner); err != nil {
 		t.Fatal(err)
 	}
-	if len(port.OwnerReferences) != 1 || port.OwnerReferences[0].UID != owner.UID || port.OwnerReferences[0].Kind != "Node" {
+	if len(port.OwnerReferences) != 1 || port.OwnerReferences[0].UID != owner.UID ||
+		port.OwnerReferences[0].Kind != "Node" {
 		t.Errorf("owners %+v, want the Node", port.OwnerReferences)
 	}
-	if port.Labels[v1alpha1.LabelPool] != provisioningtest.Pool || port.Labels[v1alpha1.LabelNetwork] != provisioningtest.Blue {
+	if port.Labels[v1alpha1.LabelPool] != provisioningtest.Pool ||
+		port.Labels[v1alpha1.LabelNetwork] != provisioningtest.Blue {
 		t.Errorf("labels %v", port.Labels)
 	}
-	if port.Spec.Pod == nil || *port.Spec.Pod != (v1alpha1.PodRef{Namespace: "default", Name: "web", UID: "web-1"}) || port.Spec.Claim.Name != "" {
+	if port.Spec.Pod == nil ||
+		*port.Spec.Pod != (v1alpha1.PodRef{Namespace: "default", Name: "web", UID: "web-1"}) ||
+		port.Spec.Claim.Name != "" {
 		t.Errorf("pod %+v, claim %+v", port.Spec.Pod, port.Spec.Claim)
 	}
 	if port.Spec.XPU != provisioningtest.XPU || port.Status.BridgePort != "vf-0000-3b-02-0" {
@@ -222,27 +254,37 @@ func TestCRDPort(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := port.UID
-	if err := c.Get(t.Context(), client.ObjectKeyFromObject(&port), &port); err != nil || port.UID == before || port.Spec.Pod.UID != "web-2" {
-		t.Errorf("for another pod it is %s for %+v, %v; want another Port than %s", port.UID, port.Spec.Pod, err, before)
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(&port), &port); err != nil ||
+		port.UID == before || port.Spec.Pod.UID != "web-2" {
+		t.Errorf("for another pod it is %s for %+v, %v; want another Port than %s", port.UID,
+			port.Spec.Pod, err, before)
 	}
 }
 
-// TestCRDOfMigratedMachine: the second pod of a virtual machine starts while the first one has the MAC address, and is served later.
+// TestCRDOfMigratedMachine: the second pod of a virtual machine starts while the first one has the
+// MAC address, and is served later.
 func TestCRDOfMigratedMachine(t *testing.T) {
 	cluster.Need(t)
 	agent := opitest.Start(t)
 	declare(t, agent)
 	startController(t)
 	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
-	owner := []metav1.OwnerReference{{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: "vm-1", Controller: new(true)}}
+	owner := []metav1.OwnerReference{
+		{APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: "vm-1",
+			Controller: new(true)},
+	}
 	second := vf(1)
 	second.ID.Address = "0000:3b:02.1"
 	source, target := blue(vf(0)), blue(second)
 	target.Port.MAC = source.Port.MAC
-	for a, name := range map[*journal.Attachment]string{&source: "launcher-1", &target: "launcher-2"} {
+	for a, name := range map[*journal.Attachment]string{
+		&source: "launcher-1", &target: "launcher-2",
+	} {
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, OwnerReferences: owner},
-			Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}}},
+			Spec: corev1.PodSpec{
+				NodeName: node, Containers: []corev1.Container{{Name: "compute", Image: "none"}},
+			},
 		}
 		if err := admin(t).Create(t.Context(), pod); err != nil {
 			t.Fatal(err)
@@ -264,7 +306,9 @@ func TestCRDOfMigratedMachine(t *testing.T) {
 	if err := crd.Deprovision(within(t, 20*time.Second), source); err != nil {
 		t.Fatal(err)
 	}
-	must.Eventually(t, "the agent has the second pod's port", func() bool { return slices.Equal(agent.Ports(), []string{"vf-0000-3b-02-1"}) })
+	must.Eventually(t, "the agent has the second pod's port", func() bool {
+		return slices.Equal(agent.Ports(), []string{"vf-0000-3b-02-1"})
+	})
 }
 
 // TestCRDWaitsForClaim: a Function that a claim still has is not touched.
@@ -277,7 +321,8 @@ func TestCRDWaitsForClaim(t *testing.T) {
 	ofClaim := &v1alpha1.XPUPort{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: claim.PortName(node, f.ID)},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: node, Function: claim.FunctionRef(f.ID), XPU: provisioningtest.XPU, Network: provisioningtest.Green, MAC: "02:00:00:00:00:01",
+			NodeName: node, Function: claim.FunctionRef(f.ID), XPU: provisioningtest.XPU,
+			Network: provisioningtest.Green, MAC: "02:00:00:00:00:01",
 			Claim: v1alpha1.ClaimRef{Name: "last", UID: "last-uid", Request: "nic"},
 		},
 	}
@@ -302,11 +347,15 @@ func TestCRDWithoutController(t *testing.T) {
 	declare(t, opitest.Start(t))
 	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
 	_, err := crd.Provision(within(t, time.Second), blue(vf(0)))
-	if err == nil || !strings.Contains(err.Error(), "XPUPort xpu-system/node-0000-3b-02-0 is waiting for XPU card") {
+	if err == nil ||
+		!strings.Contains(err.Error(),
+			"XPUPort xpu-system/node-0000-3b-02-0 is waiting for XPU card") {
 		t.Errorf("error %v, want one that says who is awaited", err)
 	}
 	err = crd.Deprovision(within(t, time.Second), blue(vf(0)))
-	if err == nil || !strings.Contains(err.Error(), "xpu-controller has not taken XPUPort xpu-system/node-0000-3b-02-0") {
+	if err == nil ||
+		!strings.Contains(err.Error(),
+			"xpu-controller has not taken XPUPort xpu-system/node-0000-3b-02-0") {
 		t.Errorf("error %v, want one that says who is awaited", err)
 	}
 }
@@ -316,17 +365,20 @@ func TestCRDWithoutAPIServer(t *testing.T) {
 	cluster.Need(t)
 	away := cluster.Agent(node)
 	away.Host = "https://127.0.0.1:1"
-	api, err := kubeapi.New(away, node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
+	api, err := kubeapi.New(away,
+		node, kubeapi.Events{DeclarationsChanged: func() {}, PortsChanged: func() {}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	inBackground(t, "API", api.Run)
 	crd := newCRD(t, api, provisioningtest.NewJournal(t))
 	const want = "the API server has not been read yet"
-	if _, err := crd.Provision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := crd.Provision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("Provision: error %v, want %q", err, want)
 	}
-	if err := crd.Deprovision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil || !strings.Contains(err.Error(), want) {
+	if err := crd.Deprovision(within(t, 100*time.Millisecond), blue(vf(0))); err == nil ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("Deprovision: error %v, want %q", err, want)
 	}
 	if message := crd.Away(vf(0)); message != "" {
@@ -366,26 +418,35 @@ func TestCRDRetries(t *testing.T) {
 		t.Fatal(err)
 	}
 	api.refusals = 1000
-	other := blue(function.Function{ID: function.ID{Address: "0000:3b:02.1"}, PF: provisioningtest.PF})
+	other := blue(function.Function{
+		ID: function.ID{Address: "0000:3b:02.1"}, PF: provisioningtest.PF,
+	})
 	_, err := crd.Provision(within(t, time.Second), other)
-	if err == nil || !strings.Contains(err.Error(), "create XPUPort xpu-system/node-0000-3b-02-1: try later") {
+	if err == nil ||
+		!strings.Contains(err.Error(), "create XPUPort xpu-system/node-0000-3b-02-1: try later") {
 		t.Errorf("error %v, want what the API server said", err)
 	}
 }
 
-// TestCRDAssignsAddresses: the Port gets addresses of its network, which the caller learns, and keeps them when it is made again.
+// TestCRDAssignsAddresses: the Port gets addresses of its network, which the caller learns, and
+// keeps them when it is made again.
 func TestCRDAssignsAddresses(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
 	startController(t)
-	white := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "white"}, Spec: v1alpha1.XPUNetworkSpec{
-		VLAN: 300, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, Subnets: []string{"10.3.0.0/24"},
-	}}
+	white := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "white"},
+		Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: 300, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromAll,
+			},
+			Subnets: []string{"10.3.0.0/24"},
+		}}
 	c := admin(t)
 	must.Succeed(t, c.Create(t.Context(), white))
 	crd := newCRD(t, startAPI(t), provisioningtest.NewJournal(t))
 	r := blue(vf(0))
-	r.Port = &journal.Port{DevicePool: provisioningtest.Pool, Network: white.Name, MAC: r.Port.MAC, AssignAddresses: true}
+	r.Port = &journal.Port{DevicePool: provisioningtest.Pool, Network: white.Name, MAC: r.Port.MAC,
+		AssignAddresses: true}
 	done, err := crd.Provision(within(t, 20*time.Second), r)
 	want := []netip.Prefix{netip.MustParsePrefix("10.3.0.2/24")}
 	if err != nil || !slices.Equal(done.Addresses, want) {
@@ -401,11 +462,13 @@ func TestCRDAssignsAddresses(t *testing.T) {
 		t.Error("the Port was made anew, for the addresses that it has")
 	}
 	r.Port.Addresses = []netip.Prefix{netip.MustParsePrefix("10.3.0.9/24")}
-	if done, err := crd.Provision(within(t, 20*time.Second), r); err != nil || !slices.Equal(done.Addresses, r.Port.Addresses) {
+	if done, err := crd.Provision(within(t, 20*time.Second), r); err != nil ||
+		!slices.Equal(done.Addresses, r.Port.Addresses) {
 		t.Errorf("Provision = %+v, %v, want the address that was asked for", done, err)
 	}
 	r.Port.Addresses = []netip.Prefix{netip.MustParsePrefix("10.3.0.1/24")}
-	if _, err := crd.Provision(within(t, 2*time.Second), r); err == nil || !strings.Contains(err.Error(), "is a gateway's or reserved") {
+	if _, err := crd.Provision(within(t, 2*time.Second), r); err == nil ||
+		!strings.Contains(err.Error(), "is a gateway's or reserved") {
 		t.Errorf("error %v, want one about the gateway", err)
 	}
 }

@@ -36,8 +36,8 @@ type DirectOptions struct {
 	Changed func()
 	// FailedGrace is [opi.Config.FailedGrace].
 	FailedGrace time.Duration
-	// Debounce is how long an OPI agent may be out of reach before it counts as away. The default is 500 ms, so that the
-	// kubelet learns it within a second.
+	// Debounce is how long an OPI agent may be out of reach before it counts as away. The default
+	// is 500 ms, so that the kubelet learns it within a second.
 	Debounce time.Duration
 	Registry prometheus.Registerer
 	// Tracer takes the stages of Ports; nil for none.
@@ -45,8 +45,8 @@ type DirectOptions struct {
 	Log    logr.Logger
 }
 
-// Direct is the [Provisioner] that calls the OPI agents itself. It trusts the journal: the caller records the Port before
-// Provision, and that it releases the Port before Deprovision.
+// Direct is the [Provisioner] that calls the OPI agents itself. It trusts the journal: the caller
+// records the Port before Provision, and that it releases the Port before Deprovision.
 type Direct struct {
 	config    *Config
 	xpus      []*xpuSession
@@ -66,10 +66,12 @@ func NewDirect(config *Config, records *journal.Journal, options DirectOptions) 
 	d := &Direct{
 		config: config, journal: records, options: options,
 		connected: factory.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "xpu_direct_connected", Help: "1 while there is a connection to the OPI agent of an xPU, else 0, by xPU.",
+			Name: "xpu_direct_connected",
+			Help: "1 while there is a connection to the OPI agent of an xPU, else 0, by xPU.",
 		}, []string{"xpu"}),
 		errors: factory.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpu_direct_opi_errors_total", Help: "Failed operations on OPI agents, by xPU and operation.",
+			Name: "xpu_direct_opi_errors_total",
+			Help: "Failed operations on OPI agents, by xPU and operation.",
 		}, []string{"xpu", "operation"}),
 	}
 	for _, xpu := range config.XPUs {
@@ -82,8 +84,8 @@ func NewDirect(config *Config, records *journal.Journal, options DirectOptions) 
 	return d, nil
 }
 
-// Run keeps the connections to the OPI agents up until ctx ends. Each time a connection comes up, Run verifies all Ports of
-// the journal: an agent that was restarted may have forgotten them.
+// Run keeps the connections to the OPI agents up until ctx ends. Each time a connection comes up,
+// Run verifies all Ports of the journal: an agent that was restarted may have forgotten them.
 func (d *Direct) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, x := range d.xpus {
@@ -93,7 +95,8 @@ func (d *Direct) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See [Provisioner].
+// Away says that the OPI agent of the Function's xPU has not been reached for a while, and why. See
+// [Provisioner].
 func (d *Direct) Away(f function.Function) string {
 	x := d.xpuOf(f.PF)
 	if x == nil {
@@ -103,7 +106,8 @@ func (d *Direct) Away(f function.Function) string {
 	if !health.Away {
 		return ""
 	}
-	const format = "the OPI agent of xPU %s at %s cannot be reached; check that it runs, and the certificates of both sides"
+	const format = "the OPI agent of xPU %s at %s cannot be reached; check that it runs, and the " +
+		"certificates of both sides"
 	message := fmt.Sprintf(format, x.xpu.Name, x.xpu.Endpoint)
 	if health.Err != nil {
 		message += ": " + strings.ReplaceAll(health.Err.Error(), "\n", "; ")
@@ -118,28 +122,40 @@ func (d *Direct) Provision(ctx context.Context, a journal.Attachment) (_ Provisi
 	case x == nil:
 		err = fmt.Errorf("no xPU of the configuration has PF %s; add it to its pfs", a.PF)
 	case !known:
-		err = errors.New("networks of the configuration has no such network; add it, or name another one")
+		err = errors.New("networks of the configuration has no such network; add it, or name " +
+			"another one")
 	case isRequest(a) && !network.allows(a.Pod.Namespace): // who has joined stays
-		err = fmt.Errorf("Forbidden: networks[%s].allowedNamespaces of the configuration does not have namespace %q", a.Port.Network, a.Pod.Namespace)
+		err = fmt.Errorf("Forbidden: networks[%s].allowedNamespaces of the configuration does "+
+			"not have namespace %q", a.Port.Network, a.Pod.Namespace)
 	case a.Port.AssignAddresses:
-		err = errors.New("ipam.type xpu needs xpu-controller, which has the networks' addresses; use another IPAM plugin in direct mode")
+		err = errors.New("ipam.type xpu needs xpu-controller, which has the networks' addresses; " +
+			"use another IPAM plugin in direct mode")
 	default:
 		traced, end := d.options.Tracer.Stage(ctx, a.Owner(), "serve Port",
-			attribute.String("xpu.function", a.Function.String()), attribute.String("xpu.name", x.xpu.Name), attribute.String("xpu.network", a.Port.Network))
-		err = x.work(traced, a.Function, func(ctx context.Context) error { return x.ensure(ctx, a) })
+			attribute.String("xpu.function", a.Function.String()),
+			attribute.String("xpu.name", x.xpu.Name),
+			attribute.String("xpu.network", a.Port.Network))
+		err = x.work(traced, a.Function, func(ctx context.Context) error {
+			return x.ensure(ctx, a)
+		})
 		end(err)
 	}
 	if err != nil {
-		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w", a.Function, a.Port.Network, err)
+		return Provisioned{}, fmt.Errorf("the xPU does not serve Function %s in network %s: %w",
+			a.Function, a.Port.Network, err)
 	}
-	return Provisioned{MTU: cmp.Or(int(network.MTU), d.xpuOf(a.PF).MTU(d.options.Installation.NetworkID(a.Port.Network)))}, nil
+	return Provisioned{
+		MTU: cmp.Or(int(network.MTU),
+			d.xpuOf(a.PF).MTU(d.options.Installation.NetworkID(a.Port.Network))),
+	}, nil
 }
 
 // Deprovision has the OPI agent delete the Port, and waits until it has none. See [Provisioner].
 func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 	x := d.xpuOf(a.PF)
 	if x == nil {
-		d.options.Log.Info("No xPU of the configuration has the PF: the Port is taken to be gone", "function", a.Function, "pf", a.PF)
+		d.options.Log.Info("No xPU of the configuration has the PF: the Port is taken to be gone",
+			"function", a.Function, "pf", a.PF)
 		return nil
 	}
 	err := x.work(ctx, a.Function, func(ctx context.Context) error {
@@ -150,7 +166,8 @@ func (d *Direct) Deprovision(ctx context.Context, a journal.Attachment) error {
 		return x.DeletePort(ctx, id)
 	})
 	if errors.Is(err, opi.ErrUnknown) {
-		return fmt.Errorf("the xPU may still serve Function %s, which is kept from other pods; look at what the OPI agent has there, "+
+		return fmt.Errorf("the xPU may still serve Function %s, which is kept from other pods; "+
+			"look at what the OPI agent has there, "+
 			"and delete the port of this id: %w", a.Function, err)
 	}
 	if err != nil {
@@ -173,7 +190,8 @@ func (d *Direct) xpuOf(pf pci.Address) *xpuSession {
 	return every
 }
 
-// xpuSession is an XPU of the configuration and the session with its OPI agent. Safe for concurrent use.
+// xpuSession is an XPU of the configuration and the session with its OPI agent. Safe for concurrent
+// use.
 type xpuSession struct {
 	*opi.Session
 	xpu     XPU
@@ -187,7 +205,8 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 	if err != nil {
 		return nil, err
 	}
-	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect, Installation: d.options.Installation, FailedGrace: d.options.FailedGrace,
+	config := opi.Config{Endpoint: xpu.Endpoint, Dialect: dialect,
+		Installation: d.options.Installation, FailedGrace: d.options.FailedGrace,
 		Stats: d.options.Tracer.ClientHandler()}
 	if xpu.TLS != nil {
 		config.ReloadTLS = xpu.TLS.load
@@ -206,14 +225,16 @@ func newXPUSession(xpu XPU, d *Direct) (*xpuSession, error) {
 		},
 		Up:      x.verify,
 		Changed: d.options.Changed,
-		Failed:  func(operation string, _ error) { d.errors.WithLabelValues(xpu.Name, operation).Inc() },
+		Failed: func(operation string, _ error) {
+			d.errors.WithLabelValues(xpu.Name, operation).Inc()
+		},
 	})
 	return x, err
 }
 
-// verify has the agent serve the networks of the configuration and the Ports that the journal has for this xPU. It retries
-// Ports until the agent serves them or ctx ends. Networks are tried once, so that a problem is in the log before a pod
-// needs them.
+// verify has the agent serve the networks of the configuration and the Ports that the journal has
+// for this xPU. It retries Ports until the agent serves them or ctx ends. Networks are tried once,
+// so that a problem is in the log before a pod needs them.
 func (x *xpuSession) verify(ctx context.Context) {
 	var networks sync.WaitGroup
 	defer networks.Wait()
@@ -221,8 +242,10 @@ func (x *xpuSession) verify(ctx context.Context) {
 		networks.Go(func() {
 			bounded, cancel := context.WithTimeout(ctx, verifyTimeout)
 			defer cancel()
-			if err := x.EnsureNetwork(bounded, x.network(name, network)); err != nil && ctx.Err() == nil {
-				x.log.Error(err, "The xPU does not serve a network; it is tried again when a Port needs it", "network", name)
+			if err := x.EnsureNetwork(bounded, x.network(name, network)); err != nil &&
+				ctx.Err() == nil {
+				x.log.Error(err, "The xPU does not serve a network; it is tried again when a "+
+					"Port needs it", "network", name)
 			}
 		})
 	}
@@ -241,8 +264,8 @@ func (x *xpuSession) verify(ctx context.Context) {
 	}
 }
 
-// verifyPort has the agent serve the Function's Port if the journal has one. It reads the journal under the Function's
-// lock, so that it does not create a Port that is being deleted.
+// verifyPort has the agent serve the Function's Port if the journal has one. It reads the journal
+// under the Function's lock, so that it does not create a Port that is being deleted.
 func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 	unlock, err := x.direct.functions.Lock(ctx, id)
 	if err != nil {
@@ -264,14 +287,17 @@ func (x *xpuSession) verifyPort(ctx context.Context, id function.ID) error {
 // isRequest says whether the pod has not had the Function yet.
 func isRequest(a journal.Attachment) bool { return a.State == "" || a.State == journal.Reserved }
 
-// ensure asks the agent once to serve a Port. A Port of the journal may have a network that the configuration lacks by now.
+// ensure asks the agent once to serve a Port. A Port of the journal may have a network that the
+// configuration lacks by now.
 func (x *xpuSession) ensure(ctx context.Context, a journal.Attachment) error {
 	network, known := x.direct.config.Networks[a.Port.Network]
 	if !known {
-		return fmt.Errorf("networks of the configuration has no network %s any more", a.Port.Network)
+		return fmt.Errorf("networks of the configuration has no network %s any more",
+			a.Port.Network)
 	}
 	if isRequest(a) && !network.allows(a.Pod.Namespace) {
-		return fmt.Errorf("Forbidden: network %s does not allow namespace %q", a.Port.Network, a.Pod.Namespace)
+		return fmt.Errorf("Forbidden: network %s does not allow namespace %q", a.Port.Network,
+			a.Pod.Namespace)
 	}
 	mine := x.direct.options.Installation
 	id, err := opi.PortID(a.Function)
@@ -297,7 +323,9 @@ func (x *xpuSession) network(name string, declared Network) opi.Network {
 }
 
 // work repeats a request to the agent as [converge] does. It holds the lock of the Function.
-func (x *xpuSession) work(ctx context.Context, id function.ID, ask func(context.Context) error) error {
+func (x *xpuSession) work(
+	ctx context.Context, id function.ID, ask func(context.Context) error,
+) error {
 	unlock, err := x.direct.functions.Lock(ctx, id)
 	if err != nil {
 		return fmt.Errorf("its Port is being verified: %w", err)
@@ -310,7 +338,8 @@ func (x *xpuSession) work(ctx context.Context, id function.ID, ask func(context.
 		}
 		return obstacle{
 			error: fmt.Errorf("xPU %s at %s: %w", x.xpu.Name, x.xpu.Endpoint, err),
-			never: errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported) || errors.Is(err, opi.ErrUnknown),
+			never: errors.Is(err, opi.ErrInvalid) || errors.Is(err, opi.ErrUnsupported) ||
+				errors.Is(err, opi.ErrUnknown),
 		}
 	})
 }

@@ -30,30 +30,41 @@ import (
 )
 
 func TestDirect(t *testing.T) {
-	provisioningtest.Suite(t, func(t *testing.T, agent *opitest.Agent, records *journal.Journal) provisioning.Provisioner {
-		return startDirect(t, directConfig(agent), records)
-	})
+	provisioningtest.Suite(t,
+		func(
+			t *testing.T, agent *opitest.Agent, records *journal.Journal,
+		) provisioning.Provisioner {
+			return startDirect(t, directConfig(agent), records)
+		})
 }
 
 // directConfig is the world of the suite.
 func directConfig(agent *opitest.Agent) *provisioning.Config {
 	return &provisioning.Config{
 		XPUs: []provisioning.XPU{{
-			Name: provisioningtest.XPU, Endpoint: agent.Config().Endpoint, PFs: []pci.Address{provisioningtest.PF}, Insecure: true,
+			Name: provisioningtest.XPU, Endpoint: agent.Config().Endpoint,
+			PFs: []pci.Address{provisioningtest.PF}, Insecure: true,
 		}},
 		Networks: map[string]provisioning.Network{
-			provisioningtest.Blue:  {VLAN: provisioningtest.BlueVLAN, MTU: provisioningtest.BlueMTU, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}},
-			provisioningtest.Green: {VLAN: provisioningtest.GreenVLAN, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}},
+			provisioningtest.Blue: {VLAN: provisioningtest.BlueVLAN, MTU: provisioningtest.BlueMTU,
+				AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}},
+			provisioningtest.Green: {
+				VLAN:              provisioningtest.GreenVLAN,
+				AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll},
+			},
 		},
 		Pools: map[string]string{provisioningtest.Pool: provisioningtest.Blue},
 	}
 }
 
-func startDirect(t *testing.T, config *provisioning.Config, records *journal.Journal) *provisioning.Direct {
+func startDirect(
+	t *testing.T, config *provisioning.Config, records *journal.Journal,
+) *provisioning.Direct {
 	t.Helper()
 	direct, err := provisioning.NewDirect(config, records, provisioning.DirectOptions{
 		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
-		Changed: func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(), Log: testr.New(t),
+		Changed: func() {}, Debounce: 100 * time.Millisecond, Registry: prometheus.NewRegistry(),
+		Log: testr.New(t),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -71,12 +82,14 @@ func TestDirectWithoutXPUs(t *testing.T) {
 	if err := direct.Deprovision(t.Context(), blue(vf(0))); err != nil {
 		t.Errorf("Deprovision: %v", err)
 	}
-	if _, err := direct.Provision(t.Context(), blue(vf(0))); err == nil || !strings.Contains(err.Error(), "no xPU of the configuration has PF 0000:3b:00.0") {
+	if _, err := direct.Provision(t.Context(), blue(vf(0))); err == nil ||
+		!strings.Contains(err.Error(), "no xPU of the configuration has PF 0000:3b:00.0") {
 		t.Errorf("Provision: error %v, want one that names the PF", err)
 	}
 }
 
-// TestDirectOptions: an agent that can be told so knows the addresses of pods, and says which MTU a network without one can have.
+// TestDirectOptions: an agent that can be told so knows the addresses of pods, and says which MTU a
+// network without one can have.
 func TestDirectOptions(t *testing.T) {
 	agent := opitest.Start(t)
 	agent.Set(func(b *opitest.Behaviour) { b.Options, b.MTU = true, 1450 })
@@ -94,16 +107,20 @@ func TestDirectOptions(t *testing.T) {
 	}
 }
 
-// TestDirectDebounce: an agent that is back at once is no news for pods; one that is not is told of without being asked.
+// TestDirectDebounce: an agent that is back at once is no news for pods; one that is not is told of
+// without being asked.
 func TestDirectDebounce(t *testing.T) {
 	agent := opitest.Start(t)
 	var changes atomic.Int64
 	registry := prometheus.NewRegistry()
 	const debounce = 500 * time.Millisecond
-	direct, err := provisioning.NewDirect(directConfig(agent), provisioningtest.NewJournal(t), provisioning.DirectOptions{
-		Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
-		Changed: func() { changes.Add(1) }, Debounce: debounce, Registry: registry, Log: testr.New(t),
-	})
+	direct, err := provisioning.NewDirect(directConfig(agent), provisioningtest.NewJournal(t),
+		provisioning.DirectOptions{
+			Installation: opitest.Installation, FailedGrace: 50 * time.Millisecond,
+			Changed: func() {
+				changes.Add(1)
+			}, Debounce: debounce, Registry: registry, Log: testr.New(t),
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,20 +144,23 @@ xpu_direct_connected{xpu="card"} `+want+"\n"), "xpu_direct_connected") == nil
 	}
 	// That the connection went, that the debounce is over, and the reason.
 	must.Eventually(t, "it is told, with the reason", func() bool {
-		return changes.Load() >= told+3 && strings.Contains(direct.Away(vf(0)), "connection refused")
+		return changes.Load() >= told+3 &&
+			strings.Contains(direct.Away(vf(0)), "connection refused")
 	})
 	if after := time.Since(before); after < debounce {
 		t.Errorf("it was told after %s", after)
 	}
 }
 
-// TestDirectAfterRestart: what the journal says is served again when the agent of the node starts, except for what is on
-// its way out and what another xPU serves.
+// TestDirectAfterRestart: what the journal says is served again when the agent of the node starts,
+// except for what is on its way out and what another xPU serves.
 func TestDirectAfterRestart(t *testing.T) {
 	agent := opitest.Start(t)
 	records := provisioningtest.NewJournal(t)
 	record := func(address string, change func(*journal.Attachment)) {
-		a := attached(function.Function{ID: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF})
+		a := attached(function.Function{
+			ID: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF,
+		})
 		a.Port.MAC = "02:00:00:00:00:01"
 		change(&a)
 		must.Succeed(t, records.Put(a))
@@ -149,26 +169,36 @@ func TestDirectAfterRestart(t *testing.T) {
 	record("0000:3b:02.1", func(a *journal.Attachment) { a.State = journal.Releasing })
 	record("0000:3b:02.2", func(a *journal.Attachment) { a.Port = nil })
 	record("0000:5e:02.0", func(a *journal.Attachment) { a.PF = "0000:5e:00.0" })
-	record("0000:3b:02.3", func(a *journal.Attachment) { a.Port = &journal.Port{Network: "removed", MAC: "02:00:00:00:00:02"} })
+	record("0000:3b:02.3", func(a *journal.Attachment) {
+		a.Port = &journal.Port{Network: "removed", MAC: "02:00:00:00:00:02"}
+	})
 	record("0000:3b:02.4", func(a *journal.Attachment) {
 		a.Port = &journal.Port{Network: provisioningtest.Green, MAC: "02:00:00:00:00:03"}
 	})
 	startDirect(t, directConfig(agent), records)
 	want := []string{"vf-0000-3b-02-0", "vf-0000-3b-02-4"}
-	must.Eventually(t, "the Ports are back", func() bool { return slices.Equal(agent.Ports(), want) })
+	must.Eventually(t, "the Ports are back", func() bool {
+		return slices.Equal(agent.Ports(), want)
+	})
 	agent.Kill()
 	must.Succeed(t, records.Delete(function.ID{Address: "0000:3b:02.0"}))
 	if err := agent.Run(); err != nil {
 		t.Fatal(err)
 	}
-	must.Eventually(t, "the Port is back", func() bool { return slices.Equal(agent.Ports(), want[1:]) })
+	must.Eventually(t, "the Port is back", func() bool {
+		return slices.Equal(agent.Ports(), want[1:])
+	})
 }
 
-// TestDirectNetworkConflict: no Port joins a network that the agent has with another VLAN than the configuration.
+// TestDirectNetworkConflict: no Port joins a network that the agent has with another VLAN than the
+// configuration.
 func TestDirectNetworkConflict(t *testing.T) {
 	agent := opitest.Start(t)
 	client := dial(t, agent)
-	if err := client.EnsureNetwork(t.Context(), opi.Network{ID: opitest.Installation.NetworkID(provisioningtest.Blue), VLAN: 999}); err != nil {
+	if err := client.EnsureNetwork(t.Context(),
+		opi.Network{
+			ID: opitest.Installation.NetworkID(provisioningtest.Blue), VLAN: 999,
+		}); err != nil {
 		t.Fatal(err)
 	}
 	direct := startDirect(t, directConfig(agent), provisioningtest.NewJournal(t))
@@ -227,7 +257,8 @@ func TestDirectTLS(t *testing.T) {
 	}
 	var clients atomic.Value
 	required := &tls.Config{
-		Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert,
+		Certificates: []tls.Certificate{server}, ClientCAs: ca.Pool(),
+		ClientAuth: tls.RequireAndVerifyClientCert,
 		VerifyPeerCertificate: func(_ [][]byte, chains [][]*x509.Certificate) error {
 			clients.Store(chains[0][0].Subject.CommonName)
 			return nil
@@ -240,11 +271,14 @@ func TestDirectTLS(t *testing.T) {
 	config := directConfig(agent)
 	config.XPUs[0].Insecure = false
 	config.XPUs[0].TLS = &provisioning.TLSFiles{
-		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"), CAFile: filepath.Join(dir, "ca.crt"),
+		CertFile: filepath.Join(dir, "tls.crt"), KeyFile: filepath.Join(dir, "tls.key"),
+		CAFile: filepath.Join(dir, "ca.crt"),
 	}
 	write := func(by *opitest.Authority, name string) {
 		cert, key := by.Issue(t, name)
-		for file, text := range map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": by.PEM()} {
+		for file, text := range map[string][]byte{
+			"tls.crt": cert, "tls.key": key, "ca.crt": by.PEM(),
+		} {
 			if err := os.WriteFile(filepath.Join(dir, file), text, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -270,16 +304,21 @@ func TestDirectTLS(t *testing.T) {
 	if err := agent.RunTLS(required); err != nil {
 		t.Fatal(err)
 	}
-	must.Eventually(t, "the renewed certificate is used", func() bool { return clients.Load() == "second" })
+	must.Eventually(t, "the renewed certificate is used", func() bool {
+		return clients.Load() == "second"
+	})
 }
 
-// TestNamespaces: a network is for the pods of the namespaces that it allows. A pod that is not known is of none.
+// TestNamespaces: a network is for the pods of the namespaces that it allows. A pod that is not
+// known is of none.
 func TestNamespaces(t *testing.T) {
 	config := directConfig(opitest.Start(t))
 	network := config.Networks[provisioningtest.Blue]
 	network.AllowedNamespaces = v1alpha1.AllowedNamespaces{
-		From:     v1alpha1.NamespacesFromSelector,
-		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": "lab"}},
+		From: v1alpha1.NamespacesFromSelector,
+		Selector: &metav1.LabelSelector{
+			MatchLabels: map[string]string{"kubernetes.io/metadata.name": "lab"},
+		},
 	}
 	config.Networks[provisioningtest.Blue] = network
 	direct := startDirect(t, config, provisioningtest.NewJournal(t))
@@ -287,7 +326,8 @@ func TestNamespaces(t *testing.T) {
 		a := blue(vf(0))
 		a.Pod.Namespace = namespace
 		_, err := direct.Provision(t.Context(), a)
-		if want := fmt.Sprintf("allowedNamespaces of the configuration does not have namespace %q", namespace); allowed != (err == nil) ||
+		if want := fmt.Sprintf("allowedNamespaces of the configuration does not have namespace %q",
+			namespace); allowed != (err == nil) ||
 			err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("namespace %q: error %v", namespace, err)
 		}

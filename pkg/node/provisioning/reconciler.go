@@ -16,9 +16,10 @@ import (
 // lookInterval is how often XPUPorts and journal are compared if no XPUPort changes.
 const lookInterval = time.Minute
 
-// Run makes the agent's XPUPorts match the journal until ctx ends. It creates an XPUPort again that somebody deleted, or
-// that was deleted with the Node, as long as the journal has its Port. It deletes an XPUPort that the journal does not
-// have, as nobody else could use its Function. Start it after the recovery of what the last run of the agent left.
+// Run makes the agent's XPUPorts match the journal until ctx ends. It creates an XPUPort again that
+// somebody deleted, or that was deleted with the Node, as long as the journal has its Port. It
+// deletes an XPUPort that the journal does not have, as nobody else could use its Function. Start
+// it after the recovery of what the last run of the agent left.
 func (c *CRD) Run(ctx context.Context) error {
 	changes := c.API.Subscribe(ctx)
 	if !c.API.Synced(ctx) {
@@ -44,12 +45,16 @@ func (c *CRD) Run(ctx context.Context) error {
 	}
 }
 
-// amendAll amends the Functions and logs the errors that are not those of the last look. It returns them all.
-func (c *CRD) amendAll(ctx context.Context, ids []function.ID, logged map[function.ID]error) map[function.ID]error {
+// amendAll amends the Functions and logs the errors that are not those of the last look. It returns
+// them all.
+func (c *CRD) amendAll(
+	ctx context.Context, ids []function.ID, logged map[function.ID]error,
+) map[function.ID]error {
 	wrong := verifyAll(ctx, ids, c.amend)
 	for id, err := range wrong {
 		if logged[id] == nil || logged[id].Error() != err.Error() {
-			c.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again", "function", id)
+			c.Log.Error(err, "The XPUPort of a Function is not what the journal says; trying again",
+				"function", id)
 		}
 	}
 	return wrong
@@ -81,11 +86,12 @@ func (c *CRD) differing(ctx context.Context) ([]function.ID, error) {
 	return differing, nil
 }
 
-// isStray says whether a Port in the agent's namespace was created by this agent for a pod and is not in the journal. If the journal
-// was lost, a pod that has the Function keeps its Port.
+// isStray says whether a Port in the agent's namespace was created by this agent for a pod and is
+// not in the journal. If the journal was lost, a pod that has the Function keeps its Port.
 func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	id := claim.FunctionOf(port.Spec.Function)
-	if port.Name != c.key(id).Name || port.Spec.Claim.UID != "" || !port.DeletionTimestamp.IsZero() {
+	if port.Name != c.key(id).Name || port.Spec.Claim.UID != "" ||
+		!port.DeletionTimestamp.IsZero() {
 		return false
 	}
 	if a, exists := c.Journal.Get(id); exists {
@@ -94,9 +100,10 @@ func (c *CRD) isStray(port *v1alpha1.XPUPort) bool {
 	return !c.InUse(id)
 }
 
-// amend deletes the Function's XPUPort or creates it again, if the journal says so. It reads the journal under the
-// Function's lock, which Provision and Deprovision take after the caller wrote the journal. So amend neither creates a
-// Port that is being deleted nor deletes one that is being provisioned. While one of them has the lock, amend does nothing.
+// amend deletes the Function's XPUPort or creates it again, if the journal says so. It reads the
+// journal under the Function's lock, which Provision and Deprovision take after the caller wrote
+// the journal. So amend neither creates a Port that is being deleted nor deletes one that is being
+// provisioned. While one of them has the lock, amend does nothing.
 func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	unlock, taken := c.functions.TryLock(id)
 	if !taken {
@@ -136,14 +143,16 @@ func (c *CRD) amend(ctx context.Context, id function.ID) error {
 	return nil
 }
 
-// remove asks for the deletion of a Port and waits until the cache shows it as deleted or being deleted.
+// remove asks for the deletion of a Port and waits until the cache shows it as deleted or being
+// deleted.
 func (c *CRD) remove(ctx context.Context, port *v1alpha1.XPUPort) error {
 	id := claim.FunctionOf(port.Spec.Function)
 	key := c.key(id)
 	if _, err := c.deletePort(ctx, key, port.UID); err != nil {
 		return err
 	}
-	c.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network", port.Spec.Network,
+	c.Log.Info("Deleting XPUPort that the journal knows nothing of", "port", key, "network",
+		port.Spec.Network,
 		"created", port.CreationTimestamp.Time)
 	return converge(ctx, c.API.Subscribe, func(ctx context.Context) error {
 		own, _, err := c.ports(ctx, id)

@@ -40,7 +40,8 @@ var web = journal.Pod{Namespace: "default", Name: "web", UID: "web-1"}
 func attached(f function.Function) journal.Attachment {
 	a := blue(f)
 	a.VFIndex, a.State, a.Pod, a.Resource = f.Index, journal.Attached, web, "xpu.opiproject.org/fast"
-	a.Before, a.Observed = &netdev.Snapshot{}, &netdev.Observed{} // without which the journal takes nothing that is attached
+	// without which the journal takes nothing that is attached
+	a.Before, a.Observed = &netdev.Snapshot{}, &netdev.Observed{}
 	return a
 }
 
@@ -53,7 +54,9 @@ func serve(t *testing.T, crd *provisioning.CRD, records *journal.Journal, f func
 	}
 }
 
-func portOf(t *testing.T, c client.Client, f function.Function) (port v1alpha1.XPUPort, exists bool) {
+func portOf(
+	t *testing.T, c client.Client, f function.Function,
+) (port v1alpha1.XPUPort, exists bool) {
 	t.Helper()
 	key := client.ObjectKey{Namespace: kubeapitest.AgentNamespace, Name: claim.PortName(node, f.ID)}
 	err := c.Get(t.Context(), key, &port)
@@ -63,8 +66,8 @@ func portOf(t *testing.T, c client.Client, f function.Function) (port v1alpha1.X
 	return port, err == nil
 }
 
-// TestCRDMakesPortsAgain: what somebody deleted, or what went with the Node object, is there again with the same spec,
-// belongs to the Node object that there is, and is served.
+// TestCRDMakesPortsAgain: what somebody deleted, or what went with the Node object, is there again
+// with the same spec, belongs to the Node object that there is, and is served.
 func TestCRDMakesPortsAgain(t *testing.T) {
 	cluster.Need(t)
 	agent := opitest.Start(t)
@@ -82,10 +85,13 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 	}{
 		{"deleted", func() {}},
 		{"Node object made again", func() {
-			if err := c.Delete(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}); err != nil {
+			if err := c.Delete(t.Context(),
+				&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}); err != nil {
 				t.Fatal(err)
 			}
-			second := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{"made": "again"}}}
+			second := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+				Name: node, Labels: map[string]string{"made": "again"},
+			}}
 			if err := c.Create(t.Context(), second); err != nil {
 				t.Fatal(err)
 			}
@@ -119,13 +125,14 @@ func TestCRDMakesPortsAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if port.OwnerReferences[0].UID != owner.UID {
-			t.Errorf("%s: owner %s, want the Node %s", test.name, port.OwnerReferences[0].UID, owner.UID)
+			t.Errorf("%s: owner %s, want the Node %s", test.name,
+				port.OwnerReferences[0].UID, owner.UID)
 		}
 	}
 }
 
-// TestCRDDeletesStrays: an XPUPort of the agent's that the journal knows nothing of goes, and no other, with the rights
-// that an agent has.
+// TestCRDDeletesStrays: an XPUPort of the agent's that the journal knows nothing of goes, and no
+// other, with the rights that an agent has.
 func TestCRDDeletesStrays(t *testing.T) {
 	cluster.Need(t)
 	declare(t, opitest.Start(t))
@@ -134,7 +141,9 @@ func TestCRDDeletesStrays(t *testing.T) {
 	records := provisioningtest.NewJournal(t)
 	before := newCRD(t, api, records)
 	f := func(address string) function.Function {
-		return function.Function{ID: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF}
+		return function.Function{
+			ID: function.ID{Address: pci.Address(address)}, PF: provisioningtest.PF,
+		}
 	}
 	kept, stray := f("0000:3b:02.0"), f("0000:3b:02.1")
 	withoutPort, inUse := f("0000:3b:02.2"), f("0000:3b:02.3")
@@ -142,10 +151,15 @@ func TestCRDDeletesStrays(t *testing.T) {
 		serve(t, before, records, f)
 	}
 	ofClaim := &v1alpha1.XPUPort{
-		ObjectMeta: metav1.ObjectMeta{Namespace: kubeapitest.AgentNamespace, Name: node + "-0000-3b-02-4"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: kubeapitest.AgentNamespace, Name: node + "-0000-3b-02-4",
+		},
 		Spec: v1alpha1.XPUPortSpec{
-			NodeName: node, Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.4"}, XPU: provisioningtest.XPU,
-			Network: provisioningtest.Green, MAC: "02:00:00:00:00:01", Claim: v1alpha1.ClaimRef{Name: "c", UID: "c", Request: "nic"},
+			NodeName: node, Function: v1alpha1.FunctionRef{PCIAddress: "0000:3b:02.4"},
+			XPU:     provisioningtest.XPU,
+			Network: provisioningtest.Green, MAC: "02:00:00:00:00:01", Claim: v1alpha1.ClaimRef{
+				Name: "c", UID: "c", Request: "nic",
+			},
 		},
 	}
 	otherName := ofClaim.DeepCopy()
@@ -167,7 +181,8 @@ func TestCRDDeletesStrays(t *testing.T) {
 	inBackground(t, "reconciler", after.Run)
 	left := func() []string {
 		var list v1alpha1.XPUPortList
-		if err := c.List(t.Context(), &list, client.InNamespace(kubeapitest.AgentNamespace)); err != nil {
+		if err := c.List(t.Context(), &list,
+			client.InNamespace(kubeapitest.AgentNamespace)); err != nil {
 			t.Fatal(err)
 		}
 		var names []string
@@ -186,11 +201,13 @@ func TestCRDDeletesStrays(t *testing.T) {
 	if err := c.Create(t.Context(), late); err != nil {
 		t.Fatal(err)
 	}
-	must.Eventually(t, "the one that came late is gone", func() bool { return slices.Equal(left(), want) })
+	must.Eventually(t, "the one that came late is gone", func() bool {
+		return slices.Equal(left(), want)
+	})
 }
 
-// store is an API server with a memory that may lag behind, of one node with one XPU. There is no controller: a Port
-// that is deleted is gone at once.
+// store is an API server with a memory that may lag behind, of one node with one XPU. There is no
+// controller: a Port that is deleted is gone at once.
 type store struct {
 	mutex   sync.Mutex
 	ports   map[types.NamespacedName]v1alpha1.XPUPort
@@ -209,7 +226,9 @@ func (s *store) do(change func()) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	change()
-	if s.frozen || maps.EqualFunc(s.ports, s.memory, func(a, b v1alpha1.XPUPort) bool { return a.UID == b.UID }) {
+	if s.frozen || maps.EqualFunc(s.ports, s.memory, func(a, b v1alpha1.XPUPort) bool {
+		return a.UID == b.UID
+	}) {
 		return
 	}
 	s.memory = maps.Clone(s.ports)
@@ -240,7 +259,9 @@ func (s *store) Ports(context.Context) ([]v1alpha1.XPUPort, error) {
 
 func (s *store) PortsOf(ctx context.Context, f function.ID) ([]v1alpha1.XPUPort, error) {
 	all, err := s.Ports(ctx)
-	return slices.DeleteFunc(all, func(p v1alpha1.XPUPort) bool { return claim.FunctionOf(p.Spec.Function) != f }), err
+	return slices.DeleteFunc(all, func(p v1alpha1.XPUPort) bool {
+		return claim.FunctionOf(p.Spec.Function) != f
+	}), err
 }
 
 func (s *store) CreatePort(_ context.Context, port *v1alpha1.XPUPort) (err error) {
@@ -248,14 +269,20 @@ func (s *store) CreatePort(_ context.Context, port *v1alpha1.XPUPort) (err error
 		s.asked++
 		key := client.ObjectKeyFromObject(port)
 		if _, exists := s.ports[key]; s.err != nil || exists {
-			err = cmp.Or(s.err, error(apierrors.NewAlreadyExists(schema.GroupResource{}, port.Name)))
+			err = cmp.Or(s.err,
+				error(apierrors.NewAlreadyExists(schema.GroupResource{}, port.Name)))
 			return
 		}
 		s.created++
 		port.UID = types.UID("port-" + time.Now().String())
-		port.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue}}
+		port.Status.Conditions = []metav1.Condition{
+			{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue},
+		}
 		if s.reason != "" {
-			port.Status.Conditions[0] = metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: s.reason, Message: "why"}
+			port.Status.Conditions[0] = metav1.Condition{
+				Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: s.reason,
+				Message: "why",
+			}
 		}
 		if s.ports == nil {
 			s.ports = map[types.NamespacedName]v1alpha1.XPUPort{}
@@ -284,8 +311,12 @@ func (s *store) DeletePort(_ context.Context, key types.NamespacedName, uid type
 	return err
 }
 
-// reconciler runs a CRD with the store in a bubble of its own, where time passes as soon as nobody has anything to do.
-func reconciler(t *testing.T, test func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal)) {
+// reconciler runs a CRD with the store in a bubble of its own, where time passes as soon as nobody
+// has anything to do.
+func reconciler(
+	t *testing.T,
+	test func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal),
+) {
 	synctest.Test(t, func(t *testing.T) {
 		s, records := &store{}, provisioningtest.NewJournal(t)
 		crd := newCRD(t, s, records)
@@ -322,7 +353,8 @@ func TestReconcilerWithoutEvent(t *testing.T) {
 // TestReconcilerStates: only what is on its way out does not get its Port again.
 func TestReconcilerStates(t *testing.T) {
 	for state, want := range map[journal.State]int{
-		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Lost: 1, journal.Detaching: 1, journal.Releasing: 0,
+		journal.Reserved: 1, journal.Attaching: 1, journal.Attached: 1, journal.Lost: 1,
+		journal.Detaching: 1, journal.Releasing: 0,
 	} {
 		reconciler(t, func(t *testing.T, _ *provisioning.CRD, s *store, records *journal.Journal) {
 			a := attached(vf(0))
@@ -337,7 +369,8 @@ func TestReconcilerStates(t *testing.T) {
 	}
 }
 
-// TestReconcilerLeavesProvisionAlone: who provisions or deprovisions a Function is the only one to write its Port.
+// TestReconcilerLeavesProvisionAlone: who provisions or deprovisions a Function is the only one to
+// write its Port.
 func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 	refusal := errors.New("not now")
 	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal) {
@@ -372,13 +405,14 @@ func TestReconcilerLeavesProvisionAlone(t *testing.T) {
 		during(func() error { return crd.Deprovision(t.Context(), blue(vf(0))) })
 		time.Sleep(time.Hour)
 		if created, deleted := s.get(&s.created), s.get(&s.deleted); created != 1 || deleted != 1 {
-			t.Errorf("%d created and %d deleted, want one Port that came and went", created, deleted)
+			t.Errorf("%d created and %d deleted, want one Port that came and went",
+				created, deleted)
 		}
 	})
 }
 
-// TestReconcilerDeletesBeforeProvision: Provision does not take a Port for its own that is about to go, though memory does
-// not know that yet.
+// TestReconcilerDeletesBeforeProvision: Provision does not take a Port for its own that is about to
+// go, though memory does not know that yet.
 func TestReconcilerDeletesBeforeProvision(t *testing.T) {
 	reconciler(t, func(t *testing.T, crd *provisioning.CRD, s *store, records *journal.Journal) {
 		serve(t, crd, records, vf(0))
@@ -413,7 +447,8 @@ func TestReconcilerDeletesBeforeProvision(t *testing.T) {
 	})
 }
 
-// TestReconcilerTriesAgain: what the API server refuses is tried again, not too often, and told once.
+// TestReconcilerTriesAgain: what the API server refuses is tried again, not too often, and told
+// once.
 func TestReconcilerTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
@@ -428,7 +463,8 @@ func TestReconcilerTriesAgain(t *testing.T) {
 		if asked := s.get(&s.asked); asked < 40 || asked > 80 {
 			t.Errorf("asked %d times in 10 min, want about every 10 s", asked)
 		}
-		if len(told) != 1 || !strings.Contains(told[0], "create XPUPort xpu-system/node-0000-3b-02-0: not now") {
+		if len(told) != 1 ||
+			!strings.Contains(told[0], "create XPUPort xpu-system/node-0000-3b-02-0: not now") {
 			t.Errorf("told %q, want once what is wrong", told)
 		}
 		s.do(func() { s.err = nil })
@@ -440,8 +476,8 @@ func TestReconcilerTriesAgain(t *testing.T) {
 	})
 }
 
-// TestUndeclared: a pod hears soon of what nobody declared, and not before it may have come; what the xPU is at is waited
-// for as long as the caller can.
+// TestUndeclared: a pod hears soon of what nobody declared, and not before it may have come; what
+// the xPU is at is waited for as long as the caller can.
 func TestUndeclared(t *testing.T) {
 	for reason, want := range map[string]struct{ least, most time.Duration }{
 		v1alpha1.ReasonNetworkNotFound: {5 * time.Second, 15 * time.Second},
@@ -455,7 +491,8 @@ func TestUndeclared(t *testing.T) {
 			begin := time.Now()
 			_, err := crd.Provision(ctx, blue(vf(0)))
 			if took := time.Since(begin); err == nil || took < want.least || took > want.most {
-				t.Errorf("%s: %v after %s, want an error after %s to %s", reason, err, took, want.least, want.most)
+				t.Errorf("%s: %v after %s, want an error after %s to %s", reason, err, took,
+					want.least, want.most)
 			}
 			if err == nil || !strings.Contains(err.Error(), reason+": why") {
 				t.Errorf("%s: error %v, want the reason in it", reason, err)

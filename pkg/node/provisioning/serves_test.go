@@ -8,7 +8,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/api/v1alpha1"
 )
 
-// TestServes: a Port is as good as another one only if the xPU does the same by it, for the same pod or for any.
+// TestServes: a Port is as good as another one only if the xPU does the same by it, for the same
+// pod or for any.
 func TestServes(t *testing.T) {
 	pod := func(namespace, name, uid string) *v1alpha1.PodRef {
 		return &v1alpha1.PodRef{Namespace: namespace, Name: name, UID: types.UID(uid)}
@@ -52,10 +53,14 @@ func TestServes(t *testing.T) {
 		want v1alpha1.XPUPortSpec
 		is   bool
 	}{
-		"any addresses":     {v1alpha1.XPUPortSpec{AssignAddresses: true}, true},
-		"those that it got": {v1alpha1.XPUPortSpec{AssignAddresses: true, Addresses: []string{"10.1.0.2/24"}}, true},
-		"others":            {v1alpha1.XPUPortSpec{AssignAddresses: true, Addresses: []string{"10.1.0.3/24"}}, false},
-		"none":              {v1alpha1.XPUPortSpec{}, false},
+		"any addresses": {v1alpha1.XPUPortSpec{AssignAddresses: true}, true},
+		"those that it got": {
+			v1alpha1.XPUPortSpec{AssignAddresses: true, Addresses: []string{"10.1.0.2/24"}}, true,
+		},
+		"others": {
+			v1alpha1.XPUPortSpec{AssignAddresses: true, Addresses: []string{"10.1.0.3/24"}}, false,
+		},
+		"none": {v1alpha1.XPUPortSpec{}, false},
 	} {
 		if got := serves(assigned, &test.want); got != test.is {
 			t.Errorf("%s: %t", name, got)

@@ -24,15 +24,19 @@ import (
 // Engine knows what a netdev was, and makes one that again.
 type Engine interface {
 	Snapshot(ctx context.Context, device netdev.Device) (netdev.Snapshot, error)
-	Restore(ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place) (netdev.Restored, error)
+	Restore(
+		ctx context.Context, device netdev.Device, before netdev.Snapshot, place netdev.Place,
+	) (netdev.Restored, error)
 }
 
-// PCIDrivers binds kernel drivers to PCI Functions by sysfs. Its methods may be called by several goroutines at once, for
-// different Functions: the caller makes sure that nobody else works on the same one.
+// PCIDrivers binds kernel drivers to PCI Functions by sysfs. Its methods may be called by several
+// goroutines at once, for different Functions: the caller makes sure that nobody else works on the
+// same one.
 type PCIDrivers struct {
-	SysRoot  string // where the host's sysfs is, writable: "/sys"
-	DevRoot  string // where the host's device nodes are: "/dev"
-	ProcRoot string // where the host's procfs is, for the names of programs that still use a Function: "/proc"
+	SysRoot string // where the host's sysfs is, writable: "/sys"
+	DevRoot string // where the host's device nodes are: "/dev"
+	// where the host's procfs is, for the names of programs that still use a Function: "/proc"
+	ProcRoot string
 	BootID   string // of /proc/sys/kernel/random/boot_id
 	// Functions are the node's, as the kernel shows them.
 	Functions interface {
@@ -41,21 +45,26 @@ type PCIDrivers struct {
 	}
 	// Fault says what a health reporter tells of a Function, "" for nothing; nil is never.
 	Fault func(function.Function) string
-	// Changes returns a channel that receives a value after every change of the Functions, until ctx ends.
+	// Changes returns a channel that receives a value after every change of the Functions, until
+	// ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
 	Engine  Engine
-	Trace   func(step string) // where set, called before every change with what is about to be changed
-	Log     logr.Logger
+	// where set, called before every change with what is about to be changed
+	Trace func(step string)
+	Log   logr.Logger
 
 	orders singleflight.Group // that the kernel is carrying out
 }
 
 const (
-	settleTime = 10 * time.Second // for a driver, its netdev and the inventory, which usually take less than 1 s
-	endTime    = 2 * time.Second  // for the end of a program that still uses a Function and was told to end
+	// for a driver, its netdev and the inventory, which usually take less than 1 s
+	settleTime = 10 * time.Second
+	// for the end of a program that still uses a Function and was told to end
+	endTime = 2 * time.Second
 )
 
-// Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses what cannot work.
+// Plan fills in what Bind will undo: the driver and the netdev that the Function has. It refuses
+// what cannot work.
 func (p *PCIDrivers) Plan(ctx context.Context, want journal.Attachment) (*journal.Setup, error) {
 	f, known := p.Functions.Get(want.Function)
 	if !known {
@@ -104,7 +113,8 @@ func (p *PCIDrivers) usable(d sysfs.Dir, f function.Function, driver string) err
 	return p.isolated(d)
 }
 
-// fault says what a health reporter tells of the Function or of its PF. The driver of a card in error may never answer.
+// fault says what a health reporter tells of the Function or of its PF. The driver of a card in
+// error may never answer.
 func (p *PCIDrivers) fault(f function.Function) string {
 	if p.Fault == nil {
 		return ""
@@ -113,12 +123,15 @@ func (p *PCIDrivers) fault(f function.Function) string {
 }
 
 // snapshot describes the netdev that the kernel removes with the driver; nil if there is none.
-func (p *PCIDrivers) snapshot(ctx context.Context, d sysfs.Dir, want journal.Attachment) (*netdev.Snapshot, error) {
+func (p *PCIDrivers) snapshot(
+	ctx context.Context, d sysfs.Dir, want journal.Attachment,
+) (*netdev.Snapshot, error) {
 	before, err := lifecycle.Device(p.Functions, want)
 	dir, names, dirErr := d.Netdevs()
 	switch {
 	case errors.Is(err, netdev.ErrNoNetdev) && dirErr == nil && dir != "" && len(names) == 0:
-		return nil, errors.New("its netdev is in another network namespace, where somebody may use it")
+		return nil,
+			errors.New("its netdev is in another network namespace, where somebody may use it")
 	case errors.Is(err, netdev.ErrNoNetdev):
 		return nil, nil
 	case err != nil:
@@ -132,20 +145,23 @@ func (p *PCIDrivers) snapshot(ctx context.Context, d sysfs.Dir, want journal.Att
 		}
 	}
 	if len(users) > 0 {
-		return nil, fmt.Errorf("its netdev %s is in use on the host, by %s", before.Name, strings.Join(users, ", "))
+		return nil, fmt.Errorf("its netdev %s is in use on the host, by %s", before.Name,
+			strings.Join(users, ", "))
 	}
 	snapshot, err := p.Engine.Snapshot(ctx, before)
 	return &snapshot, err
 }
 
-// Bind returns once the driver is bound, and the inventory knows. What an earlier Bind did is not done again.
+// Bind returns once the driver is bound, and the inventory knows. What an earlier Bind did is not
+// done again.
 func (p *PCIDrivers) Bind(ctx context.Context, f function.ID, driver string) error {
 	if err := p.bind(ctx, p.device(f), driver); err != nil {
 		return fmt.Errorf("bind driver %s: %w", driver, err)
 	}
-	return p.await(ctx, f, "driver "+driver+" and an IOMMU group", func(got function.Function) bool {
-		return got.Driver == driver && got.IOMMUGroup != ""
-	})
+	return p.await(ctx, f, "driver "+driver+" and an IOMMU group",
+		func(got function.Function) bool {
+			return got.Driver == driver && got.IOMMUGroup != ""
+		})
 }
 
 func (p *PCIDrivers) bind(ctx context.Context, d sysfs.Dir, driver string) error {
@@ -168,8 +184,9 @@ func (p *PCIDrivers) bind(ctx context.Context, d sysfs.Dir, driver string) error
 	return p.tell(ctx, d, driver, "bind")
 }
 
-// Restore returns once the Function has its own driver again and its netdev is what it was. It does nothing for a Function
-// that is gone, and a Function that somebody bound to a third driver keeps that one.
+// Restore returns once the Function has its own driver again and its netdev is what it was. It does
+// nothing for a Function that is gone, and a Function that somebody bound to a third driver keeps
+// that one.
 func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 	d, o := p.device(a.Function), a.Setup
 	if o.Own == o.Driver || !d.Exists() {
@@ -183,11 +200,13 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 		return fmt.Errorf("bind driver %q again: %w", o.Own, err)
 	}
 	if current != o.Own {
-		p.Log.Info("The Function has another driver than before, which it keeps", "function", a.Function.String(),
+		p.Log.Info("The Function has another driver than before, which it keeps", "function",
+			a.Function.String(),
 			"driver", current, "before", o.Own)
 		return nil
 	}
-	err = p.await(ctx, a.Function, fmt.Sprintf("driver %q", o.Own), func(got function.Function) bool { return got.Driver == o.Own })
+	err = p.await(ctx, a.Function, fmt.Sprintf("driver %q", o.Own),
+		func(got function.Function) bool { return got.Driver == o.Own })
 	if err != nil {
 		return err
 	}
@@ -195,7 +214,9 @@ func (p *PCIDrivers) Restore(ctx context.Context, a journal.Attachment) error {
 }
 
 // unbind takes the device from a driver, and returns the one that it has afterwards.
-func (p *PCIDrivers) unbind(ctx context.Context, d sysfs.Dir, driver string) (current string, err error) {
+func (p *PCIDrivers) unbind(
+	ctx context.Context, d sysfs.Dir, driver string,
+) (current string, err error) {
 	override, err := overrideOf(d)
 	if err != nil {
 		return "", err
@@ -227,7 +248,8 @@ func (p *PCIDrivers) bindOwn(ctx context.Context, d sysfs.Dir, own string) error
 	return err
 }
 
-// restoreNetdev waits for the netdev that the driver makes, and restores the properties in the snapshot.
+// restoreNetdev waits for the netdev that the driver makes, and restores the properties in the
+// snapshot.
 func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) error {
 	before := a.Setup.Netdev
 	if before == nil || a.Setup.BootID != p.BootID {
@@ -242,11 +264,12 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 	p.trace("restore netdev " + before.Name)
 	var restored netdev.Restored
 	// The netdev may not be found at once, because udev and others rename it.
-	err := lifecycle.Retry(ctx, lifecycle.Patience(), func(ctx context.Context) (done bool, err error) {
-		device, _ := lifecycle.Device(p.Functions, a)
-		restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
-		return err == nil, err
-	})
+	err := lifecycle.Retry(ctx, lifecycle.Patience(),
+		func(ctx context.Context) (done bool, err error) {
+			device, _ := lifecycle.Device(p.Functions, a)
+			restored, err = p.Engine.Restore(ctx, device, *before, netdev.Place{})
+			return err == nil, err
+		})
 	if err != nil {
 		return err
 	}
@@ -258,8 +281,11 @@ func (p *PCIDrivers) restoreNetdev(ctx context.Context, a journal.Attachment) er
 }
 
 // await waits until the inventory has the Function in a state, which what describes.
-func (p *PCIDrivers) await(ctx context.Context, id function.ID, what string, is func(function.Function) bool) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not there after %s", settleTime))
+func (p *PCIDrivers) await(
+	ctx context.Context, id function.ID, what string, is func(function.Function) bool,
+) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, settleTime,
+		fmt.Errorf("is not there after %s", settleTime))
 	defer cancel()
 	err := loop.Until(ctx, p.Changes, func() bool {
 		f, known := p.Functions.Get(id)
@@ -273,7 +299,8 @@ func (p *PCIDrivers) await(ctx context.Context, id function.ID, what string, is 
 
 // tell has a driver bind or unbind the device, as order says.
 func (p *PCIDrivers) tell(ctx context.Context, d sysfs.Dir, driver, order string) error {
-	return p.write(ctx, d, order+" "+driver, sysfs.Root(p.SysRoot).PCIDriver(driver), order, filepath.Base(string(d)))
+	return p.write(ctx, d, order+" "+driver, sysfs.Root(p.SysRoot).PCIDriver(driver), order,
+		filepath.Base(string(d)))
 }
 
 // setOverride lets this driver alone be bound, or any where it is "".
@@ -282,22 +309,29 @@ func (p *PCIDrivers) setOverride(ctx context.Context, d sysfs.Dir, driver string
 	return p.write(ctx, d, "driver_override "+driver, d, "driver_override", value)
 }
 
-// write gives the kernel an order about the device by a file of sysfs, and waits until it is carried out. The unbinding of
-// vfio-pci takes as long as a program has the device open, and blocks all else that is done to the driver. write gives up
-// after a while, or when ctx ends. The same order is not given again until the kernel has carried it out.
-func (p *PCIDrivers) write(ctx context.Context, d sysfs.Dir, step string, dir sysfs.Dir, file, value string) error {
+// write gives the kernel an order about the device by a file of sysfs, and waits until it is
+// carried out. The unbinding of vfio-pci takes as long as a program has the device open, and blocks
+// all else that is done to the driver. write gives up after a while, or when ctx ends. The same
+// order is not given again until the kernel has carried it out.
+func (p *PCIDrivers) write(
+	ctx context.Context, d sysfs.Dir, step string, dir sysfs.Dir, file, value string,
+) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, settleTime, fmt.Errorf("is not done after %s", settleTime))
+	ctx, cancel := context.WithTimeoutCause(ctx, settleTime,
+		fmt.Errorf("is not done after %s", settleTime))
 	defer cancel()
 	p.trace(step)
 	path := string(dir.Dir(file))
 	select {
-	case done := <-p.orders.DoChan(path+" "+value, func() (any, error) { return nil, dir.Write(file, value) }):
+	case done := <-p.orders.DoChan(path+" "+value, func() (any, error) {
+		return nil, dir.Write(file, value)
+	}):
 		return done.Err
 	case <-ctx.Done():
-		return p.stillUsed(d, fmt.Errorf("write %q to %s: %w", strings.TrimSpace(value), path, context.Cause(ctx)))
+		return p.stillUsed(d,
+			fmt.Errorf("write %q to %s: %w", strings.TrimSpace(value), path, context.Cause(ctx)))
 	}
 }
 
@@ -307,4 +341,6 @@ func (p *PCIDrivers) trace(step string) {
 	}
 }
 
-func (p *PCIDrivers) device(id function.ID) sysfs.Dir { return sysfs.Root(p.SysRoot).PCI(id.Address) }
+func (p *PCIDrivers) device(id function.ID) sysfs.Dir {
+	return sysfs.Root(p.SysRoot).PCI(id.Address)
+}

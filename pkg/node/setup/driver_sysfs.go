@@ -32,7 +32,8 @@ func (p *PCIDrivers) hasDriver(driver string) error {
 	if sysfs.Root(p.SysRoot).PCIDriver(driver).Exists() {
 		return nil
 	}
-	return fmt.Errorf("the node does not have that driver: load the module, as by \"modprobe %s\"", driver)
+	return fmt.Errorf("the node does not have that driver: load the module, as by \"modprobe %s\"",
+		driver)
 }
 
 // overrideOf is the driver that alone may be bound to a device, "" where any may.
@@ -44,20 +45,24 @@ func overrideOf(d sysfs.Dir) (string, error) {
 	return name, err
 }
 
-// harmless are the drivers that other devices in an IOMMU group may have while a program has the group, as they do no DMA
-// (driver_managed_dma in the kernel). A device with a vfio driver may belong to another program.
+// harmless are the drivers that other devices in an IOMMU group may have while a program has the
+// group, as they do no DMA (driver_managed_dma in the kernel). A device with a vfio driver may
+// belong to another program.
 var harmless = []string{"", "pcieport", "pci-stub"}
 
-// isolated returns an error if a program must not have the device: because the device has no IOMMU, and the administrator
-// does not allow that, or because another device in its IOMMU group is in use.
+// isolated returns an error if a program must not have the device: because the device has no IOMMU,
+// and the administrator does not allow that, or because another device in its IOMMU group is in
+// use.
 func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 	group, err := d.Link("iommu_group")
 	if err != nil {
 		return err
 	}
-	mode, _ := sysfs.Root(p.SysRoot).Dir("module/vfio/parameters").Attribute("enable_unsafe_noiommu_mode")
+	mode, _ := sysfs.Root(p.SysRoot).Dir("module/vfio/parameters").
+		Attribute("enable_unsafe_noiommu_mode")
 	if group == "" && mode != "Y" {
-		return errors.New("it has no IOMMU group: turn the IOMMU on, in the firmware and by the kernel's command line " +
+		return errors.New("it has no IOMMU group: turn the IOMMU on, in the firmware and by the " +
+			"kernel's command line " +
 			"(intel_iommu=on), or the no-IOMMU mode of vfio (enable_unsafe_noiommu_mode)")
 	}
 	members := d.Dir("iommu_group/devices")
@@ -73,14 +78,15 @@ func (p *PCIDrivers) isolated(d sysfs.Dir) error {
 		}
 	}
 	if len(peers) > 0 {
-		return fmt.Errorf("its IOMMU group %s also has %s: a program gets all devices of a group or none",
+		return fmt.Errorf("its IOMMU group %s also has %s: a program gets all devices of a group "+
+			"or none",
 			group, strings.Join(peers, ", "))
 	}
 	return nil
 }
 
-// awaitUnused waits a little until no program has the device's IOMMU group open. vfio-pci would not let the device go,
-// and a process that waits in the kernel for that cannot even be killed.
+// awaitUnused waits a little until no program has the device's IOMMU group open. vfio-pci would not
+// let the device go, and a process that waits in the kernel for that cannot even be killed.
 func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 	group, err := d.Link("iommu_group")
 	if err != nil || group == "" {
@@ -88,18 +94,19 @@ func (p *PCIDrivers) awaitUnused(ctx context.Context, d sysfs.Dir) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, endTime, errors.New("is still in use"))
 	defer cancel()
-	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
-		return !p.isOpen(d, group), nil
-	})
+	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond,
+		true, func(context.Context) (bool, error) {
+			return !p.isOpen(d, group), nil
+		})
 	if err != nil {
 		return p.stillUsed(d, context.Cause(ctx))
 	}
 	return nil
 }
 
-// isOpen says whether a program has the group open. Only one can at a time (vfio_group_fops_open), so isOpen tries to. Without
-// the privilege for that it says whether the device is enabled, which it is while a program has it open
-// (vfio_pci_core_enable).
+// isOpen says whether a program has the group open. Only one can at a time (vfio_group_fops_open),
+// so isOpen tries to. Without the privilege for that it says whether the device is enabled, which
+// it is while a program has it open (vfio_pci_core_enable).
 func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
 	for _, node := range nodesOf(group) {
 		fd, err := unix.Open(filepath.Join(p.DevRoot, node), unix.O_RDWR|unix.O_CLOEXEC, 0)
@@ -115,13 +122,15 @@ func (p *PCIDrivers) isOpen(d sysfs.Dir, group string) bool {
 	return err == nil && enabled != 0
 }
 
-// nodesOf lists where a group's device node can be, below /dev. That of a group without an IOMMU has a prefix.
+// nodesOf lists where a group's device node can be, below /dev. That of a group without an IOMMU
+// has a prefix.
 func nodesOf(group string) []string {
 	return []string{"vfio/" + group, "vfio/" + quirk.NoIOMMUPrefix + group}
 }
 
-// stillUsed adds to an error which processes have the device's IOMMU group open: "process 4711 (dpdk-testpmd)". It does not
-// compare the directory of the device node, which is below the root of that process.
+// stillUsed adds to an error which processes have the device's IOMMU group open: "process 4711
+// (dpdk-testpmd)". It does not compare the directory of the device node, which is below the root of
+// that process.
 func (p *PCIDrivers) stillUsed(d sysfs.Dir, err error) error {
 	group, groupErr := d.Link("iommu_group")
 	if groupErr != nil || group == "" {
@@ -132,10 +141,14 @@ func (p *PCIDrivers) stillUsed(d sysfs.Dir, err error) error {
 	var holders []string
 	for _, fd := range descriptors {
 		target, _ := os.Readlink(fd) // the process may have ended
-		if slices.ContainsFunc(nodes, func(node string) bool { return strings.HasSuffix(target, "/"+node) }) {
+		if slices.ContainsFunc(nodes, func(node string) bool {
+			return strings.HasSuffix(target, "/"+node)
+		}) {
 			process := filepath.Dir(filepath.Dir(fd))
 			name, _ := os.ReadFile(filepath.Join(process, "comm"))
-			holders = append(holders, fmt.Sprintf("process %s (%s)", filepath.Base(process), strings.TrimSpace(string(name))))
+			holders = append(holders,
+				fmt.Sprintf("process %s (%s)", filepath.Base(process),
+					strings.TrimSpace(string(name))))
 		}
 	}
 	if len(holders) == 0 {

@@ -39,7 +39,9 @@ type host struct {
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{t: t, root: t.TempDir(), f: function.Function{ID: vf, Kind: function.VF, PF: "0000:3b:00.0", IOMMUGroup: "42", RDMA: true}}
+	h := &host{t: t, root: t.TempDir(), f: function.Function{
+		ID: vf, Kind: function.VF, PF: "0000:3b:00.0", IOMMUGroup: "42", RDMA: true,
+	}}
 	for _, driver := range []string{"vfio-pci", "mlx5_core", "other"} {
 		h.file("bus/pci/drivers/"+driver+"/bind", "")
 		h.file("bus/pci/drivers/"+driver+"/unbind", "")
@@ -112,22 +114,28 @@ func (h *host) Snapshot(_ context.Context, d netdev.Device) (netdev.Snapshot, er
 	return netdev.Snapshot{Name: d.Name}, nil
 }
 
-func (h *host) Restore(_ context.Context, d netdev.Device, before netdev.Snapshot, _ netdev.Place) (netdev.Restored, error) {
+func (h *host) Restore(
+	_ context.Context, d netdev.Device, before netdev.Snapshot, _ netdev.Place,
+) (netdev.Restored, error) {
 	h.restored = &before
 	return netdev.Restored{Name: d.Name}, nil
 }
 
 func (h *host) drivers() *PCIDrivers {
 	return &PCIDrivers{
-		SysRoot: h.root, DevRoot: h.t.TempDir(), ProcRoot: h.path("proc"), BootID: "boot-1", Functions: h, Engine: h,
-		Fault:   func(f function.Function) string { return h.fault[f.ID] },
-		Changes: func(context.Context) <-chan struct{} { return nil }, Trace: h.trace, Log: testr.New(h.t),
+		SysRoot: h.root, DevRoot: h.t.TempDir(), ProcRoot: h.path("proc"), BootID: "boot-1",
+		Functions: h, Engine: h,
+		Fault: func(f function.Function) string { return h.fault[f.ID] },
+		Changes: func(context.Context) <-chan struct{} {
+			return nil
+		}, Trace: h.trace, Log: testr.New(h.t),
 	}
 }
 
 func reservation() journal.Attachment {
 	return journal.Attachment{
-		Function: vf, PF: "0000:3b:00.0", VFIndex: 0, State: journal.Reserved, Setup: &journal.Setup{Driver: "vfio-pci"},
+		Function: vf, PF: "0000:3b:00.0", VFIndex: 0, State: journal.Reserved,
+		Setup: &journal.Setup{Driver: "vfio-pci"},
 	}
 }
 
@@ -137,9 +145,15 @@ func TestPlan(t *testing.T) {
 		change func(*host)
 		want   journal.Setup
 	}{
-		{"own driver", func(*host) {}, journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
-		{"no driver", func(h *host) { h.bind(""); must.Succeed(t, os.RemoveAll(h.path(h.device("net")))) }, journal.Setup{}},
-		{"the driver already", func(h *host) { h.bind("vfio-pci") }, journal.Setup{Own: "vfio-pci"}},
+		{"own driver", func(*host) {},
+			journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
+		{"no driver", func(h *host) {
+			h.bind("")
+			must.Succeed(t, os.RemoveAll(h.path(h.device("net"))))
+		}, journal.Setup{}},
+		{"the driver already", func(h *host) {
+			h.bind("vfio-pci")
+		}, journal.Setup{Own: "vfio-pci"}},
 		{"no IOMMU, and nobody minds", func(h *host) {
 			must.Succeed(t, os.Remove(h.path(h.device("iommu_group"))))
 			h.file("module/vfio/parameters/enable_unsafe_noiommu_mode", "Y\n")
@@ -147,7 +161,9 @@ func TestPlan(t *testing.T) {
 		{"a bridge in the IOMMU group", func(h *host) {
 			h.link("bus/pci/drivers/pcieport", "kernel/iommu_groups/42/devices/0000:3a:00.0/driver")
 		}, journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
-		{"what was left by an agent that was killed", func(h *host) { h.file(h.device("driver_override"), "vfio-pci\n") },
+		{"what was left by an agent that was killed", func(h *host) {
+			h.file(h.device("driver_override"), "vfio-pci\n")
+		},
 			journal.Setup{Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -172,17 +188,31 @@ func TestPlanRefuses(t *testing.T) {
 		change func(*host)
 		want   string
 	}{
-		{"no module", func(h *host) { must.Succeed(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci"))) }, "modprobe vfio-pci"},
-		{"no IOMMU", func(h *host) { must.Succeed(t, os.Remove(h.path(h.device("iommu_group")))) }, "turn the IOMMU on"},
+		{"no module", func(h *host) {
+			must.Succeed(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci")))
+		}, "modprobe vfio-pci"},
+		{"no IOMMU", func(h *host) {
+			must.Succeed(t, os.Remove(h.path(h.device("iommu_group"))))
+		}, "turn the IOMMU on"},
 		{"shared IOMMU group", func(h *host) {
 			h.link("bus/pci/drivers/other", "kernel/iommu_groups/42/devices/0000:3b:00.3/driver")
 		}, "its IOMMU group 42 also has 0000:3b:00.3 (driver other)"},
 		{"PF with VFs", func(h *host) { h.f.NumVFs = 4 }, "it is a PF with 4 VFs"},
-		{"VF in error", func(h *host) { h.fault = map[function.ID]string{vf: "its own"} }, "its card is in error: its own"},
-		{"PF in error", func(h *host) { h.fault = map[function.ID]string{{Address: "0000:3b:00.0"}: "fw"} }, "its card is in error: fw"},
-		{"default route", func(h *host) { h.f.DefaultRoute = true }, "the node's default route goes over its netdev"},
-		{"somebody's override", func(h *host) { h.file(h.device("driver_override"), "mlx5_core\n") }, `driver_override is "mlx5_core"`},
-		{"bond", func(h *host) { h.link("bond0", h.device("net/eth5/upper_bond0")) }, "netdev eth5 is in use on the host, by bond0"},
+		{"VF in error", func(h *host) {
+			h.fault = map[function.ID]string{vf: "its own"}
+		}, "its card is in error: its own"},
+		{"PF in error", func(h *host) {
+			h.fault = map[function.ID]string{{Address: "0000:3b:00.0"}: "fw"}
+		}, "its card is in error: fw"},
+		{"default route", func(h *host) {
+			h.f.DefaultRoute = true
+		}, "the node's default route goes over its netdev"},
+		{"somebody's override", func(h *host) {
+			h.file(h.device("driver_override"), "mlx5_core\n")
+		}, `driver_override is "mlx5_core"`},
+		{"bond", func(h *host) {
+			h.link("bond0", h.device("net/eth5/upper_bond0"))
+		}, "netdev eth5 is in use on the host, by bond0"},
 		{"bridge over virtio", func(h *host) {
 			must.Succeed(t, os.RemoveAll(h.path(h.device("net"))))
 			h.bind("virtio-pci")
@@ -193,13 +223,18 @@ func TestPlanRefuses(t *testing.T) {
 			h.bind("virtio-pci")
 			must.Succeed(t, os.MkdirAll(h.path(h.device("virtio3/net")), 0o755))
 		}, "in another network namespace"},
-		{"netdev is away", func(h *host) { must.Succeed(t, os.RemoveAll(h.path(h.device("net/eth5")))) }, "in another network namespace"},
-		{"gone", func(h *host) { must.Succeed(t, os.RemoveAll(h.path("bus/pci/devices/"+address))) }, "is gone from this node"},
+		{"netdev is away", func(h *host) {
+			must.Succeed(t, os.RemoveAll(h.path(h.device("net/eth5"))))
+		}, "in another network namespace"},
+		{"gone", func(h *host) {
+			must.Succeed(t, os.RemoveAll(h.path("bus/pci/devices/"+address)))
+		}, "is gone from this node"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := newHost(t)
 			test.change(h)
-			if _, err := h.drivers().Plan(t.Context(), reservation()); err == nil || !strings.Contains(err.Error(), test.want) {
+			if _, err := h.drivers().Plan(t.Context(), reservation()); err == nil ||
+				!strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want one with %q", err, test.want)
 			}
 		})
@@ -240,7 +275,8 @@ func TestBindWithoutOverride(t *testing.T) {
 	must.Succeed(t, os.Symlink(h.path("nowhere/at/all"), file))
 	p := h.drivers()
 	p.Trace = func(step string) { h.steps = append(h.steps, step) }
-	if err := p.Bind(t.Context(), vf, "vfio-pci"); err == nil || !strings.Contains(err.Error(), "driver_override") {
+	if err := p.Bind(t.Context(), vf, "vfio-pci"); err == nil ||
+		!strings.Contains(err.Error(), "driver_override") {
 		t.Errorf("error %v, want one about the override", err)
 	}
 	if got, _ := h.Get(vf); got.Driver != "mlx5_core" || len(h.steps) != 1 {
@@ -252,7 +288,8 @@ func TestBindWithoutOverride(t *testing.T) {
 func TestBindWithoutTheModule(t *testing.T) {
 	h := newHost(t)
 	must.Succeed(t, os.RemoveAll(h.path("bus/pci/drivers/vfio-pci")))
-	if err := h.drivers().Bind(t.Context(), vf, "vfio-pci"); err == nil || !strings.Contains(err.Error(), "modprobe vfio-pci") {
+	if err := h.drivers().Bind(t.Context(), vf, "vfio-pci"); err == nil ||
+		!strings.Contains(err.Error(), "modprobe vfio-pci") {
 		t.Errorf("error %v", err)
 	}
 	if len(h.steps) > 0 {
@@ -266,7 +303,9 @@ func TestBindUnknownToTheInventory(t *testing.T) {
 		h := newHost(t)
 		h.f.IOMMUGroup = ""
 		err := h.drivers().Bind(t.Context(), vf, "vfio-pci")
-		if err == nil || !strings.Contains(err.Error(), "wait for driver vfio-pci and an IOMMU group: is not there after 10s") {
+		if err == nil ||
+			!strings.Contains(err.Error(),
+				"wait for driver vfio-pci and an IOMMU group: is not there after 10s") {
 			t.Errorf("error %v", err)
 		}
 	})
@@ -275,7 +314,10 @@ func TestBindUnknownToTheInventory(t *testing.T) {
 // TestRestore: from wherever Bind or an earlier Restore was interrupted.
 func TestRestore(t *testing.T) {
 	override, unbind, bind, back := "driver_override ", "unbind vfio-pci", "bind mlx5_core", "restore netdev eth5"
-	done := journal.Setup{Driver: "vfio-pci", Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"}, BootID: "boot-1"}
+	done := journal.Setup{
+		Driver: "vfio-pci", Own: "mlx5_core", Netdev: &netdev.Snapshot{Name: "eth5"},
+		BootID: "boot-1",
+	}
 	of := func(change func(*journal.Setup)) journal.Setup { o := done; change(&o); return o }
 	for _, test := range []struct {
 		name             string
@@ -284,17 +326,29 @@ func TestRestore(t *testing.T) {
 		steps            []string
 		driver           string
 	}{
-		{"all", "vfio-pci", "vfio-pci\n", done, []string{override, unbind, bind, back}, "mlx5_core"},
-		{"no override any more", "vfio-pci", "(null)\n", done, []string{unbind, bind, back}, "mlx5_core"},
-		{"no driver, with override", "", "vfio-pci\n", done, []string{override, bind, back}, "mlx5_core"},
+		{"all", "vfio-pci", "vfio-pci\n", done, []string{override, unbind, bind, back},
+			"mlx5_core"},
+		{"no override any more", "vfio-pci", "(null)\n", done, []string{unbind, bind, back},
+			"mlx5_core"},
+		{"no driver, with override", "", "vfio-pci\n", done, []string{override, bind, back},
+			"mlx5_core"},
 		{"no driver", "", "(null)\n", done, []string{bind, back}, "mlx5_core"},
-		{"own driver, with override", "mlx5_core", "vfio-pci\n", done, []string{override, back}, "mlx5_core"},
+		{"own driver, with override", "mlx5_core", "vfio-pci\n", done, []string{override, back},
+			"mlx5_core"},
 		{"own driver", "mlx5_core", "(null)\n", done, []string{back}, "mlx5_core"},
 		{"somebody's driver", "other", "(null)\n", done, nil, "other"},
-		{"nothing was done", "vfio-pci", "(null)\n", of(func(o *journal.Setup) { o.Own, o.Netdev = "vfio-pci", nil }), nil, "vfio-pci"},
-		{"had no driver", "vfio-pci", "vfio-pci\n", of(func(o *journal.Setup) { o.Own, o.Netdev = "", nil }), []string{override, unbind}, ""},
-		{"had no netdev", "vfio-pci", "vfio-pci\n", of(func(o *journal.Setup) { o.Netdev = nil }), []string{override, unbind, bind}, "mlx5_core"},
-		{"after a boot", "mlx5_core", "(null)\n", of(func(o *journal.Setup) { o.BootID = "boot-0" }), nil, "mlx5_core"},
+		{"nothing was done", "vfio-pci", "(null)\n", of(func(o *journal.Setup) {
+			o.Own, o.Netdev = "vfio-pci", nil
+		}), nil, "vfio-pci"},
+		{"had no driver", "vfio-pci", "vfio-pci\n", of(func(o *journal.Setup) {
+			o.Own, o.Netdev = "", nil
+		}), []string{override, unbind}, ""},
+		{"had no netdev", "vfio-pci", "vfio-pci\n", of(func(o *journal.Setup) {
+			o.Netdev = nil
+		}), []string{override, unbind, bind}, "mlx5_core"},
+		{"after a boot", "mlx5_core", "(null)\n", of(func(o *journal.Setup) {
+			o.BootID = "boot-0"
+		}), nil, "mlx5_core"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := newHost(t)
@@ -316,8 +370,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestRestoreWhileInUse: the kernel is not asked to unbind what a program has, because nothing could end that but the
-// program.
+// TestRestoreWhileInUse: the kernel is not asked to unbind what a program has, because nothing
+// could end that but the program.
 func TestRestoreWhileInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t)
@@ -326,7 +380,8 @@ func TestRestoreWhileInUse(t *testing.T) {
 		a := reservation()
 		a.Setup.Own = "mlx5_core"
 		p := h.drivers()
-		if err := p.Restore(t.Context(), a); err == nil || !strings.Contains(err.Error(), "IOMMU group 42: is still in use") {
+		if err := p.Restore(t.Context(), a); err == nil ||
+			!strings.Contains(err.Error(), "IOMMU group 42: is still in use") {
 			t.Errorf("error %v", err)
 		}
 		if len(h.steps) > 0 {
@@ -351,13 +406,14 @@ func TestRestoreWithoutTheModule(t *testing.T) {
 	must.Succeed(t, os.RemoveAll(h.path("bus/pci/drivers/mlx5_core")))
 	a := reservation()
 	a.Setup.Own = "mlx5_core"
-	if err := h.drivers().Restore(t.Context(), a); err == nil || !strings.Contains(err.Error(), "load its module again") {
+	if err := h.drivers().Restore(t.Context(), a); err == nil ||
+		!strings.Contains(err.Error(), "load its module again") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// TestBlockedWrite: what the kernel carries out later is waited for, and given once. Here the kernel is a pipe that nobody
-// reads.
+// TestBlockedWrite: what the kernel carries out later is waited for, and given once. Here the
+// kernel is a pipe that nobody reads.
 func TestBlockedWrite(t *testing.T) {
 	h := newHost(t)
 	pipe := h.path(h.device("blocks"))
@@ -372,11 +428,13 @@ func TestBlockedWrite(t *testing.T) {
 		err := p.write(ctx, p.device(vf), "unbind vfio-pci", dir, "blocks", "once")
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) ||
-			!strings.Contains(err.Error(), "IOMMU group 42 is open in process 4711 (testpmd), which must end first") {
+			!strings.Contains(err.Error(),
+				"IOMMU group 42 is open in process 4711 (testpmd), which must end first") {
 			t.Errorf("error %v", err)
 		}
 	}
-	given := p.orders.DoChan(pipe+" once", nil) // before it is carried out, so that nothing is given anew
+	// before it is carried out, so that nothing is given anew
+	given := p.orders.DoChan(pipe+" once", nil)
 	content, err := os.ReadFile(pipe)
 	must.Succeed(t, err)
 	if got := string(content); got != "once" {

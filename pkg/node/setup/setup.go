@@ -1,6 +1,6 @@
-// Package setup makes reserved Functions usable for their owners, and undoes that when they are released: it has SFs
-// made that exist for their owner only, and binds the driver that the owner wants. What is done is in the journal
-// before it is done; every step may be repeated.
+// Package setup makes reserved Functions usable for their owners, and undoes that when they are
+// released: it has SFs made that exist for their owner only, and binds the driver that the owner
+// wants. What is done is in the journal before it is done; every step may be repeated.
 package setup
 
 import (
@@ -16,8 +16,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/sriov"
 )
 
-// Wanted is what the owner of a Function wants done to it; nil for nothing. spec is that of the Function's DevicePool,
-// driver the one that the pod itself asks for, "" for the pool's, and mac the one that an SF is made with, "" for any.
+// Wanted is what the owner of a Function wants done to it; nil for nothing. spec is that of the
+// Function's DevicePool, driver the one that the pod itself asks for, "" for the pool's, and mac
+// the one that an SF is made with, "" for any.
 func Wanted(
 	spec v1alpha1.DevicePoolSpec, f function.ID, driver v1alpha1.FunctionDriver, mac function.MAC,
 ) *journal.Setup {
@@ -67,8 +68,9 @@ func (r *Runner) TearDown(ctx context.Context, a journal.Attachment) error {
 	return r.Drivers.Restore(ctx, a)
 }
 
-// OwnDrivers shows Functions with their own driver and what it makes of them, not with the one that is bound for an owner.
-// So pools that select Functions by driver keep those that are allocated. Get returns a Function as it is now.
+// OwnDrivers shows Functions with their own driver and what it makes of them, not with the one that
+// is bound for an owner. So pools that select Functions by driver keep those that are allocated.
+// Get returns a Function as it is now.
 type OwnDrivers struct {
 	pool.Functions
 	Journal interface{ All() []journal.Attachment }
@@ -76,8 +78,9 @@ type OwnDrivers struct {
 
 // Snapshot returns all Functions, in the order of the inventory. The caller owns the result.
 func (b OwnDrivers) Snapshot() []function.Function {
-	// A record is there before the driver is changed, and until the inventory has seen that it was changed back. So either
-	// the records from before the Functions are seen have it, or those from after.
+	// A record is there before the driver is changed, and until the inventory has seen that it was
+	// changed back. So either the records from before the Functions are seen have it, or those from
+	// after.
 	before := b.Journal.All()
 	functions := b.Functions.Snapshot()
 	setups := map[function.ID]*journal.Setup{}

@@ -25,15 +25,19 @@ func TestWish(t *testing.T) {
 		want   *journal.Setup
 	}{
 		{"a VF as it is", made, vf, "", nil},
-		{"the last SF that is made", made, sf, "", &journal.Setup{SF: true, MAC: "02:00:00:00:00:01"}},
+		{"the last SF that is made", made,
+			sf, "", &journal.Setup{SF: true, MAC: "02:00:00:00:00:01"}},
 		{"an SF beyond", made, function.SubfunctionID(sf.Address, 89), "", nil},
 		{"an SF before", made, function.SubfunctionID(sf.Address, 79), "", nil},
 		{"an SF of a pool that makes none", v1alpha1.DevicePoolSpec{}, sf, "", nil},
-		{"the pool's driver", v1alpha1.DevicePoolSpec{Driver: "vfio-pci"}, vf, "", &journal.Setup{Driver: "vfio-pci"}},
-		{"the pod's driver", v1alpha1.DevicePoolSpec{}, vf, "vfio-pci", &journal.Setup{Driver: "vfio-pci"}},
+		{"the pool's driver", v1alpha1.DevicePoolSpec{Driver: "vfio-pci"}, vf, "",
+			&journal.Setup{Driver: "vfio-pci"}},
+		{"the pod's driver", v1alpha1.DevicePoolSpec{}, vf, "vfio-pci",
+			&journal.Setup{Driver: "vfio-pci"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if diff := cmp.Diff(test.want, Wanted(test.spec, test.f, test.driver, "02:00:00:00:00:01")); diff != "" {
+			if diff := cmp.Diff(test.want,
+				Wanted(test.spec, test.f, test.driver, "02:00:00:00:00:01")); diff != "" {
 				t.Errorf("wish (-want +got):\n%s", diff)
 			}
 		})
@@ -48,12 +52,14 @@ func TestPlanOfSetup(t *testing.T) {
 		wish, want *journal.Setup
 	}{
 		{vf, &journal.Setup{Driver: "vfio-pci"}, &journal.Setup{
-			Driver: "vfio-pci", Own: "mlx5_core", RDMA: true, Netdev: &netdev.Snapshot{Name: "eth5"}, BootID: "boot-1",
+			Driver: "vfio-pci", Own: "mlx5_core", RDMA: true,
+			Netdev: &netdev.Snapshot{Name: "eth5"}, BootID: "boot-1",
 		}},
 		{sf, &journal.Setup{SF: true}, &journal.Setup{SF: true}},
 		{sf, &journal.Setup{}, nil},
 	} {
-		got, err := runner.Plan(t.Context(), journal.Attachment{Function: test.id, Setup: test.wish})
+		got, err := runner.Plan(t.Context(),
+			journal.Attachment{Function: test.id, Setup: test.wish})
 		if diff := cmp.Diff(test.want, got); diff != "" || err != nil {
 			t.Errorf("%s: %v; setup (-want +got):\n%s", test.id, err, diff)
 		}

@@ -20,21 +20,24 @@ import (
 )
 
 const (
-	// These files have how many VFs a PF has and can have. A write of the first returns when the driver has made them, which
-	// takes seconds. The kernel refuses any number but 0 while there are VFs.
+	// These files have how many VFs a PF has and can have. A write of the first returns when the
+	// driver has made them, which takes seconds. The kernel refuses any number but 0 while there
+	// are VFs.
 	numVFs, totalVFs = "sriov_numvfs", "sriov_totalvfs"
 
 	askTimeout  = 2 * time.Second // for the kubelet's answer about what pods have
 	lockTimeout = 2 * time.Second // for other work on the PF or one of its VFs
-	showTimeout = time.Second     // until sysfs shows what was written; only that of a simulated host is late
+	// until sysfs shows what was written; only that of a simulated host is late
+	showTimeout = time.Second
 )
 
 // problem is why a PF does not have what a DevicePool asks for. It becomes a [v1alpha1.Shortage].
 type problem struct {
 	reason  string // one of those of the condition Supplied
 	message string // what is missing and what to do, without the PF
-	tried   bool   // writing the number of VFs failed: a later try may help, but not the release of a Function
-	final   bool   // another try would cost the VFs that there are
+	// writing the number of VFs failed: a later try may help, but not the release of a Function
+	tried bool
+	final bool // another try would cost the VFs that there are
 }
 
 func problemf(reason, format string, arguments ...any) *problem {
@@ -42,11 +45,13 @@ func problemf(reason, format string, arguments ...any) *problem {
 }
 
 func (p *problem) shortage(pf pci.Address) v1alpha1.Shortage {
-	return v1alpha1.Shortage{PF: string(pf), Reason: p.reason, Message: fmt.Sprintf("PF %s %s", pf, p.message)}
+	return v1alpha1.Shortage{
+		PF: string(pf), Reason: p.reason, Message: fmt.Sprintf("PF %s %s", pf, p.message),
+	}
 }
 
-// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it touches the PF. It returns nil
-// if the PF has the VFs.
+// give gives a PF as many VFs as are wanted, unless somebody uses it. It calls making before it
+// touches the PF. It returns nil if the PF has the VFs.
 func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(have int)) *problem {
 	have, p := v.look(pf, want)
 	if p != nil || have == want {
@@ -63,9 +68,11 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 	if p = v.inUse(ctx, pf, vfs); p != nil {
 		return p
 	}
-	locking, cancel := context.WithTimeoutCause(ctx, lockTimeout, fmt.Errorf("took more than %s", lockTimeout))
+	locking, cancel := context.WithTimeoutCause(ctx, lockTimeout,
+		fmt.Errorf("took more than %s", lockTimeout))
 	defer cancel()
-	// The locks keep the PF and its VFs from being reserved. Whoever else locks several must take them in the same order.
+	// The locks keep the PF and its VFs from being reserved. Whoever else locks several must take
+	// them in the same order.
 	for _, address := range slices.Sorted(slices.Values(append(slices.Clone(vfs), pf))) {
 		unlock, err := v.Journal.Lock(locking, function.ID{Address: address})
 		if err != nil {
@@ -93,7 +100,8 @@ func (v *VFs) give(ctx context.Context, pf pci.Address, want int, making func(ha
 		return p
 	}
 	v.Metrics.changes.WithLabelValues("done").Inc()
-	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took", took.String())
+	v.Log.Info("PF has the VFs that are wanted", "pf", pf, "from", have, "to", want, "took",
+		took.String())
 	return nil
 }
 
@@ -106,7 +114,8 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 		return 0, nil
 	case errors.Is(err, fs.ErrNotExist):
 		return 0, problemf(v1alpha1.ReasonNotSupported,
-			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in the machine's firmware?")
+			"cannot have VFs: the kernel shows no sriov_numvfs; is SR-IOV on in the card and in "+
+				"the machine's firmware?")
 	case err != nil || totalErr != nil:
 		return 0, failed(cmp.Or(err, totalErr))
 	case want > total:
@@ -117,7 +126,8 @@ func (v *VFs) look(pf pci.Address, want int) (have int, p *problem) {
 
 func tooMany(want, total int) *problem {
 	return problemf(v1alpha1.ReasonOutOfRange,
-		"can have %d VFs at most, not %d: lower numVFs, or raise the limit in the card", total, want)
+		"can have %d VFs at most, not %d: lower numVFs, or raise the limit in the card",
+		total, want)
 }
 
 func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
@@ -129,8 +139,9 @@ func (v *VFs) vfs(pf pci.Address) ([]pci.Address, error) {
 	return vfs, err
 }
 
-// change changes the number of VFs by way of 0, as the kernel makes VFs only where there are none. It does not end with a
-// context. After a process that was killed meanwhile, the next one changes the number that it finds.
+// change changes the number of VFs by way of 0, as the kernel makes VFs only where there are none.
+// It does not end with a context. After a process that was killed meanwhile, the next one changes
+// the number that it finds.
 func (v *VFs) change(pf pci.Address, have, want int) *problem {
 	if have > 0 {
 		if p := v.write(pf, 0); p != nil {
@@ -148,11 +159,13 @@ func (v *VFs) change(pf pci.Address, have, want int) *problem {
 		return p // some VFs are better than none
 	}
 	if back := v.write(pf, have); back != nil {
-		p.message += fmt.Sprintf("; the %d VFs that it had are gone, as it then %s", have, back.message)
+		p.message += fmt.Sprintf("; the %d VFs that it had are gone, as it then %s",
+			have, back.message)
 		return p
 	}
 	p.final = true
-	p.message += fmt.Sprintf("; it has its %d VFs again, and is left alone until numVFs or its driver changes", have)
+	p.message += fmt.Sprintf("; it has its %d VFs again, and is left alone until numVFs or its "+
+		"driver changes", have)
 	return p
 }
 
@@ -186,34 +199,41 @@ func (v *VFs) write(pf pci.Address, n int) *problem {
 	return p
 }
 
-// refused explains the kernel's answer (sriov_numvfs_store in drivers/pci/iov.c, and the driver's sriov_configure).
+// refused explains the kernel's answer (sriov_numvfs_store in drivers/pci/iov.c, and the driver's
+// sriov_configure).
 func (v *VFs) refused(pf pci.Address, n int, err error) *problem {
 	driver, _ := v.device(pf).Link("driver")
 	var errno unix.Errno
 	errors.As(err, &errno)
 	switch {
-	case errno == unix.EBUSY || errno == unix.EAGAIN: // EAGAIN is i40e's and ice's while they work on a VF
+	case errno == unix.EBUSY || errno == unix.EAGAIN:
+		// EAGAIN is i40e's and ice's while they work on a VF
 		return problemf(v1alpha1.ReasonBusy,
-			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?", n, driver, errno.Error())
+			"cannot be given %d VFs now: driver %s says %q; does somebody else change its VFs?",
+			n, driver, errno.Error())
 	case errno == unix.ERANGE:
 		total, _ := v.device(pf).Number(totalVFs)
 		return tooMany(n, total)
 	case errno == unix.ENOENT && driver == "":
 		return problemf(v1alpha1.ReasonNotSupported, "has no driver: bind one that makes VFs")
 	case errno == unix.ENOENT || errno == unix.ENOSYS || quirk.NotSupported(errno):
-		return problemf(v1alpha1.ReasonNotSupported, "has driver %s, which makes no VFs: bind one that does", driver)
+		return problemf(v1alpha1.ReasonNotSupported,
+			"has driver %s, which makes no VFs: bind one that does", driver)
 	case errno == unix.EROFS || errno == unix.EACCES: // EPERM is some driver's
-		return problemf(v1alpha1.ReasonRefused, "cannot be given %d VFs: this agent may not write sriov_numvfs (%v): "+
-			"its sysfs must be mounted writable, as deploy/agent does", n, errno)
+		return problemf(v1alpha1.ReasonRefused,
+			"cannot be given %d VFs: this agent may not write sriov_numvfs (%v): "+
+				"its sysfs must be mounted writable, as deploy/agent does", n, errno)
 	case errno != 0:
 		err = errno // without the file, which the message is about anyway
 	}
 	return problemf(v1alpha1.ReasonRefused,
-		"cannot be given %d VFs: driver %s says %q; see the kernel's log%s", n, driver, err, v.whetherDown(pf))
+		"cannot be given %d VFs: driver %s says %q; see the kernel's log%s", n, driver, err,
+		v.whetherDown(pf))
 }
 
-// whetherDown adds to a message that the PF is administratively down, where it is: some drivers make no VFs then, and bnxt
-// says that it made them (quirk "VFs that were not made"). No link is another thing, and keeps no driver from making VFs.
+// whetherDown adds to a message that the PF is administratively down, where it is: some drivers
+// make no VFs then, and bnxt says that it made them (quirk "VFs that were not made"). No link is
+// another thing, and keeps no driver from making VFs.
 func (v *VFs) whetherDown(pf pci.Address) string {
 	dir, names, err := v.device(pf).Netdevs()
 	if err != nil || len(names) != 1 {
@@ -229,14 +249,15 @@ func (v *VFs) whetherDown(pf pci.Address) string {
 	return "; the PF is administratively down: " + function.HowToSetUp(names[0])
 }
 
-// inError says that a PF is left alone because a health reporter tells an error of its card: a change resets the card, and
-// may never end. It is nil for a PF without an error.
+// inError says that a PF is left alone because a health reporter tells an error of its card: a
+// change resets the card, and may never end. It is nil for a PF without an error.
 func (v *VFs) inError(pf pci.Address) *problem {
 	if v.Fault == nil {
 		return nil
 	}
 	if fault := v.Fault(function.OfPF(pf)); fault != "" {
-		return problemf(v1alpha1.ReasonFault, "is not changed: %s; its VFs are changed when the driver has recovered", fault)
+		return problemf(v1alpha1.ReasonFault,
+			"is not changed: %s; its VFs are changed when the driver has recovered", fault)
 	}
 	return nil
 }

@@ -36,7 +36,8 @@ func (v *VFs) lacking(p pool.Pool, functions []function.Function) map[pci.Addres
 	for pf, vfs := range bare {
 		problems[pf] = problemf(v1alpha1.ReasonNoNetdev,
 			"has %d VFs without a netdev, which driver %s may still make; "+
-				"if that stays so, see the kernel's log, and bind the driver anew", len(vfs), vfs[0].Driver)
+				"if that stays so, see the kernel's log, and bind the driver anew", len(vfs),
+			vfs[0].Driver)
 	}
 	for pf, n := range undriven {
 		problems[pf] = problemf(v1alpha1.ReasonNoDriver,
@@ -50,7 +51,8 @@ func (v *VFs) lacking(p pool.Pool, functions []function.Function) map[pci.Addres
 func (v *VFs) whyUndriven(pf pci.Address) string {
 	const autoprobe = "sriov_drivers_autoprobe"
 	if on, err := v.device(pf).Attribute(autoprobe); err == nil && on == "0" {
-		return autoprobe + " of the PF is 0: write 1 there, and bind the driver to the VFs or make them again"
+		return autoprobe + " of the PF is 0: write 1 there, and bind the driver to the VFs or " +
+			"make them again"
 	}
 	return "load the module of the VFs' driver"
 }

@@ -26,20 +26,23 @@ func TestVFsWithoutDriver(t *testing.T) {
 		h.run()
 		synctest.Wait()
 		h.wrote()
-		h.short("three", v1alpha1.ReasonNoDriver, "has 3 VFs without a driver: sriov_drivers_autoprobe of the PF is 0: write 1 there")
+		h.short("three", v1alpha1.ReasonNoDriver,
+			"has 3 VFs without a driver: sriov_drivers_autoprobe of the PF is 0: write 1 there")
 		h.short("binding", "", "") // the driver comes with the pod
 
 		h.write(pf0, "sriov_drivers_autoprobe", "1")
 		h.bind(vf(pf0, 0), "igbvf")
 		h.must(os.MkdirAll(h.dir(vf(pf0, 0), "net", "v0-0"), 0o755))
-		h.record(journal.Attachment{Function: function.ID{Address: vf(pf0, 1)}}) // its driver is the pod's
+		// its driver is the pod's
+		h.record(journal.Attachment{Function: function.ID{Address: vf(pf0, 1)}})
 		synctest.Wait()
 		h.short("three", v1alpha1.ReasonNoDriver, "has 1 VFs without a driver: load the module")
 
 		h.bind(vf(pf0, 2), "igbvf")
 		h.functions.Notify()
 		synctest.Wait()
-		h.short("three", v1alpha1.ReasonNoNetdev, "has 1 VFs without a netdev, which driver igbvf may still make")
+		h.short("three", v1alpha1.ReasonNoNetdev,
+			"has 1 VFs without a netdev, which driver igbvf may still make")
 		h.must(os.MkdirAll(h.dir(vf(pf0, 2), "net", "v0-2"), 0o755))
 		h.functions.Notify()
 		synctest.Wait()
@@ -56,7 +59,8 @@ func TestSickCardIsLeftAlone(t *testing.T) {
 		h.declare(wants("two", 2, "ens0"), wants("three", 3, "ens1"))
 		h.run()
 		synctest.Wait()
-		h.short("two", v1alpha1.ReasonFault, `is not changed: see "devlink health show pci/0000:3b:00.0 reporter fw"`)
+		h.short("two", v1alpha1.ReasonFault,
+			`is not changed: see "devlink health show pci/0000:3b:00.0 reporter fw"`)
 		time.Sleep(time.Hour)
 		h.wrote()
 
@@ -77,7 +81,8 @@ func TestNoVFsWhilePFIsDown(t *testing.T) {
 	}{
 		{"down", "0x1002", "has 0 VFs after driver igb was told to make 5: see the kernel's log; " +
 			`the PF is administratively down: set it up by "ip link set ens0 up"`},
-		{"up without a link", "0x1003", "has 0 VFs after driver igb was told to make 5: see the kernel's log"},
+		{"up without a link", "0x1003", "has 0 VFs after driver igb was told to make 5: see the " +
+			"kernel's log"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -23,10 +23,12 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 				"What is refused before the PF is touched is not counted.",
 		}, []string{"result"}),
 		seconds: factory.NewHistogram(prometheus.HistogramOpts{
-			Name:                        "xpu_supply_vf_change_seconds",
-			Help:                        "How long the kernel took to change how many VFs a PF has.",
-			Buckets:                     prometheus.ExponentialBuckets(0.1, 2, 10),
-			NativeHistogramBucketFactor: monitoring.NativeBucketFactor, NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
+			Name: "xpu_supply_vf_change_seconds",
+			Help: "How long the kernel took to change how many VFs a " +
+				"PF has.",
+			Buckets:                        prometheus.ExponentialBuckets(0.1, 2, 10),
+			NativeHistogramBucketFactor:    monitoring.NativeBucketFactor,
+			NativeHistogramMaxBucketNumber: monitoring.NativeMaxBuckets,
 		}),
 	}
 	for _, result := range []string{"done", "failed"} {
@@ -37,5 +39,6 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 
 // shortagesDesc is of what [VFs.Collect] counts whenever it is asked.
 var shortagesDesc = prometheus.NewDesc("xpu_supply_shortages",
-	"PFs of this node that do not have the VFs, or cannot have the SFs, that a DevicePool asks for, by pool and reason.",
+	"PFs of this node that do not have the VFs, or cannot have the SFs, that a DevicePool asks "+
+		"for, by pool and reason.",
 	[]string{"pool", "reason"}, nil)

@@ -17,7 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/loop"
 )
 
-// sfTimeout bounds the time in which a card makes or deletes an SF. ConnectX cards take some tenths of a second.
+// sfTimeout bounds the time in which a card makes or deletes an SF. ConnectX cards take some tenths
+// of a second.
 const sfTimeout = 10 * time.Second
 
 // Devlink changes the ports of PFs. [devlink.Conn] does.
@@ -31,15 +32,16 @@ type Devlink interface {
 	DeletePort(d devlink.Device, index uint32) error
 }
 
-// SFMaker makes subfunctions and deletes them. Its methods may be called by several goroutines at once, for one SF by one
-// at a time.
+// SFMaker makes subfunctions and deletes them. Its methods may be called by several goroutines at
+// once, for one SF by one at a time.
 type SFMaker struct {
 	Devlink Devlink
 	// Functions are the node's.
 	Functions interface {
 		Get(function.ID) (function.Function, bool)
 	}
-	// Fault says what a health reporter tells of a PF, "" for nothing; nil is never. No SF is made on a card in error.
+	// Fault says what a health reporter tells of a PF, "" for nothing; nil is never. No SF is made
+	// on a card in error.
 	Fault func(pf function.Function) string
 	// Changes returns a channel that gets a value after every change of Functions, until ctx ends.
 	Changes func(ctx context.Context) <-chan struct{}
@@ -47,8 +49,9 @@ type SFMaker struct {
 	Changed func()
 	Log     logr.Logger
 
-	mutex  sync.Mutex
-	unsure map[pci.Address]nextLook // PFs of which the kernel does not tell whether they can have SFs
+	mutex sync.Mutex
+	// PFs of which the kernel does not tell whether they can have SFs
+	unsure map[pci.Address]nextLook
 }
 
 // nextLook is when a PF is asked about again, and how long after the look before.
@@ -57,8 +60,9 @@ type nextLook struct {
 	pause time.Duration
 }
 
-// NoSFs says what keeps a PF from having SFs made; nil if nothing does. It is cheap, but waits while the card changes
-// its eswitch. Where the kernel does not tell, it calls for another look, later each time.
+// NoSFs says what keeps a PF from having SFs made; nil if nothing does. It is cheap, but waits
+// while the card changes its eswitch. Where the kernel does not tell, it calls for another look,
+// later each time.
 func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	problem := m.noSFs(pf)
 	m.lookAgain(pf, problem != nil && problem.reason == v1alpha1.ReasonRefused)
@@ -68,7 +72,8 @@ func (m *SFMaker) NoSFs(pf pci.Address) *v1alpha1.Shortage {
 	return new(problem.shortage(pf))
 }
 
-// lookAgain has [SFMaker.Changed] called after a pause, unless a call is pending, if it is unsure whether the PF can have SFs.
+// lookAgain has [SFMaker.Changed] called after a pause, unless a call is pending, if it is unsure
+// whether the PF can have SFs.
 func (m *SFMaker) lookAgain(pf pci.Address, unsure bool) {
 	m.mutex.Lock()
 	defer m.mutex.Unlock()
@@ -94,16 +99,19 @@ func (m *SFMaker) noSFs(pf pci.Address) *problem {
 	case err == nil && mode == devlink.Switchdev:
 		return nil
 	case err == nil:
-		return problemf(v1alpha1.ReasonNotSupported, "has its eswitch in mode %s, and SFs need mode switchdev: "+
-			"drain the node and run devlink dev eswitch set pci/%s mode switchdev", mode, pf)
+		return problemf(v1alpha1.ReasonNotSupported,
+			"has its eswitch in mode %s, and SFs need mode switchdev: "+
+				"drain the node and run devlink dev eswitch set pci/%s mode switchdev", mode, pf)
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV):
-		return problemf(v1alpha1.ReasonNotSupported, "shows no eswitch to this host, which SFs need: %v", err)
+		return problemf(v1alpha1.ReasonNotSupported,
+			"shows no eswitch to this host, which SFs need: %v", err)
 	}
 	return problemf(v1alpha1.ReasonRefused, "does not tell the mode of its eswitch: %v", err)
 }
 
-// Make has the SF exist, active with this MAC, and returns when the inventory knows it with its netdev. An empty MAC is
-// whatever the driver gives it. Make continues whatever an earlier Make left undone.
+// Make has the SF exist, active with this MAC, and returns when the inventory knows it with its
+// netdev. An empty MAC is whatever the driver gives it. Make continues whatever an earlier Make
+// left undone.
 func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (err error) {
 	defer wrap(&err, sf)
 	begin := time.Now()
@@ -125,9 +133,11 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 			return fmt.Errorf("is not made: PF %s: %s", sf.Address, fault)
 		}
 		sfnum, _ := sf.SFNum()
-		added, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address), pfNumber(sf.Address, others), sfnum)
+		added, err := m.Devlink.AddSF(devlink.OfPCI(sf.Address),
+			pfNumber(sf.Address, others), sfnum)
 		if errors.Is(err, unix.ENOSPC) {
-			err = fmt.Errorf("PF %s can have no more SFs; its pools' spec.sfs or spec.maxAllocated must be less: %w", sf.Address, err)
+			err = fmt.Errorf("PF %s can have no more SFs; its pools' spec.sfs or "+
+				"spec.maxAllocated must be less: %w", sf.Address, err)
 		}
 		if err != nil {
 			return err
@@ -141,7 +151,8 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 		f, _ := m.Functions.Get(sf)
 		return f.Netdev != ""
 	}); err != nil {
-		return fmt.Errorf("has no netdev on the host although it is active: %s (%w)", m.diagnose(sf), err)
+		return fmt.Errorf("has no netdev on the host although it is active: %s (%w)",
+			m.diagnose(sf), err)
 	}
 	if made {
 		m.Log.Info("SF made", "function", sf.String(), "mac", mac, "took", time.Since(begin))
@@ -149,7 +160,8 @@ func (m *SFMaker) Make(ctx context.Context, sf function.ID, mac function.MAC) (e
 	return nil
 }
 
-// fault says what a health reporter tells of a PF, "" for nothing. An SF is deleted in any case, as its release needs that.
+// fault says what a health reporter tells of a PF, "" for nothing. An SF is deleted in any case, as
+// its release needs that.
 func (m *SFMaker) fault(address pci.Address) string {
 	if m.Fault == nil {
 		return ""
@@ -163,7 +175,8 @@ func wrap(err *error, sf function.ID) {
 	}
 }
 
-// port is the SF's port at the eswitch of its own PF, nil if there is none; all are all ports there.
+// port is the SF's port at the eswitch of its own PF, nil if there is none; all are all ports
+// there.
 func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, err error) {
 	sfnum, isSF := sf.SFNum()
 	if !isSF {
@@ -182,8 +195,9 @@ func (m *SFMaker) port(sf function.ID) (port *devlink.Port, all []devlink.Port, 
 	return nil, all, nil
 }
 
-// pfNumber is the number by which devlink knows a PF: that of the ports of its Functions. Without such a port it is the
-// number of its physical port, and without a physical port that of its PCI function. See quirk "number of a PF".
+// pfNumber is the number by which devlink knows a PF: that of the ports of its Functions. Without
+// such a port it is the number of its physical port, and without a physical port that of its PCI
+// function. See quirk "number of a PF".
 func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	number := uint16(pf[len(pf)-1] - '0')
 	for _, p := range ports {
@@ -199,10 +213,14 @@ func pfNumber(pf pci.Address, ports []devlink.Port) uint16 {
 	return number
 }
 
-// activate gives the SF its MAC and its device. Drivers take a MAC only while there is no device, so the device of an SF
-// with another MAC is removed and made anew.
-func (m *SFMaker) activate(ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC) error {
-	change := func(to devlink.FunctionChange) error { return m.Devlink.SetFunction(port.Device, port.Index, to) }
+// activate gives the SF its MAC and its device. Drivers take a MAC only while there is no device,
+// so the device of an SF with another MAC is removed and made anew.
+func (m *SFMaker) activate(
+	ctx context.Context, sf function.ID, port devlink.Port, mac function.MAC,
+) error {
+	change := func(to devlink.FunctionChange) error {
+		return m.Devlink.SetFunction(port.Device, port.Index, to)
+	}
 	hasMAC := mac == "" || port.Function.MAC == mac
 	if port.Function.Active && hasMAC {
 		return nil
@@ -244,12 +262,13 @@ func (m *SFMaker) diagnose(sf function.ID) string {
 	case f.Driver == "":
 		return fmt.Sprintf("no driver is bound to its auxiliary device %s", f.AuxDevice)
 	}
-	return fmt.Sprintf("driver %s of its auxiliary device %s made none, or it is in another network namespace",
+	return fmt.Sprintf("driver %s of its auxiliary device %s made none, or it is in another "+
+		"network namespace",
 		f.Driver, f.AuxDevice)
 }
 
-// Delete deletes the SF, and returns when the inventory knows that. A missing SF is no error. An SF that cannot be made
-// here stays, because Make did not make it.
+// Delete deletes the SF, and returns when the inventory knows that. A missing SF is no error. An SF
+// that cannot be made here stays, because Make did not make it.
 func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	defer wrap(&err, sf)
 	begin := time.Now()
@@ -264,7 +283,8 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	}
 	if port != nil {
 		// Its device goes first, as some drivers refuse to delete the port of an active SF.
-		err := m.Devlink.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: new(false)})
+		err := m.Devlink.SetFunction(port.Device, port.Index,
+			devlink.FunctionChange{Active: new(false)})
 		if err == nil {
 			err = m.Devlink.DeletePort(port.Device, port.Index)
 		}
@@ -281,7 +301,8 @@ func (m *SFMaker) Delete(ctx context.Context, sf function.ID) (err error) {
 	return nil
 }
 
-// Watch listens, until ctx ends, for changes by which a PF may have become able to have SFs, or unable.
+// Watch listens, until ctx ends, for changes by which a PF may have become able to have SFs, or
+// unable.
 func (m *SFMaker) Watch(ctx context.Context) error {
 	devlink.Follow(ctx, "", m.Changed, m.Log)
 	return nil

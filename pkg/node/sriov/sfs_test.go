@@ -37,7 +37,8 @@ var (
 type eswitch struct {
 	mode    devlink.EswitchMode
 	modeErr error
-	// dies counts the changes until the process ends: that one and all that follow fail. Negative: never.
+	// dies counts the changes until the process ends: that one and all that follow fail. Negative:
+	// never.
 	dies int
 	// driverless: no driver makes a netdev of the SF's device.
 	driverless bool
@@ -55,7 +56,8 @@ type eswitch struct {
 var errDead = errors.New("the process is dead")
 
 func newEswitch(ports ...devlink.Port) *eswitch {
-	e := &eswitch{mode: devlink.Switchdev, dies: -1, devices: 3, ports: ports, seen: map[function.ID]function.Function{}}
+	e := &eswitch{mode: devlink.Switchdev, dies: -1, devices: 3, ports: ports,
+		seen: map[function.ID]function.Function{}}
 	e.show()
 	return e
 }
@@ -77,7 +79,9 @@ func (e *eswitch) show() {
 		if p.Flavour != devlink.PCISF || p.External || !p.Function.Active {
 			continue
 		}
-		f := function.Function{ID: function.SubfunctionID(sfPF, p.SF), Kind: function.SF, AuxDevice: e.auxDevice()}
+		f := function.Function{
+			ID: function.SubfunctionID(sfPF, p.SF), Kind: function.SF, AuxDevice: e.auxDevice(),
+		}
 		if !e.driverless {
 			f.Driver, f.Netdev = "mlx5_core.sf", "eth7"
 		}
@@ -184,7 +188,8 @@ func (e *eswitch) port(index uint32) int {
 }
 
 func (e *eswitch) maker(t *testing.T) *SFMaker {
-	return &SFMaker{Devlink: e, Functions: e, Changes: e.changed.Subscribe, Changed: func() {}, Log: testr.New(t)}
+	return &SFMaker{Devlink: e, Functions: e, Changes: e.changed.Subscribe, Changed: func() {},
+		Log: testr.New(t)}
 }
 
 // whole says what keeps the SF from being as it was asked for.
@@ -210,7 +215,8 @@ func uplink() devlink.Port {
 
 // sfPort is the port of SF 88.
 func sfPort(function devlink.Function) devlink.Port {
-	return devlink.Port{Device: sfDevice, Index: 32856, Flavour: devlink.PCISF, PF: pfNum3, SF: 88, Function: function}
+	return devlink.Port{Device: sfDevice, Index: 32856, Flavour: devlink.PCISF, PF: pfNum3,
+		SF: 88, Function: function}
 }
 
 // TestMakeSF goes on from whatever is there.
@@ -230,11 +236,16 @@ func TestMakeSF(t *testing.T) {
 			"add pfnum 4 sfnum 88, hw_addr 02:00:00:00:00:58, active true"},
 		{"no port tells the PF's number", nil,
 			"add pfnum 1 sfnum 88, hw_addr 02:00:00:00:00:58, active true"},
-		{"a port", []devlink.Port{uplink(), sfPort(devlink.Function{})}, "hw_addr 02:00:00:00:00:58, active true"},
-		{"a port with the MAC", []devlink.Port{uplink(), sfPort(devlink.Function{MAC: sfMAC})}, "active true"},
-		{"all of it", []devlink.Port{uplink(), sfPort(devlink.Function{MAC: sfMAC, Active: true})}, ""},
+		{"a port", []devlink.Port{uplink(), sfPort(devlink.Function{})},
+			"hw_addr 02:00:00:00:00:58, active true"},
+		{"a port with the MAC", []devlink.Port{uplink(), sfPort(devlink.Function{MAC: sfMAC})},
+			"active true"},
+		{"all of it", []devlink.Port{uplink(), sfPort(devlink.Function{MAC: sfMAC, Active: true})},
+			""},
 		{"active with another MAC",
-			[]devlink.Port{uplink(), sfPort(devlink.Function{MAC: "02:00:00:00:00:01", Active: true})},
+			[]devlink.Port{
+				uplink(), sfPort(devlink.Function{MAC: "02:00:00:00:00:01", Active: true}),
+			},
 			"active false, hw_addr 02:00:00:00:00:58, active true"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -267,7 +278,9 @@ func TestNoSFOnASickCard(t *testing.T) {
 			return sick
 		}
 		err := maker.Make(t.Context(), sf88, sfMAC)
-		if err == nil || !strings.Contains(err.Error(), "is not made: PF "+string(sf88.Address)+": reporter fw") || len(e.commands) > 0 {
+		if err == nil ||
+			!strings.Contains(err.Error(), "is not made: PF "+string(sf88.Address)+
+				": reporter fw") || len(e.commands) > 0 {
 			t.Errorf("error %v after %q, want that the card is in error", err, e.commands)
 		}
 		sick = ""
@@ -275,13 +288,15 @@ func TestNoSFOnASickCard(t *testing.T) {
 			t.Error(err)
 		}
 		sick = "reporter fw"
-		if err := errors.Join(maker.Make(t.Context(), sf88, sfMAC), maker.Delete(t.Context(), sf88)); err != nil {
+		if err := errors.Join(maker.Make(t.Context(), sf88, sfMAC),
+			maker.Delete(t.Context(), sf88)); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-// TestSFSurvivesDeath: whichever change the process died at, the next one makes the SF, or deletes it.
+// TestSFSurvivesDeath: whichever change the process died at, the next one makes the SF, or deletes
+// it.
 func TestSFSurvivesDeath(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -291,9 +306,18 @@ func TestSFSurvivesDeath(t *testing.T) {
 		done  func(*eswitch) error
 	}{
 		{"make", func() *eswitch { return newEswitch(uplink()) },
-			func(m *SFMaker) error { return m.Make(context.Background(), sf88, sfMAC) }, 3, (*eswitch).whole},
-		{"delete", func() *eswitch { return newEswitch(uplink(), sfPort(devlink.Function{MAC: sfMAC, Active: true})) },
-			func(m *SFMaker) error { return m.Delete(context.Background(), sf88) }, 2, (*eswitch).gone},
+			func(m *SFMaker) error {
+				return m.Make(context.Background(),
+					sf88, sfMAC)
+			}, 3, (*eswitch).whole},
+		{"delete", func() *eswitch {
+			return newEswitch(uplink(),
+				sfPort(devlink.Function{MAC: sfMAC, Active: true}))
+		},
+			func(m *SFMaker) error {
+				return m.Delete(context.Background(),
+					sf88)
+			}, 2, (*eswitch).gone},
 	} {
 		for dies := range test.steps + 1 {
 			t.Run(fmt.Sprintf("%s after %d changes", test.name, dies), func(t *testing.T) {
@@ -336,10 +360,17 @@ func TestNoSF(t *testing.T) {
 		want   []string
 	}{
 		{"legacy", func(e *eswitch) { e.mode = devlink.Legacy }, sf88,
-			[]string{"SF 0000:3b:00.1/sf88", "mode legacy", "devlink dev eswitch set pci/0000:3b:00.1 mode switchdev"}},
-		{"no eswitch", func(e *eswitch) { e.modeErr = unix.EOPNOTSUPP }, sf88, []string{"shows no eswitch to this host"}},
-		{"no more", func(e *eswitch) { e.full = true }, sf88, []string{"can have no more SFs", "no space left"}},
-		{"no driver", func(e *eswitch) { e.driverless = true }, sf88, []string{"mlx5_core.sf.4", "waited 10s"}},
+			[]string{"SF 0000:3b:00.1/sf88", "mode legacy",
+				"devlink dev eswitch set pci/0000:3b:00.1 mode switchdev"}},
+		{"no eswitch", func(e *eswitch) {
+			e.modeErr = unix.EOPNOTSUPP
+		}, sf88, []string{"shows no eswitch to this host"}},
+		{"no more", func(e *eswitch) {
+			e.full = true
+		}, sf88, []string{"can have no more SFs", "no space left"}},
+		{"no driver", func(e *eswitch) {
+			e.driverless = true
+		}, sf88, []string{"mlx5_core.sf.4", "waited 10s"}},
 		{"no SF", func(*eswitch) {}, function.ID{Address: sfPF}, []string{"must be an SF"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -364,7 +395,8 @@ func TestSFOfADPU(t *testing.T) {
 		e.modeErr = unix.EOPNOTSUPP
 		e.seen[sf88] = function.Function{ID: sf88, Netdev: "eth7"}
 		m := e.maker(t)
-		if err := errors.Join(m.Make(t.Context(), sf88, sfMAC), m.Delete(t.Context(), sf88)); err != nil {
+		if err := errors.Join(m.Make(t.Context(), sf88, sfMAC),
+			m.Delete(t.Context(), sf88)); err != nil {
 			t.Error(err)
 		}
 		if len(e.commands) > 0 {
@@ -373,7 +405,8 @@ func TestSFOfADPU(t *testing.T) {
 	})
 }
 
-// TestDeleteWaits: until the inventory has lost the SF it could be handed out again with what is going.
+// TestDeleteWaits: until the inventory has lost the SF it could be handed out again with what is
+// going.
 func TestDeleteWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEswitch(uplink(), sfPort(devlink.Function{Active: true}))
@@ -411,7 +444,8 @@ func TestNoSFs(t *testing.T) {
 			switch {
 			case test.want == "" && got != nil:
 				t.Errorf("NoSFs = %+v, want nil", got)
-			case test.want != "" && (got == nil || got.Reason != test.want || got.PF != string(sfPF)):
+			case test.want != "" &&
+				(got == nil || got.Reason != test.want || got.PF != string(sfPF)):
 				t.Errorf("NoSFs = %+v, want reason %s", got, test.want)
 			}
 		})

@@ -29,14 +29,19 @@ func (v *VFs) inUse(ctx context.Context, pf pci.Address, vfs []pci.Address) *pro
 	if len(uses) > shownUses {
 		shown += fmt.Sprintf(" and %d more", len(uses)-shownUses)
 	}
-	return problemf(v1alpha1.ReasonInUse, "is in use: %s; its VFs are changed when that has ended", shown)
+	return problemf(v1alpha1.ReasonInUse, "is in use: %s; its VFs are changed when that has ended",
+		shown)
 }
 
-// uses asks the journal, the host and the kubelet in turn who has the PF or one of its VFs, until one of them knows.
-func (v *VFs) uses(ctx context.Context, pf pci.Address, vfs []pci.Address) (uses []string, err error) {
-	// A change of the number of VFs affects the PF, its VFs and, if it has VFs, its SFs: mlx5_device_enable_sriov in
-	// drivers/net/ethernet/mellanox/mlx5/core makes the first VFs without touching SFs. Other VFs in the journal existed
-	// before a reboot, and their pods wait for them to be made again.
+// uses asks the journal, the host and the kubelet in turn who has the PF or one of its VFs, until
+// one of them knows.
+func (v *VFs) uses(
+	ctx context.Context, pf pci.Address, vfs []pci.Address,
+) (uses []string, err error) {
+	// A change of the number of VFs affects the PF, its VFs and, if it has VFs, its SFs:
+	// mlx5_device_enable_sriov in drivers/net/ethernet/mellanox/mlx5/core makes the first VFs
+	// without touching SFs. Other VFs in the journal existed before a reboot, and their pods wait
+	// for them to be made again.
 	affected := func(id function.ID) bool {
 		_, isSF := id.SFNum()
 		return id.Address == pf && (!isSF || len(vfs) > 0) || slices.Contains(vfs, id.Address)
@@ -81,7 +86,8 @@ func owner(a journal.Attachment) string {
 	return "a pod"
 }
 
-// usedOnHost lists uses of the PF and its VFs that sysfs and netlink show: by the host, by a program, or by a container.
+// usedOnHost lists uses of the PF and its VFs that sysfs and netlink show: by the host, by a
+// program, or by a container.
 func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	dir, names, err := v.device(pf).Netdevs()
 	if err != nil {
@@ -98,7 +104,8 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 		}
 	}
 
-	shown := map[pci.Address]function.Function{} // by the inventory, which also knows the netdevs of vDPA devices
+	// by the inventory, which also knows the netdevs of vDPA devices
+	shown := map[pci.Address]function.Function{}
 	for _, f := range v.Functions.Snapshot() {
 		if f.Kind == function.VF {
 			shown[f.ID.Address] = f
@@ -121,9 +128,10 @@ func (v *VFs) usedOnHost(pf pci.Address, vfs []pci.Address) ([]string, error) {
 	return uses, nil
 }
 
-// useOf says how a VF is used, "" for not at all. A VF without a driver is not used. A VF whose driver makes no netdev,
-// such as vfio-pci, counts as used, because the kernel does not tell whether a program has it open. So does a VF that is up
-// with a carrier, because a program may use its netdev, which goes with the VF.
+// useOf says how a VF is used, "" for not at all. A VF without a driver is not used. A VF whose
+// driver makes no netdev, such as vfio-pci, counts as used, because the kernel does not tell
+// whether a program has it open. So does a VF that is up with a carrier, because a program may use
+// its netdev, which goes with the VF.
 func (v *VFs) useOf(vf pci.Address, netdevs hostuse.Netdevs) (string, error) {
 	driver, err := v.device(vf).Link("driver")
 	if err != nil || driver == "" {

@@ -1,5 +1,5 @@
-// Package sriov makes the VFs and SFs that DevicePools ask for. Pools are published without waiting for it, with the
-// Functions that there are.
+// Package sriov makes the VFs and SFs that DevicePools ask for. Pools are published without waiting
+// for it, with the Functions that there are.
 package sriov
 
 import (
@@ -25,16 +25,18 @@ import (
 )
 
 const (
-	// pause is the time from a change of pools, Functions or the journal until a PF is looked at again: pods come in crowds.
+	// pause is the time from a change of pools, Functions or the journal until a PF is looked at
+	// again: pods come in crowds.
 	pause = 200 * time.Millisecond
-	// firstRetry and slowestRetry bound the pauses before the next look at a PF that did not get its VFs: the agent does not
-	// see all that frees a PF.
+	// firstRetry and slowestRetry bound the pauses before the next look at a PF that did not get
+	// its VFs: the agent does not see all that frees a PF.
 	firstRetry, slowestRetry = time.Second, time.Minute
 )
 
-// VFs gives the PFs of the node as many VFs as DevicePools ask for by spec.numVFs, and reports the PFs that cannot have
-// them. A PF is never changed while somebody uses it or one of its VFs, and is not touched if it has the number already.
-// VFs keeps no state on disk: DevicePools say what is wanted, and the kernel what there is.
+// VFs gives the PFs of the node as many VFs as DevicePools ask for by spec.numVFs, and reports the
+// PFs that cannot have them. A PF is never changed while somebody uses it or one of its VFs, and is
+// not touched if it has the number already. VFs keeps no state on disk: DevicePools say what is
+// wanted, and the kernel what there is.
 type VFs struct {
 	SysRoot   string                                      // where the host's sysfs is, writable
 	Functions interface{ Snapshot() []function.Function } // all of the node's, sorted
@@ -45,16 +47,20 @@ type VFs struct {
 		Lock(ctx context.Context, id function.ID) (unlock func(), err error)
 		Subscribe(ctx context.Context) <-chan struct{}
 	}
-	// Assignments are the Functions that the kubelet gave to pods; see [podresources.Client.Assigned].
+	// Assignments are the Functions that the kubelet gave to pods; see
+	// [podresources.Client.Assigned].
 	Assignments interface {
 		Assigned(ctx context.Context) (map[string]podresources.Assignment, error)
 	}
 	HostNetdevs func() (hostuse.Netdevs, error) // see [hostuse.Read]
-	// Fault says what a health reporter tells of a PF, "" for nothing; nil is never. A card in error is not changed.
+	// Fault says what a health reporter tells of a PF, "" for nothing; nil is never. A card in
+	// error is not changed.
 	Fault func(pf function.Function) string
-	// Changed is called when what [VFs.Supply] says has changed. It must neither block nor call methods of VFs.
+	// Changed is called when what [VFs.Supply] says has changed. It must neither block nor call
+	// methods of VFs.
 	Changed func()
-	Writing func(pf pci.Address, n int) // where set, called before n is written to a PF's sriov_numvfs
+	// where set, called before n is written to a PF's sriov_numvfs
+	Writing func(pf pci.Address, n int)
 	Metrics *Metrics
 	Log     logr.Logger
 
@@ -66,15 +72,16 @@ type VFs struct {
 	supplies map[string]pool.Supply // by DevicePool
 }
 
-// demand is a DevicePool with numVFs, and the PFs that it names. lacking are the PFs whose VFs are there but cannot serve.
+// demand is a DevicePool with numVFs, and the PFs that it names. lacking are the PFs whose VFs are
+// there but cannot serve.
 type demand struct {
 	pool    pool.Pool
 	pfs     []function.Function
 	lacking map[pci.Address]*problem
 }
 
-// pfState is what is known of a PF with one driver that is to have one number of VFs. When either changes the PF gets a
-// new pfState, as another driver may accept a number that one refused.
+// pfState is what is known of a PF with one driver that is to have one number of VFs. When either
+// changes the PF gets a new pfState, as another driver may accept a number that one refused.
 type pfState struct {
 	numVFs   int
 	driver   string
@@ -84,8 +91,8 @@ type pfState struct {
 	problem  *problem // what came of that; nil if the PF has its VFs
 }
 
-// Supply says what a DevicePool with numVFs lacks on this node; known is false until that has been looked at. It does
-// not wait for work on PFs.
+// Supply says what a DevicePool with numVFs lacks on this node; known is false until that has been
+// looked at. It does not wait for work on PFs.
 func (v *VFs) Supply(devicePool string) (s pool.Supply, known bool) {
 	v.mutex.Lock()
 	defer v.mutex.Unlock()
@@ -106,14 +113,15 @@ func (v *VFs) Collect(metrics chan<- prometheus.Metric) {
 			count[s.Reason]++
 		}
 		for reason, n := range count {
-			metrics <- prometheus.MustNewConstMetric(shortagesDesc, prometheus.GaugeValue, float64(n), p.Name, reason)
+			metrics <- prometheus.MustNewConstMetric(shortagesDesc, prometheus.GaugeValue,
+				float64(n), p.Name, reason)
 		}
 	}
 }
 
-// Run works until ctx ends. functions and pools have a value when Functions, or pools, may have changed. PFs do not wait
-// for each other, because one card takes a second and another a minute. A change that has begun is finished before Run
-// returns.
+// Run works until ctx ends. functions and pools have a value when Functions, or pools, may have
+// changed. PFs do not wait for each other, because one card takes a second and another a minute. A
+// change that has begun is finished before Run returns.
 func (v *VFs) Run(ctx context.Context, functions, pools <-chan struct{}) error {
 	v.queue = workqueue.NewTypedRateLimitingQueue(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[pci.Address](firstRetry, slowestRetry))
@@ -156,7 +164,8 @@ func (v *VFs) plan() {
 	defer v.mutex.Unlock()
 	before := v.pfs
 	v.pfs, v.demands = map[pci.Address]*pfState{}, nil
-	for _, p := range slices.SortedFunc(slices.Values(pools), func(a, b pool.Pool) int { // as [pool.Assign] does
+	// as [pool.Assign] does
+	for _, p := range slices.SortedFunc(slices.Values(pools), func(a, b pool.Pool) int {
 		return cmp.Or(cmp.Compare(b.Spec.Priority, a.Spec.Priority), cmp.Compare(a.Name, b.Name))
 	}) {
 		if p.Spec.NumVFs == nil {
@@ -173,8 +182,8 @@ func (v *VFs) plan() {
 	v.publish()
 }
 
-// planPF queues a PF if it may need work. pf is what is known of it, nil for nothing. It returns what is known of it now. The
-// caller has the mutex.
+// planPF queues a PF if it may need work. pf is what is known of it, nil for nothing. It returns
+// what is known of it now. The caller has the mutex.
 func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	want := int(*p.Spec.NumVFs)
 	if pf == nil || pf.numVFs != want || pf.driver != f.Driver {
@@ -188,14 +197,15 @@ func (v *VFs) planPF(f function.Function, pf *pfState, p pool.Pool) *pfState {
 	case f.NumVFs == want:
 		pf.answered, pf.problem = true, nil
 	case pf.problem == nil || !pf.problem.tried:
-		// Somebody else changed the PF, or its users may be gone. A card that refused is asked again only by the rate limiter.
+		// Somebody else changed the PF, or its users may be gone. A card that refused is asked
+		// again only by the rate limiter.
 		v.queue.AddAfter(f.PF, pause)
 	}
 	return pf
 }
 
-// work gives a PF the VFs that are wanted now. The result is dropped if the PF has a new pfState meanwhile, and after ctx
-// has ended, as it may be about the end of ctx.
+// work gives a PF the VFs that are wanted now. The result is dropped if the PF has a new pfState
+// meanwhile, and after ctx has ended, as it may be about the end of ctx.
 func (v *VFs) work(ctx context.Context, address pci.Address) {
 	v.mutex.Lock()
 	pf := v.pfs[address]
@@ -207,7 +217,8 @@ func (v *VFs) work(ctx context.Context, address pci.Address) {
 	p := v.give(ctx, address, pf.numVFs, func(have int) {
 		v.note(func() {
 			pf.answered = true
-			pf.making = problemf(v1alpha1.ReasonMaking, "is being changed from %d to %d VFs", have, pf.numVFs)
+			pf.making = problemf(v1alpha1.ReasonMaking, "is being changed from %d to %d VFs",
+				have, pf.numVFs)
 		})
 	})
 	if ctx.Err() != nil {
@@ -250,8 +261,10 @@ func (v *VFs) publish() {
 		}
 		supplies[name] = s
 		for _, shortage := range s.Shortages {
-			if shortage.Reason != v1alpha1.ReasonMaking && !slices.Contains(before.Shortages, shortage) {
-				v.Log.Info("PF does not have the VFs that the DevicePool asks for", "devicePool", name, "pf", shortage.PF,
+			if shortage.Reason != v1alpha1.ReasonMaking &&
+				!slices.Contains(before.Shortages, shortage) {
+				v.Log.Info("PF does not have the VFs that the DevicePool asks for", "devicePool",
+					name, "pf", shortage.PF,
 					"reason", shortage.Reason, "message", shortage.Message)
 			}
 		}
@@ -263,8 +276,8 @@ func (v *VFs) publish() {
 	v.Changed()
 }
 
-// supply says what a DevicePool lacks. known is false until each PF for which it decides has been looked at.
-// The caller has the mutex.
+// supply says what a DevicePool lacks. known is false until each PF for which it decides has been
+// looked at. The caller has the mutex.
 func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 	s, known = pool.Supply{Generation: d.pool.Generation, PFs: len(d.pfs)}, true
 	want := int(*d.pool.Spec.NumVFs)
@@ -272,8 +285,10 @@ func (v *VFs) supply(d demand) (s pool.Supply, known bool) {
 		pf := v.pfs[f.PF]
 		shortage := cmp.Or(pf.making, pf.problem)
 		if want != pf.numVFs {
-			shortage = problemf(v1alpha1.ReasonConflict, "is to have %d VFs by DevicePool %s, which comes first, and %d by this one: "+
-				"make numVFs the same, or name the PF in one of them only", pf.numVFs, pf.pool, want)
+			shortage = problemf(v1alpha1.ReasonConflict,
+				"is to have %d VFs by DevicePool %s, which comes first, and %d by this one: "+
+					"make numVFs the same, or name the PF in one of them only", pf.numVFs,
+				pf.pool, want)
 		} else {
 			known = known && pf.answered
 			shortage = cmp.Or(shortage, d.lacking[f.PF])

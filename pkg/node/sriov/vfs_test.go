@@ -38,9 +38,9 @@ const (
 	pf1 = pci.Address("0000:3b:00.1")
 )
 
-// host is a directory in place of sysfs, with PFs of 7 VFs each, and all else that the supply of VFs asks. What is
-// written to sriov_numvfs it makes, as the kernel does. A file cannot return the kernel's errors: what it refuses it
-// does not make.
+// host is a directory in place of sysfs, with PFs of 7 VFs each, and all else that the supply of
+// VFs asks. What is written to sriov_numvfs it makes, as the kernel does. A file cannot return the
+// kernel's errors: what it refuses it does not make.
 type host struct {
 	t    *testing.T
 	root string
@@ -160,7 +160,8 @@ func (h *host) writing(pf pci.Address, n int) {
 	}
 	for _, link := range links {
 		target, err := os.Readlink(link)
-		h.must(errors.Join(err, os.RemoveAll(h.dir(pci.Address(filepath.Base(target)))), os.Remove(link)))
+		h.must(errors.Join(err, os.RemoveAll(h.dir(pci.Address(filepath.Base(target)))),
+			os.Remove(link)))
 	}
 	if n > 0 && n == h.refused { // once it is written
 		time.AfterFunc(time.Millisecond, func() { h.write(pf, "sriov_numvfs", "0") })
@@ -186,7 +187,8 @@ func (h *host) Snapshot() []function.Function {
 		vfs, err := sysfs.Root(h.root).PCI(pf).VFs()
 		h.must(err)
 		out = append(out, function.Function{
-			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf, Index: -1, Vendor: "8086",
+			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf,
+			Index: -1, Vendor: "8086",
 			PFName: fmt.Sprintf("ens%d", i), Driver: driver, NumVFs: len(vfs),
 		})
 		for _, link := range vfs {
@@ -195,7 +197,8 @@ func (h *host) Snapshot() []function.Function {
 			netdevs, _, err := sysfs.Root(h.root).PCI(link.Address).Netdevs()
 			h.must(err)
 			f := function.Function{
-				ID: function.ID{Address: link.Address}, Kind: function.VF, Class: function.Network, PF: pf, Index: link.Index,
+				ID: function.ID{Address: link.Address}, Kind: function.VF, Class: function.Network,
+				PF: pf, Index: link.Index,
 				Driver: driver, NoNetdev: netdevs == "",
 			}
 			if use := h.vdpaUse(link.Address); use != "" {
@@ -398,16 +401,20 @@ func TestVFsInUse(t *testing.T) {
 			"VF in the journal",
 			func(h *host) {
 				h.record(journal.Attachment{
-					Function: function.ID{Address: vf(pf0, 1)}, PF: pf0, Pod: journal.Pod{Namespace: "default", Name: "web"},
+					Function: function.ID{Address: vf(pf0, 1)}, PF: pf0,
+					Pod: journal.Pod{Namespace: "default", Name: "web"},
 				})
 			},
 			func(h *host) { h.record() },
-			"PF 0000:3b:00.0 is in use: 0000:3b:01.1 belongs to pod default/web; its VFs are changed when that has ended",
+			"PF 0000:3b:00.0 is in use: 0000:3b:01.1 belongs to pod default/web; its VFs are " +
+				"changed when that has ended",
 		},
 		{
 			"SF in the journal",
 			func(h *host) {
-				h.record(journal.Attachment{Function: sf, PF: pf0, Claim: journal.Claim{Namespace: "default", Name: "nic"}})
+				h.record(journal.Attachment{
+					Function: sf, PF: pf0, Claim: journal.Claim{Namespace: "default", Name: "nic"},
+				})
 			},
 			func(h *host) { h.record() },
 			"0000:3b:00.0/sf8 belongs to claim default/nic",
@@ -417,8 +424,14 @@ func TestVFsInUse(t *testing.T) {
 			func(h *host) {
 				h.set(func() {
 					h.assigned = map[string]podresources.Assignment{
-						string(vf(pf0, 1)): {Resource: "intel.com/vf", Namespace: "default", Pod: "web", Container: "c"},
-						string(vf(pf1, 1)): {Resource: "intel.com/vf", Namespace: "default", Pod: "other", Container: "c"},
+						string(vf(pf0, 1)): {
+							Resource: "intel.com/vf", Namespace: "default", Pod: "web",
+							Container: "c",
+						},
+						string(vf(pf1, 1)): {
+							Resource: "intel.com/vf", Namespace: "default", Pod: "other",
+							Container: "c",
+						},
 					}
 				})
 			},
@@ -445,7 +458,10 @@ func TestVFsInUse(t *testing.T) {
 		},
 		{
 			"VF with vfio-pci",
-			func(h *host) { h.bind(vf(pf0, 0), "vfio-pci"); h.must(os.RemoveAll(h.dir(vf(pf0, 0), "net"))) },
+			func(h *host) {
+				h.bind(vf(pf0, 0), "vfio-pci")
+				h.must(os.RemoveAll(h.dir(vf(pf0, 0), "net")))
+			},
 			func(h *host) { h.bind(vf(pf0, 0), "") },
 			"VF 0000:3b:01.0 has driver vfio-pci and no netdev",
 		},
@@ -454,7 +470,8 @@ func TestVFsInUse(t *testing.T) {
 			func(h *host) {
 				h.set(func() {
 					for i := range 5 {
-						h.uses[fmt.Sprintf("v0-%d", i)] = hostuse.Netdev{Use: "is a port of bridge br0"}
+						h.uses[fmt.Sprintf("v0-%d",
+							i)] = hostuse.Netdev{Use: "is a port of bridge br0"}
 					}
 				})
 			},
@@ -470,7 +487,9 @@ func TestVFsInUse(t *testing.T) {
 		{
 			"netdev of a VF's vDPA device",
 			func(h *host) {
-				h.set(func() { h.vdpa = map[pci.Address]string{vf(pf0, 2): "has address 192.0.2.7/24"} })
+				h.set(func() {
+					h.vdpa = map[pci.Address]string{vf(pf0, 2): "has address 192.0.2.7/24"}
+				})
 			},
 			func(h *host) { h.set(func() { h.vdpa = nil }) },
 			"VF 0000:3b:01.2 has netdev eth9, which has address 192.0.2.7/24",
@@ -508,7 +527,8 @@ func TestVFsInUse(t *testing.T) {
 	}
 }
 
-// TestVFsFollowReleases: the VFs of a PF change soon after the last of them is free, however long that took.
+// TestVFsFollowReleases: the VFs of a PF change soon after the last of them is free, however long
+// that took.
 func TestVFsFollowReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 2)
@@ -519,7 +539,9 @@ func TestVFsFollowReleases(t *testing.T) {
 		h.wrote()
 		asked := h.counted(&h.asked)
 		h.set(func() {
-			h.assigned = map[string]podresources.Assignment{string(vf(pf0, 1)): {Namespace: "default", Pod: "web"}}
+			h.assigned = map[string]podresources.Assignment{
+				string(vf(pf0, 1)): {Namespace: "default", Pod: "web"},
+			}
 		})
 		for range 100 { // so many pods come and go elsewhere
 			h.records.Notify()
@@ -527,25 +549,29 @@ func TestVFsFollowReleases(t *testing.T) {
 		}
 		h.wrote()
 		if h.counted(&h.asked) > asked {
-			t.Errorf("the kubelet was asked %d times for what the journal knows", h.counted(&h.asked)-asked)
+			t.Errorf("the kubelet was asked %d times for what the journal knows",
+				h.counted(&h.asked)-asked)
 		}
 		h.record()
 		time.Sleep(pause)
 		synctest.Wait()
 		h.short("one", v1alpha1.ReasonInUse, "belongs to pod default/web (container")
 		h.set(func() { h.assigned = nil }) // of which the kubelet does not tell
-		// After 1 s, or after 2 s where one more look came from the last of the records that changed.
+		// After 1 s, or after 2 s where one more look came from the last of the records that
+		// changed.
 		time.Sleep(3 * time.Second)
 		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 1")
 	})
 }
 
-// TestVFsAfterReboot: pods that had VFs and SFs before the machine was booted wait for them to be there again.
+// TestVFsAfterReboot: pods that had VFs and SFs before the machine was booted wait for them to be
+// there again.
 func TestVFsAfterReboot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0)
 		one, sf := function.ID{Address: vf(pf0, 1)}, function.SubfunctionID(pf0, 8)
-		h.record(journal.Attachment{Function: one, PF: pf0}, journal.Attachment{Function: sf, PF: pf0})
+		h.record(journal.Attachment{Function: one, PF: pf0},
+			journal.Attachment{Function: sf, PF: pf0})
 		h.set(func() {
 			web := podresources.Assignment{Namespace: "default", Pod: "web"}
 			h.assigned = map[string]podresources.Assignment{one.String(): web, sf.String(): web}
@@ -576,12 +602,15 @@ func TestVFsNotPossible(t *testing.T) {
 		change          func(h *host)
 		reason, message string
 	}{
-		{"too many", nil, v1alpha1.ReasonOutOfRange, "PF 0000:3b:00.0 can have 7 VFs at most, not 9"},
+		{"too many", nil, v1alpha1.ReasonOutOfRange,
+			"PF 0000:3b:00.0 can have 7 VFs at most, not 9"},
 		{
 			"no SR-IOV", func(h *host) { h.must(os.Remove(h.dir(pf0, "sriov_numvfs"))) },
 			v1alpha1.ReasonNotSupported, "is SR-IOV on",
 		},
-		{"garbage", func(h *host) { h.write(pf0, "sriov_numvfs", "-1") }, v1alpha1.ReasonRefused, "must be a number"},
+		{"garbage", func(h *host) {
+			h.write(pf0, "sriov_numvfs", "-1")
+		}, v1alpha1.ReasonRefused, "must be a number"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -612,22 +641,30 @@ func TestRefused(t *testing.T) {
 		{unix.EAGAIN, "i40e", v1alpha1.ReasonBusy, "cannot be given 3 VFs now"},
 		{unix.ERANGE, "igb", v1alpha1.ReasonOutOfRange, "can have 7 VFs at most, not 3"},
 		{unix.ENOENT, "", v1alpha1.ReasonNotSupported, "has no driver"},
-		{unix.ENOENT, "vfio-pci", v1alpha1.ReasonNotSupported, "has driver vfio-pci, which makes no VFs"},
+		{unix.ENOENT, "vfio-pci", v1alpha1.ReasonNotSupported,
+			"has driver vfio-pci, which makes no VFs"},
 		{unix.Errno(524), "igb", v1alpha1.ReasonNotSupported, "has driver igb, which makes no VFs"},
-		{unix.EROFS, "igb", v1alpha1.ReasonRefused, "this agent may not write sriov_numvfs (read-only file system)"},
-		{unix.EACCES, "igb", v1alpha1.ReasonRefused, "this agent may not write sriov_numvfs (permission denied)"},
-		{unix.EPERM, "ixgbe", v1alpha1.ReasonRefused, `driver ixgbe says "operation not permitted"`},
-		{unix.ENOMEM, "igb", v1alpha1.ReasonRefused, `cannot be given 3 VFs: driver igb says "cannot allocate memory"`},
+		{unix.EROFS, "igb", v1alpha1.ReasonRefused,
+			"this agent may not write sriov_numvfs (read-only file system)"},
+		{unix.EACCES, "igb", v1alpha1.ReasonRefused,
+			"this agent may not write sriov_numvfs (permission denied)"},
+		{unix.EPERM, "ixgbe", v1alpha1.ReasonRefused,
+			`driver ixgbe says "operation not permitted"`},
+		{unix.ENOMEM, "igb", v1alpha1.ReasonRefused,
+			`cannot be given 3 VFs: driver igb says "cannot allocate memory"`},
 	} {
 		h.bind(pf0, c.driver)
 		p := h.vfs.refused(pf0, 3, &os.PathError{Op: "write", Path: "/sys/x", Err: c.answer})
-		if p.reason != c.reason || !strings.Contains(p.message, c.message) || strings.Contains(p.message, "/sys") {
-			t.Errorf("%v of driver %q is %s: %s; want %s: ..%s..", c.answer, c.driver, p.reason, p.message, c.reason, c.message)
+		if p.reason != c.reason || !strings.Contains(p.message, c.message) ||
+			strings.Contains(p.message, "/sys") {
+			t.Errorf("%v of driver %q is %s: %s; want %s: ..%s..", c.answer, c.driver, p.reason,
+				p.message, c.reason, c.message)
 		}
 	}
 }
 
-// TestVFsRefused: a card that refuses to have more gets back what it had, and is not asked again for the same.
+// TestVFsRefused: a card that refuses to have more gets back what it had, and is not asked again
+// for the same.
 func TestVFsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 2)
@@ -638,7 +675,8 @@ func TestVFsRefused(t *testing.T) {
 		h.short("five", v1alpha1.ReasonMaking, "is being changed from 2 to 5 VFs")
 		time.Sleep(showTimeout + pause)
 		h.short("five", v1alpha1.ReasonRefused,
-			"has 0 VFs after driver igb was told to make 5: see the kernel's log; it has its 2 VFs again")
+			"has 0 VFs after driver igb was told to make 5: see the kernel's log; it has its 2 "+
+				"VFs again")
 		h.wrote("0000:3b:00.0 0", "0000:3b:00.0 5", "0000:3b:00.0 2")
 		h.functions.Notify() // it is no news that there are 2 VFs again
 		time.Sleep(pause + time.Millisecond)
@@ -673,15 +711,16 @@ func TestVFsRetried(t *testing.T) {
 		h.declare(wants("five", 5, "ens0"))
 		h.run()
 		time.Sleep(10 * time.Minute)
-		h.short("five", v1alpha1.ReasonRefused, "has 0 VFs after driver igb was told to make 5: see the kernel's log")
+		h.short("five", v1alpha1.ReasonRefused,
+			"has 0 VFs after driver igb was told to make 5: see the kernel's log")
 		if n := len(h.taken()); n < 10 || n > 20 {
 			t.Errorf("tried %d times in 10 minutes, want about 15", n)
 		}
 	})
 }
 
-// TestVFsUnseen: of a PF whose VFs the inventory does not see all, as somebody removed one from the PCI bus, there is
-// nothing to be made, and nothing to be looked at each second for that.
+// TestVFsUnseen: of a PF whose VFs the inventory does not see all, as somebody removed one from the
+// PCI bus, there is nothing to be made, and nothing to be looked at each second for that.
 func TestVFsUnseen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 4)
@@ -697,7 +736,8 @@ func TestVFsUnseen(t *testing.T) {
 	})
 }
 
-// TestVFsConflict: of two DevicePools that want different numbers, the one counts that Functions would belong to.
+// TestVFsConflict: of two DevicePools that want different numbers, the one counts that Functions
+// would belong to.
 func TestVFsConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 0, 0)
@@ -735,8 +775,8 @@ func TestVFsNoPF(t *testing.T) {
 	})
 }
 
-// TestVFsOfAnOlderGeneration: what is said of a DevicePool is about its older spec until every PF has been looked at
-// for the new one.
+// TestVFsOfAnOlderGeneration: what is said of a DevicePool is about its older spec until every PF
+// has been looked at for the new one.
 func TestVFsOfAnOlderGeneration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost(t, 4)

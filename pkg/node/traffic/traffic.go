@@ -1,5 +1,6 @@
-// Package traffic tells Prometheus what Functions receive and send: of VFs what their PFs count, under the names that
-// sriov-network-metrics-exporter gives it, so that queries keep working; and of every Function in a pod what its netdev counts there.
+// Package traffic tells Prometheus what Functions receive and send: of VFs what their PFs count,
+// under the names that sriov-network-metrics-exporter gives it, so that queries keep working; and
+// of every Function in a pod what its netdev counts there.
 package traffic
 
 import (
@@ -17,20 +18,22 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/journal"
 )
 
-// fresh is how long what was read is told again. Whoever may scrape the agent's metrics, which everybody on the node may, does
-// not have the PFs' firmware asked more often.
+// fresh is how long what was read is told again. Whoever may scrape the agent's metrics, which
+// everybody on the node may, does not have the PFs' firmware asked more often.
 const fresh = time.Second
 
 // Kernel reads counters. It is [netdev.Engine].
 type Kernel interface {
-	// VFCounters are those of the PF with this netdev and PCI address. A netdev of another device is an error.
+	// VFCounters are those of the PF with this netdev and PCI address. A netdev of another device
+	// is an error.
 	VFCounters(netdev, address string) (map[int]netdev.Counters, error)
 	Counters(netdev.Place) (counters netdev.Counters, exists bool, err error)
 }
 
-// Collector reads the counters when it is scraped, but not more often than once a second, by one request for each PF with VFs
-// and one for each Function in a pod. Scrapes that come meanwhile wait, and get the same. It implements
-// [prometheus.Collector], and may be used by several goroutines at once.
+// Collector reads the counters when it is scraped, but not more often than once a second, by one
+// request for each PF with VFs and one for each Function in a pod. Scrapes that come meanwhile
+// wait, and get the same. It implements [prometheus.Collector], and may be used by several
+// goroutines at once.
 type Collector struct {
 	Functions   func() []function.Function // of the node
 	Attachments func() []journal.Attachment
@@ -57,48 +60,64 @@ var (
 
 	counters = []counter{
 		{
-			prometheus.NewDesc("sriov_vf_rx_packets", "Packets that a VF received, as its PF counts them.", vfLabels, nil),
-			prometheus.NewDesc("xpu_pod_receive_packets_total", "Packets that a pod received by a Function.", podLabels, nil),
+			prometheus.NewDesc("sriov_vf_rx_packets",
+				"Packets that a VF received, as its PF counts them.", vfLabels, nil),
+			prometheus.NewDesc("xpu_pod_receive_packets_total",
+				"Packets that a pod received by a Function.", podLabels, nil),
 			func(c netdev.Counters) uint64 { return c.RxPackets },
 		},
 		{
-			prometheus.NewDesc("sriov_vf_tx_packets", "Packets that a VF sent, as its PF counts them.", vfLabels, nil),
-			prometheus.NewDesc("xpu_pod_transmit_packets_total", "Packets that a pod sent by a Function.", podLabels, nil),
+			prometheus.NewDesc("sriov_vf_tx_packets",
+				"Packets that a VF sent, as its PF counts them.", vfLabels, nil),
+			prometheus.NewDesc("xpu_pod_transmit_packets_total",
+				"Packets that a pod sent by a Function.", podLabels, nil),
 			func(c netdev.Counters) uint64 { return c.TxPackets },
 		},
 		{
-			prometheus.NewDesc("sriov_vf_rx_bytes", "Bytes that a VF received, as its PF counts them.", vfLabels, nil),
-			prometheus.NewDesc("xpu_pod_receive_bytes_total", "Bytes that a pod received by a Function.", podLabels, nil),
+			prometheus.NewDesc("sriov_vf_rx_bytes",
+				"Bytes that a VF received, as its PF counts them.", vfLabels, nil),
+			prometheus.NewDesc("xpu_pod_receive_bytes_total",
+				"Bytes that a pod received by a Function.", podLabels, nil),
 			func(c netdev.Counters) uint64 { return c.RxBytes },
 		},
 		{
-			prometheus.NewDesc("sriov_vf_tx_bytes", "Bytes that a VF sent, as its PF counts them.", vfLabels, nil),
-			prometheus.NewDesc("xpu_pod_transmit_bytes_total", "Bytes that a pod sent by a Function.", podLabels, nil),
+			prometheus.NewDesc("sriov_vf_tx_bytes", "Bytes that a VF sent, as its PF counts them.",
+				vfLabels, nil),
+			prometheus.NewDesc("xpu_pod_transmit_bytes_total",
+				"Bytes that a pod sent by a Function.", podLabels, nil),
 			func(c netdev.Counters) uint64 { return c.TxBytes },
 		},
 		{
-			prometheus.NewDesc("sriov_vf_rx_dropped", "Packets to a VF that were dropped, as its PF counts them.", vfLabels, nil),
-			prometheus.NewDesc("xpu_pod_receive_packets_dropped_total", "Packets to a pod that were dropped at a Function.", podLabels, nil),
+			prometheus.NewDesc("sriov_vf_rx_dropped",
+				"Packets to a VF that were dropped, as its PF counts them.", vfLabels, nil),
+			prometheus.NewDesc("xpu_pod_receive_packets_dropped_total",
+				"Packets to a pod that were dropped at a Function.", podLabels, nil),
 			func(c netdev.Counters) uint64 { return c.RxDropped },
 		},
 		{
-			prometheus.NewDesc("sriov_vf_tx_dropped", "Packets of a VF that were dropped, as its PF counts them.", vfLabels, nil),
-			prometheus.NewDesc("xpu_pod_transmit_packets_dropped_total", "Packets of a pod that were dropped at a Function.", podLabels, nil),
+			prometheus.NewDesc("sriov_vf_tx_dropped",
+				"Packets of a VF that were dropped, as its PF counts them.", vfLabels, nil),
+			prometheus.NewDesc("xpu_pod_transmit_packets_dropped_total",
+				"Packets of a pod that were dropped at a Function.", podLabels, nil),
 			func(c netdev.Counters) uint64 { return c.TxDropped },
 		},
 		{
-			prometheus.NewDesc("sriov_vf_rx_broadcast", "Broadcasts that a VF received, as its PF counts them.", vfLabels, nil),
+			prometheus.NewDesc("sriov_vf_rx_broadcast",
+				"Broadcasts that a VF received, as its PF counts them.", vfLabels, nil),
 			nil,
 			func(c netdev.Counters) uint64 { return c.RxBroadcast },
 		},
 		{
-			prometheus.NewDesc("sriov_vf_rx_multicast", "Multicasts that a VF received, as its PF counts them.", vfLabels, nil),
+			prometheus.NewDesc("sriov_vf_rx_multicast",
+				"Multicasts that a VF received, as its PF counts them.", vfLabels, nil),
 			nil,
 			func(c netdev.Counters) uint64 { return c.RxMulticast },
 		},
 	}
-	// podDevice joins the metrics of VFs with pods: sriov_vf_rx_bytes * on(pciAddr) group_left(pod, namespace) sriov_kubepoddevice.
-	podDevice = prometheus.NewDesc("sriov_kubepoddevice", "Constantly 1: which pod has which Function.",
+	// podDevice joins the metrics of VFs with pods: sriov_vf_rx_bytes * on(pciAddr) group_left(pod,
+	// namespace) sriov_kubepoddevice.
+	podDevice = prometheus.NewDesc("sriov_kubepoddevice",
+		"Constantly 1: which pod has which Function.",
 		[]string{"pciAddr", "dev_type", "pod", "namespace", "container"}, nil)
 )
 
@@ -168,7 +187,8 @@ func (c *Collector) ofPF(
 ) (metrics []prometheus.Metric) {
 	all, err := c.Kernel.VFCounters(name, string(pf))
 	if err != nil {
-		c.Log.V(1).Info("PF does not tell what its VFs count", "pf", name, "address", string(pf), "error", err.Error())
+		c.Log.V(1).Info("PF does not tell what its VFs count", "pf", name, "address", string(pf),
+			"error", err.Error())
 		return nil
 	}
 
@@ -182,8 +202,10 @@ func (c *Collector) ofPF(
 			numa = strconv.Itoa(f.NUMANode)
 		}
 		for _, counter := range counters {
-			metrics = append(metrics, prometheus.MustNewConstMetric(counter.vf, prometheus.CounterValue,
-				float64(counter.of(counted)), name, strconv.Itoa(f.Index), string(f.ID.Address), numa))
+			metrics = append(metrics,
+				prometheus.MustNewConstMetric(counter.vf, prometheus.CounterValue,
+					float64(counter.of(counted)), name, strconv.Itoa(f.Index),
+					string(f.ID.Address), numa))
 		}
 	}
 	return metrics
@@ -212,8 +234,10 @@ func (c *Collector) ofPod(a journal.Attachment) (metrics []prometheus.Metric) {
 	}
 	for _, counter := range counters {
 		if counter.pod != nil {
-			metrics = append(metrics, prometheus.MustNewConstMetric(counter.pod, prometheus.CounterValue,
-				float64(counter.of(counted)), a.Pod.Namespace, a.Pod.Name, a.Observed.Name, a.Function.String(), pool, network))
+			metrics = append(metrics,
+				prometheus.MustNewConstMetric(counter.pod, prometheus.CounterValue,
+					float64(counter.of(counted)), a.Pod.Namespace, a.Pod.Name, a.Observed.Name,
+					a.Function.String(), pool, network))
 		}
 	}
 	return metrics

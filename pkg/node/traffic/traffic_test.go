@@ -51,14 +51,18 @@ func TestCollect(t *testing.T) {
 	away := pooltest.VFs(0x5f, 2) // the name that its PF had is another's by now
 	away[1].PFName = "eth0"
 	functions := slices.Concat(vfs, away)
-	for pf, name := range map[pci.Address]string{vfs[0].PF: "eth0", vfs[3].PF: "eth1", away[0].PF: ""} {
+	for pf, name := range map[pci.Address]string{
+		vfs[0].PF: "eth0", vfs[3].PF: "eth1", away[0].PF: "",
+	} {
 		f := function.OfPF(pf)
 		f.Netdev = name
 		functions = append(functions, f)
 	}
 	attached := func(f function.Function, pod string, index int) journal.Attachment {
 		return journal.Attachment{
-			Function: f.ID, State: journal.Attached, Pod: journal.Pod{Namespace: "default", Name: pod}, Port: &journal.Port{Network: "blue"},
+			Function: f.ID, State: journal.Attached, Pod: journal.Pod{
+				Namespace: "default", Name: pod,
+			}, Port: &journal.Port{Network: "blue"},
 			Place: netdev.Place{Index: index}, Observed: &netdev.Observed{Name: "net1"},
 		}
 	}
@@ -70,7 +74,9 @@ func TestCollect(t *testing.T) {
 	c := &Collector{
 		Functions: func() []function.Function { return functions },
 		Attachments: func() []journal.Attachment {
-			return []journal.Attachment{attached(vfs[1], "web", 5), dpdk, attached(vfs[0], "ending", 6), reserved}
+			return []journal.Attachment{
+				attached(vfs[1], "web", 5), dpdk, attached(vfs[0], "ending", 6), reserved,
+			}
 		},
 		PoolOf: func(function.ID) string { return "fast" }, Kernel: k, Log: testr.New(t),
 	}
@@ -87,11 +93,13 @@ sriov_vf_rx_dropped{numa_node="1",pciAddr="` + vfs[1].ID.String() + `",pf="eth0"
 # TYPE xpu_pod_transmit_bytes_total counter
 xpu_pod_transmit_bytes_total{function="` + vfs[1].ID.String() + `",interface="net1",namespace="default",network="blue",pod="web",pool="fast"} 900
 `
-	err := testutil.CollectAndCompare(c, strings.NewReader(want), "sriov_kubepoddevice", "sriov_vf_rx_dropped", "xpu_pod_transmit_bytes_total")
+	err := testutil.CollectAndCompare(c, strings.NewReader(want), "sriov_kubepoddevice",
+		"sriov_vf_rx_dropped", "xpu_pod_transmit_bytes_total")
 	if err != nil {
 		t.Error(err)
 	}
-	if slices.Sort(k.asked); !slices.Equal(k.asked, []string{"eth0 " + string(vfs[0].PF), "eth1 " + string(vfs[3].PF)}) {
+	if slices.Sort(k.asked); !slices.Equal(k.asked,
+		[]string{"eth0 " + string(vfs[0].PF), "eth1 " + string(vfs[3].PF)}) {
 		t.Errorf("the kernel was asked about PFs %v, want each once", k.asked)
 	}
 	if problems, err := testutil.CollectAndLint(c); err != nil {
@@ -126,7 +134,8 @@ func TestManyScrapesAtOnce(t *testing.T) {
 		vfs[i].PFName = "eth0"
 	}
 	attachment := journal.Attachment{
-		Function: vfs[1].ID, State: journal.Attached, Place: netdev.Place{Index: 5}, Observed: &netdev.Observed{Name: "net1"},
+		Function: vfs[1].ID, State: journal.Attached, Place: netdev.Place{Index: 5},
+		Observed: &netdev.Observed{Name: "net1"},
 	}
 	k, now := &kernel{}, time.Unix(1, 0)
 	c := &Collector{
@@ -146,13 +155,15 @@ func TestManyScrapesAtOnce(t *testing.T) {
 		}
 		scrapes.Wait()
 		if len(k.asked) != round || k.pods != round {
-			t.Errorf("round %d: the PF was asked %d times, the pod %d times", round, len(k.asked), k.pods)
+			t.Errorf("round %d: the PF was asked %d times, the pod %d times", round,
+				len(k.asked), k.pods)
 		}
 		now = now.Add(fresh)
 	}
 }
 
-// TestPFsThatSwapNames: a PF is asked as itself, whatever name it has, and one of that name is not taken for it.
+// TestPFsThatSwapNames: a PF is asked as itself, whatever name it has, and one of that name is not
+// taken for it.
 func TestPFsThatSwapNames(t *testing.T) {
 	vfs := append(pooltest.VFs(0x3b, 1), pooltest.VFs(0x5e, 1)...)
 	pfs := pfsOf("eth0", vfs...) // the inventory has not seen all of the swap yet

@@ -83,11 +83,16 @@ type entry struct {
 	Troubles                            []string
 }
 
-// SVG draws the node: a box for each card and PF, a square for each VF and SF in the colour of its condition, and who has which.
-func SVG(to io.Writer, state *nodestate.State) error { return execute(to, "picture.svg.tmpl", state) }
+// SVG draws the node: a box for each card and PF, a square for each VF and SF in the colour of its
+// condition, and who has which.
+func SVG(to io.Writer, state *nodestate.State) error {
+	return execute(to, "picture.svg.tmpl", state)
+}
 
 // HTML writes a page with the picture, and a table of all Functions. It needs no other file.
-func HTML(to io.Writer, state *nodestate.State) error { return execute(to, "page.html.tmpl", state) }
+func HTML(to io.Writer, state *nodestate.State) error {
+	return execute(to, "page.html.tmpl", state)
+}
 
 func execute(to io.Writer, name string, state *nodestate.State) error {
 	templates, err := template.ParseFS(sources, "*.tmpl")
@@ -102,7 +107,8 @@ var conditions = [...]struct {
 	condition condition
 	text      string
 }{
-	{free, "free"}, {used, "a pod has it"}, {releasing, "on its way back"}, {troubled, "kept from pods"}, {unoffered, "in no pool"},
+	{free, "free"}, {used, "a pod has it"}, {releasing, "on its way back"},
+	{troubled, "kept from pods"}, {unoffered, "in no pool"},
 }
 
 func draw(state *nodestate.State) picture {
@@ -112,7 +118,8 @@ func draw(state *nodestate.State) picture {
 	}
 	y := headHeight
 	for _, c := range cards(state) {
-		box := cardBox{Title: c.Title(), Y: y, TitleY: y + 20, InnerX: margin + gap, Wide: pictureWidth - 2*(margin+gap)}
+		box := cardBox{Title: c.Title(), Y: y, TitleY: y + 20, InnerX: margin + gap,
+			Wide: pictureWidth - 2*(margin+gap)}
 		inner := y + cardHead
 		for _, parent := range c.PFs {
 			b := drawPF(parent, inner)
@@ -135,11 +142,19 @@ func draw(state *nodestate.State) picture {
 
 func drawPF(parent pf, y int) pfBox {
 	box := pfBox{
-		Y: y, Title: strings.Join(withoutEmpty([]string{parent.ID.String() + " PF", netdevOf(parent.Function), driverOf(parent.Function)}), ", "),
-		TitleY: y + 18, DetailY: y + 35, Condition: conditionOf(parent.Function), Detail: "not seen any more",
+		Y: y,
+		Title: strings.Join(
+			withoutEmpty([]string{
+				parent.ID.String() + " PF", netdevOf(parent.Function), driverOf(parent.Function),
+			}), ", ",
+		),
+		TitleY: y + 18, DetailY: y + 35, Condition: conditionOf(parent.Function),
+		Detail: "not seen any more",
 	}
 	if parent.Here {
-		box.Detail = strings.Join(withoutEmpty([]string{link(parent.Function), poolOf(parent.Function), who(parent.Function)}), ", ")
+		box.Detail = strings.Join(withoutEmpty([]string{
+			link(parent.Function), poolOf(parent.Function), who(parent.Function),
+		}), ", ")
 		if parent.DefaultRoute {
 			box.Detail += ", the node's own traffic goes over it"
 		}
@@ -147,17 +162,21 @@ func drawPF(parent pf, y int) pfBox {
 	x, bottom := margin+2*gap, y+pfHead
 	for i, f := range parent.Children {
 		box.Squares = append(box.Squares, square{
-			X: x + i%perRow*cell, Y: bottom + i/perRow*cell, Size: cell - 4, Condition: conditionOf(f), Title: describe(f),
+			X: x + i%perRow*cell, Y: bottom + i/perRow*cell, Size: cell - 4,
+			Condition: conditionOf(f), Title: describe(f),
 		})
 	}
 	bottom += (len(parent.Children) + perRow - 1) / perRow * cell
 	for _, f := range append([]nodestate.Function{parent.Function}, parent.Children...) {
 		if f.Kind != function.PF && f.Attachment != nil {
 			bottom += entryHeight
-			box.Entries = append(box.Entries, entryLine(x, bottom, conditionOf(f), fmt.Sprintf("%s %s: %s", f.ID, name(f), who(f))))
+			box.Entries = append(box.Entries,
+				entryLine(x, bottom, conditionOf(f),
+					fmt.Sprintf("%s %s: %s", f.ID, name(f), who(f))))
 		}
 	}
-	for _, trouble := range distinct(append([]nodestate.Function{parent.Function}, parent.Children...)) {
+	for _, trouble := range distinct(append([]nodestate.Function{parent.Function},
+		parent.Children...)) {
 		bottom += entryHeight
 		box.Entries = append(box.Entries, entryLine(x, bottom, troubled, trouble))
 	}
@@ -208,7 +227,8 @@ func describe(f nodestate.Function) string {
 
 func entryOf(f nodestate.Function) entry {
 	return entry{
-		ID: f.ID.String(), Name: name(f), Netdev: netdevOf(f), Driver: driverOf(f), Pool: f.Pool, Who: who(f),
+		ID: f.ID.String(), Name: name(f), Netdev: netdevOf(f), Driver: driverOf(f), Pool: f.Pool,
+		Who:       who(f),
 		Condition: conditionOf(f), Troubles: troubles(f),
 	}
 }

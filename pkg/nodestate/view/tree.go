@@ -16,7 +16,8 @@ import (
 
 // TreeOptions are those of [Tree].
 type TreeOptions struct {
-	// All shows every Function. Without it, Functions that follow one another and that nothing tells apart but their index are in one line.
+	// All shows every Function. Without it, Functions that follow one another and that nothing
+	// tells apart but their index are in one line.
 	All bool
 	// Paint colours a text; see conditions. Nil leaves it as it is.
 	Paint func(c string, text string) string
@@ -75,13 +76,16 @@ func (o TreeOptions) add(branch treeprint.Tree, functions []nodestate.Function) 
 	}
 }
 
-// alike says whether nothing tells the Functions apart but index, address and names. One that somebody has is like no other.
+// alike says whether nothing tells the Functions apart but index, address and names. One that
+// somebody has is like no other.
 func alike(a, b nodestate.Function) bool {
 	if a.Attachment != nil || b.Attachment != nil || b.Index == 0 {
 		return false
 	}
 	for _, f := range []*nodestate.Function{&a, &b} {
-		f.ID, f.Index, f.Netdev, f.IOMMUGroup, f.RDMADevices = function.ID{}, 0, present(f.Netdev), "", nil
+		f.ID, f.Index, f.Netdev, f.IOMMUGroup, f.RDMADevices = function.ID{}, 0, present(
+			f.Netdev,
+		), "", nil
 		f.AuxDevice = present(f.AuxDevice)
 	}
 	return reflect.DeepEqual(a, b)
@@ -112,7 +116,8 @@ func (o TreeOptions) lines(functions []nodestate.Function) string {
 	first, last := functions[0], functions[len(functions)-1]
 	names := fmt.Sprintf("%s to %s %s-%d", first.ID, last.ID, name(first), last.Index)
 	parts := []string{
-		terminal.Escape(names), driverOf(first), fmt.Sprintf("%d alike", len(functions)), o.use(first),
+		terminal.Escape(names), driverOf(first), fmt.Sprintf("%d alike", len(functions)),
+		o.use(first),
 	}
 	return strings.Join(withoutEmpty(parts), ", ")
 }

@@ -1,4 +1,5 @@
-// Package view shows the state of a node to people: as a tree of text, and as a picture for a ticket.
+// Package view shows the state of a node to people: as a tree of text, and as a picture for a
+// ticket.
 package view
 
 import (
@@ -34,7 +35,12 @@ func cards(state *nodestate.State) []card {
 	for _, f := range state.Functions {
 		parent := byPF[f.PF]
 		if parent == nil {
-			parent = &pf{Function: nodestate.Function{ID: function.ID{Address: f.PF}, Kind: function.PF, PF: f.PF, PFName: f.PFName, NUMANode: -1}}
+			parent = &pf{
+				Function: nodestate.Function{
+					ID: function.ID{Address: f.PF}, Kind: function.PF, PF: f.PF, PFName: f.PFName,
+					NUMANode: -1,
+				},
+			}
 			byPF[f.PF] = parent
 			order = append(order, f.PF)
 		}
@@ -172,13 +178,15 @@ func troubles(f nodestate.Function) []string {
 	if f.Gone {
 		out = append(out, "the device is gone")
 	}
-	if f.HostUse != "" && f.Pool == "" && f.Kind != function.PF { // that of a Function in a pool is among its problems
+	// that of a Function in a pool is among its problems
+	if f.HostUse != "" && f.Pool == "" && f.Kind != function.PF {
 		out = append(out, terminal.Escape("the host uses it: netdev "+f.Netdev+" "+f.HostUse))
 	}
 	for _, p := range f.Problems {
 		out = append(out, terminal.Escape(p.Message))
 	}
-	if a := f.Attachment; a != nil && a.Quarantine != nil && len(f.Problems) == 0 { // else they say it
+	// else they say it
+	if a := f.Attachment; a != nil && a.Quarantine != nil && len(f.Problems) == 0 {
 		out = append(out, terminal.Escape("quarantined: "+a.Quarantine.Message))
 	}
 	return out

@@ -22,13 +22,16 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the files that the output is compared with")
 
-// host has a card of two PFs, of which one has VFs in every condition, and a plain card that the node uses itself.
+// host has a card of two PFs, of which one has VFs in every condition, and a plain card that the
+// node uses itself.
 func host() *nodestate.State {
 	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
 	pf := func(address pci.Address, name string) nodestate.Function {
 		return nodestate.Function{
-			ID: function.ID{Address: address}, Kind: function.PF, Class: function.Network, PF: address, PFName: name, Index: -1, Vendor: "15b3",
-			Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: name, LinkUp: true,
+			ID: function.ID{Address: address}, Kind: function.PF, Class: function.Network,
+			PF: address, PFName: name, Index: -1, Vendor: "15b3",
+			Device: "a2dc", Driver: "mlx5_core", NUMANode: 1, PCIeRoot: "pci0000:3a", Netdev: name,
+			LinkUp: true,
 		}
 	}
 	first := pf("0000:3b:00.0", "enp59s0f0")
@@ -37,28 +40,39 @@ func host() *nodestate.State {
 	second.LinkUp, second.TotalVFs = false, 16
 	own := pf("0000:01:00.0", "eno1")
 	own.Vendor, own.Device, own.Driver, own.DefaultRoute, own.NUMANode, own.PCIeRoot = "8086", "1521", "igb", true, 0, "pci0000:00"
-	state := &nodestate.State{Node: "node1", Agent: "v0.9.0", Time: at, Functions: []nodestate.Function{own, first, second}}
+	state := &nodestate.State{
+		Node: "node1", Agent: "v0.9.0", Time: at, Functions: []nodestate.Function{
+			own, first, second,
+		},
+	}
 	for i := range 12 {
 		state.Functions = append(state.Functions, nodestate.Function{
-			ID: function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 1+i/8, i%8))}, Kind: function.VF, Class: function.Network,
-			PF: first.PF, PFName: first.PFName, Index: i, Vendor: "15b3", Device: "101e", Driver: "mlx5_core", NUMANode: 1,
+			ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:3b:%02x.%d", 1+i/8, i%8))},
+			Kind: function.VF, Class: function.Network,
+			PF: first.PF, PFName: first.PFName, Index: i, Vendor: "15b3", Device: "101e",
+			Driver: "mlx5_core", NUMANode: 1,
 			Netdev: fmt.Sprintf("enp59s0f0v%d", i), Pool: "fast", Publish: "DRA",
 		})
 	}
 	vf := state.Functions[3:]
 	pod := nodestate.Pod{Namespace: "default", Name: "web"}
 	vf[0].Netdev, vf[0].Attachment = "", &nodestate.Attachment{
-		State: "Attached", Pod: pod, Claim: nodestate.Claim{Namespace: "default", Name: "web-nic", Request: "nic"},
+		State: "Attached", Pod: pod,
+		Claim:     nodestate.Claim{Namespace: "default", Name: "web-nic", Request: "nic"},
 		Interface: nodestate.Interface{Name: "net1"}, AttachedAt: at,
 	}
 	vf[1].Attachment = &nodestate.Attachment{
-		State: "Releasing", Pod: nodestate.Pod{Namespace: "default", Name: "old"}, Resource: "xpu.opiproject.org/fast", RestoredAt: at,
+		State: "Releasing", Pod: nodestate.Pod{Namespace: "default", Name: "old"},
+		Resource: "xpu.opiproject.org/fast", RestoredAt: at,
 		Hook: &nodestate.Hook{Name: "port", Attempts: 3, Error: "XPU xpu-1 is away"},
 	}
-	vf[2].Problems = []nodestate.Problem{{Taint: "xpu.opiproject.org/fault", Message: "reporter fw: error <b>7</b>"}}
+	vf[2].Problems = []nodestate.Problem{
+		{Taint: "xpu.opiproject.org/fault", Message: "reporter fw: error <b>7</b>"},
+	}
 	vf[11].Pool, vf[11].Driver, vf[11].Netdev = "", "", ""
 	sf := vf[11]
-	sf.ID, sf.Kind, sf.Index, sf.Potential, sf.Pool = function.SubfunctionID("0000:3b:00.0", 88), function.SF, 88, true, "sfs"
+	sf.ID, sf.Kind, sf.Index, sf.Potential, sf.Pool = function.SubfunctionID("0000:3b:00.0",
+		88), function.SF, 88, true, "sfs"
 	gone := vf[0]
 	gone.ID, gone.Index, gone.Gone = function.ID{Address: "0000:3b:03.0"}, 16, true
 	state.Functions = append(state.Functions, sf, gone)
@@ -66,7 +80,9 @@ func host() *nodestate.State {
 }
 
 func TestTree(t *testing.T) {
-	for name, state := range map[string]*nodestate.State{"host": host(), "nothing": {Time: time.Unix(0, 0)}} {
+	for name, state := range map[string]*nodestate.State{
+		"host": host(), "nothing": {Time: time.Unix(0, 0)},
+	} {
 		for _, all := range []bool{false, true} {
 			var out bytes.Buffer
 			if err := Tree(&out, state, TreeOptions{All: all}); err != nil {
@@ -83,18 +99,26 @@ func TestTree(t *testing.T) {
 
 func TestPaint(t *testing.T) {
 	var out bytes.Buffer
-	err := Tree(&out, host(), TreeOptions{Paint: func(c, text string) string { return "[" + c + ":" + text + "]" }})
-	for _, want := range []string{"[free:free]", "[used:Attached net1", "[releasing:Releasing", "[troubled:reporter fw"} {
+	err := Tree(&out, host(), TreeOptions{Paint: func(c, text string) string {
+		return "[" + c +
+			":" + text + "]"
+	}})
+	for _, want := range []string{
+		"[free:free]", "[used:Attached net1", "[releasing:Releasing", "[troubled:reporter fw",
+	} {
 		if err != nil || !strings.Contains(out.String(), want) {
 			t.Errorf("%v: the tree lacks %s:\n%s", err, want, &out)
 		}
 	}
 }
 
-// TestPictures: they are well-formed, have every Function, and nothing from a device gets into their markup.
+// TestPictures: they are well-formed, have every Function, and nothing from a device gets into
+// their markup.
 func TestPictures(t *testing.T) {
 	state := host()
-	for name, write := range map[string]func(io.Writer, *nodestate.State) error{"host.svg": SVG, "host.html": HTML} {
+	for name, write := range map[string]func(io.Writer, *nodestate.State) error{
+		"host.svg": SVG, "host.html": HTML,
+	} {
 		var out bytes.Buffer
 		if err := write(&out, state); err != nil {
 			t.Fatal(err)

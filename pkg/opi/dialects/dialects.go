@@ -1,4 +1,5 @@
-// Package dialects lists the dialects of OPI agents by the names that they have in XPUs and configurations.
+// Package dialects lists the dialects of OPI agents by the names that they have in XPUs and
+// configurations.
 package dialects
 
 import (

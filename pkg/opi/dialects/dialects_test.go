@@ -15,7 +15,8 @@ func TestNamed(t *testing.T) {
 			t.Errorf("%q: %v, %v", name, d, err)
 		}
 	}
-	if _, err := dialects.Named("klingon"); err == nil || !strings.Contains(err.Error(), `"klingon": must be one of ["evpn-gw"]`) {
+	if _, err := dialects.Named("klingon"); err == nil ||
+		!strings.Contains(err.Error(), `"klingon": must be one of ["evpn-gw"]`) {
 		t.Errorf("error %v", err)
 	}
 }

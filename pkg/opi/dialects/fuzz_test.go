@@ -27,7 +27,9 @@ const portID = "vf-0000-03-00-2"
 
 var (
 	wantedNetwork = opi.Network{ID: "net-blue", VLAN: 10}
-	wantedPort    = opi.Port{ID: portID, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"}}
+	wantedPort    = opi.Port{
+		ID: portID, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Networks: []string{"net-blue"},
+	}
 )
 
 // hostile is the connection to an agent that answers what it likes, call by call, and then no
@@ -55,7 +57,9 @@ func message(f *testing.F, m proto.Message) []byte {
 }
 
 // Invoke implements [grpc.ClientConnInterface].
-func (h *hostile) Invoke(_ context.Context, method string, _, reply any, _ ...grpc.CallOption) error {
+func (h *hostile) Invoke(
+	_ context.Context, method string, _, reply any, _ ...grpc.CallOption,
+) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.answers) < 3 {
@@ -69,7 +73,8 @@ func (h *hostile) Invoke(_ context.Context, method string, _, reply any, _ ...gr
 	if code != codes.OK {
 		key, named := strings.CutPrefix(string(body), "unable to find key ")
 		aNetdev := named && key != "" && !strings.Contains(key, "/") // of the port
-		h.missing = h.missing || code == codes.NotFound && path.Base(method) == "GetBridgePort" && !aNetdev
+		h.missing = h.missing || code == codes.NotFound && path.Base(method) == "GetBridgePort" &&
+			!aNetdev
 		return status.Error(code, string(body))
 	}
 	if err := proto.Unmarshal(body, reply.(proto.Message)); err != nil {
@@ -95,13 +100,18 @@ func (h *hostile) note(port *evpn.BridgePort) {
 	networks, trunk := spec.GetLogicalBridges(), spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 	foreign := func(name string) bool { return !strings.HasPrefix(path.Base("/"+name), "net-") }
 	h.others = h.others || slices.ContainsFunc(networks, foreign) || trunk && len(networks) == 0
-	h.right = h.right || !trunk && spec.GetPtype() != evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED && len(networks) == 1 &&
-		strings.HasSuffix(networks[0], "net-blue") && bytes.Equal(spec.GetMacAddress(), wantedPort.MAC) &&
-		port.GetStatus().GetOperStatus() == evpn.BPOperStatus_BP_OPER_STATUS_UP
+	h.right = h.right ||
+		!trunk && spec.GetPtype() != evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED &&
+			len(networks) == 1 &&
+			strings.HasSuffix(networks[0], "net-blue") &&
+			bytes.Equal(spec.GetMacAddress(), wantedPort.MAC) &&
+			port.GetStatus().GetOperStatus() == evpn.BPOperStatus_BP_OPER_STATUS_UP
 }
 
 // NewStream implements [grpc.ClientConnInterface].
-func (*hostile) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+func (*hostile) NewStream(
+	context.Context, *grpc.StreamDesc, string, ...grpc.CallOption,
+) (grpc.ClientStream, error) {
 	return nil, status.Error(codes.Unimplemented, "no streams")
 }
 
@@ -114,11 +124,14 @@ func seeds(f *testing.F) {
 	up := &evpn.BridgePortStatus{OperStatus: evpn.BPOperStatus_BP_OPER_STATUS_UP}
 	name := "//network.opiproject.org/ports/" + portID
 	port := &evpn.BridgePort{Name: name, Spec: spec, Status: up}
-	brief := &evpn.BridgePort{Name: name, Spec: &evpn.BridgePortSpec{MacAddress: wantedPort.MAC}, Status: up}
+	brief := &evpn.BridgePort{
+		Name: name, Spec: &evpn.BridgePortSpec{MacAddress: wantedPort.MAC}, Status: up,
+	}
 	theirs := proto.CloneOf(port)
 	theirs.Spec.LogicalBridges[0] = "//network.opiproject.org/bridges/other-red"
 	network := &evpn.LogicalBridge{
-		Name: "//network.opiproject.org/bridges/net-blue", Spec: &evpn.LogicalBridgeSpec{VlanId: 10},
+		Name:   "//network.opiproject.org/bridges/net-blue",
+		Spec:   &evpn.LogicalBridgeSpec{VlanId: 10},
 		Status: &evpn.LogicalBridgeStatus{OperStatus: evpn.LBOperStatus_LB_OPER_STATUS_UP},
 	}
 	missing := answer(codes.NotFound, []byte("unable to find key "+name))
@@ -214,14 +227,17 @@ func FuzzClient(f *testing.F) {
 		for _, name := range dialects.Names() {
 			dialect, err := dialects.Named(name)
 			must.Succeed(t, err)
-			if agent, err := talk(t, dialect, answers, func(ctx context.Context, c *opi.Client) error {
-				return c.DeletePort(ctx, portID)
-			}); err == nil && !agent.missing && !agent.others {
-				t.Error("a port was taken for gone that the agent did not call missing or somebody else's")
+			if agent, err := talk(t, dialect, answers,
+				func(ctx context.Context, c *opi.Client) error {
+					return c.DeletePort(ctx, portID)
+				}); err == nil && !agent.missing && !agent.others {
+				t.Error("a port was taken for gone that the agent did not call missing or " +
+					"somebody else's")
 			}
-			if agent, err := talk(t, dialect, answers, func(ctx context.Context, c *opi.Client) error {
-				return c.EnsurePort(ctx, wantedPort)
-			}); err == nil && !agent.right {
+			if agent, err := talk(t, dialect, answers,
+				func(ctx context.Context, c *opi.Client) error {
+					return c.EnsurePort(ctx, wantedPort)
+				}); err == nil && !agent.right {
 				t.Error("a port was taken for served that the agent did not say is up as wanted")
 			}
 			_, _ = talk(t, dialect, answers, func(ctx context.Context, c *opi.Client) error {
@@ -233,7 +249,8 @@ func FuzzClient(f *testing.F) {
 
 // talk has a client do something at an agent with these answers.
 func talk(
-	t *testing.T, dialect opi.Dialect, answers []byte, do func(ctx context.Context, c *opi.Client) error,
+	t *testing.T, dialect opi.Dialect, answers []byte,
+	do func(ctx context.Context, c *opi.Client) error,
 ) (*hostile, error) {
 	t.Helper()
 	agent := &hostile{answers: answers}

@@ -1,5 +1,6 @@
-// Package evpngw is the dialect of opi-evpn-bridge, of the agents derived from it, and of opi-bridge: LogicalBridges and
-// BridgePorts of the OPI API network/evpn-gw. Create and Delete answer before they are carried out.
+// Package evpngw is the dialect of opi-evpn-bridge, of the agents derived from it, and of
+// opi-bridge: LogicalBridges and BridgePorts of the OPI API network/evpn-gw. Create and Delete
+// answer before they are carried out.
 package evpngw
 
 import (
@@ -27,15 +28,15 @@ import (
 // Name is what XPUs and configurations call the dialect.
 const Name = "evpn-gw"
 
-// What the names of objects begin with, as long as the agent has not said otherwise. The API's comments say "bridgePorts/{id}",
-// but no evpn-gw agent was seen to find anything there.
+// What the names of objects begin with, as long as the agent has not said otherwise. The API's
+// comments say "bridgePorts/{id}", but no evpn-gw agent was seen to find anything there.
 const (
 	portPrefix    = "//network.opiproject.org/ports/"
 	networkPrefix = "//network.opiproject.org/bridges/"
 )
 
-// names are how an agent calls its objects of a kind. The ends of names are ids; what is before is the agent's affair. Safe for
-// concurrent use.
+// names are how an agent calls its objects of a kind. The ends of names are ids; what is before is
+// the agent's affair. Safe for concurrent use.
 type names struct{ prefix atomic.Value } // string
 
 func newNames(prefix string) *names {
@@ -48,7 +49,8 @@ func (n *names) of(id string) string { return n.prefix.Load().(string) + id }
 
 // learn takes over the prefix of the agent's own name for an object of this id.
 func (n *names) learn(name, id string) {
-	if prefix, isName := strings.CutSuffix(opi.Short(name), id); isName && prefix != "" && prefix != n.prefix.Load().(string) {
+	if prefix, isName := strings.CutSuffix(opi.Short(name), id); isName && prefix != "" &&
+		prefix != n.prefix.Load().(string) {
 		n.prefix.Store(prefix)
 	}
 }
@@ -56,7 +58,8 @@ func (n *names) learn(name, id string) {
 // pageSize is the most that the reference agent gives in one page.
 const pageSize = 250
 
-// What is kept of an agent's answers, so that no agent can fill the memory of a program that speaks to many.
+// What is kept of an agent's answers, so that no agent can fill the memory of a program that speaks
+// to many.
 const (
 	maxObjects    = 16 << 10 // a card with several PFs has some thousand Functions
 	maxPages      = 1 << 10
@@ -66,19 +69,28 @@ const (
 )
 
 // list returns what convert makes of the objects on all pages of a list.
-func list[M, S any](convert func(M) S, page func(token string) (objects []M, next string, err error)) ([]S, error) {
+func list[M, S any](
+	convert func(M) S, page func(token string) (objects []M, next string, err error),
+) ([]S, error) {
 	var all []S
 	tokens := sets.New("")
 	for token := ""; ; {
 		objects, next, err := page(token)
 		switch {
 		case status.Code(err) == codes.NotFound && token == "" && namesObject(err):
-			detail := "the agent cannot list its objects, because it has lost one; look at its store and restart it: "
-			return nil, &opi.Error{Kind: opi.ErrFailed, Detail: detail + opi.Short(status.Convert(err).Message()), Err: err}
+			detail := "the agent cannot list its objects, because it has lost one; look at its " +
+				"store and restart it: "
+			return nil, &opi.Error{
+				Kind: opi.ErrFailed, Detail: detail + opi.Short(status.Convert(err).Message()),
+				Err: err,
+			}
 		case status.Code(err) == codes.NotFound && token == "":
 			return nil, nil // the reference agent, as long as there was never an object
 		case status.Code(err) == codes.NotFound:
-			return nil, &opi.Error{Kind: opi.ErrUnavailable, Detail: "the agent forgot the page token, it was probably restarted", Err: err}
+			return nil, &opi.Error{
+				Kind:   opi.ErrUnavailable,
+				Detail: "the agent forgot the page token, it was probably restarted", Err: err,
+			}
 		case err != nil:
 			return nil, err
 		case len(all)+len(objects) > maxObjects:
@@ -107,9 +119,11 @@ func endless(what string) error {
 // Dialect is an [opi.Dialect].
 func Dialect(conn grpc.ClientConnInterface) opi.Agent {
 	return agent{
-		networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn),
-		health: healthpb.NewHealthClient(conn), inventory: inventory.NewInventoryServiceClient(conn),
-		options: opibridge.NewOptionsServiceClient(conn), vrfs: evpn.NewVrfServiceClient(conn),
+		networks:  evpn.NewLogicalBridgeServiceClient(conn),
+		ports:     evpn.NewBridgePortServiceClient(conn),
+		health:    healthpb.NewHealthClient(conn),
+		inventory: inventory.NewInventoryServiceClient(conn),
+		options:   opibridge.NewOptionsServiceClient(conn), vrfs: evpn.NewVrfServiceClient(conn),
 		networkNames: newNames(networkPrefix), portNames: newNames(portPrefix),
 		tellsAll: new(atomic.Bool), making: new(keylock.Locks[string]),
 	}
@@ -124,12 +138,14 @@ type agent struct {
 	vrfs                    evpn.VrfServiceClient
 	networkNames, portNames *names
 
-	tellsAll *atomic.Bool           // GetBridgePort was seen to tell all of a port since the connection came up
-	making   *keylock.Locks[string] // by MAC address; held by who looks whether a port may have it, and makes the port
+	// GetBridgePort was seen to tell all of a port since the connection came up
+	tellsAll *atomic.Bool
+	// by MAC address; held by who looks whether a port may have it, and makes the port
+	making *keylock.Locks[string]
 }
 
-// Alive asks for a port that never exists, which every agent answers. The reference agent does not serve grpc.health.v1,
-// its List leaks memory, and its inventory can end the process.
+// Alive asks for a port that never exists, which every agent answers. The reference agent does not
+// serve grpc.health.v1, its List leaks memory, and its inventory can end the process.
 func (a agent) Alive(ctx context.Context) error {
 	const never = "opi-liveness-check"
 	_, err := a.ports.GetBridgePort(ctx, &evpn.GetBridgePortRequest{Name: a.portNames.of(never)})
@@ -140,7 +156,8 @@ func (a agent) Alive(ctx context.Context) error {
 	return err
 }
 
-// hints are parts of the messages of opi-evpn-bridge, which uses the code Unknown for different kinds of failures.
+// hints are parts of the messages of opi-evpn-bridge, which uses the code Unknown for different
+// kinds of failures.
 var hints = [...]struct {
 	text string
 	kind error
@@ -179,7 +196,8 @@ func (a agent) Network(ctx context.Context, id string) (opi.NetworkStatus, error
 }
 
 func (a agent) getNetwork(ctx context.Context, id string) (opi.NetworkStatus, error) {
-	got, err := a.networks.GetLogicalBridge(ctx, &evpn.GetLogicalBridgeRequest{Name: a.networkNames.of(id)})
+	got, err := a.networks.GetLogicalBridge(ctx,
+		&evpn.GetLogicalBridgeRequest{Name: a.networkNames.of(id)})
 	if err != nil {
 		return opi.NetworkStatus{}, err
 	}
@@ -191,7 +209,8 @@ func (a agent) getNetwork(ctx context.Context, id string) (opi.NetworkStatus, er
 // Networks implements [opi.Agent].
 func (a agent) Networks(ctx context.Context) ([]opi.NetworkStatus, error) {
 	return list(networkStatus, func(token string) ([]*evpn.LogicalBridge, string, error) {
-		page, err := a.networks.ListLogicalBridges(ctx, &evpn.ListLogicalBridgesRequest{PageSize: pageSize, PageToken: token})
+		page, err := a.networks.ListLogicalBridges(ctx,
+			&evpn.ListLogicalBridgesRequest{PageSize: pageSize, PageToken: token})
 		for _, lb := range page.GetLogicalBridges() {
 			a.networkNames.learn(lb.GetName(), lastSegment(lb.GetName()))
 		}
@@ -221,9 +240,12 @@ func (a agent) DeleteNetwork(ctx context.Context, id string) error {
 	if err := a.checkUnused(ctx, id); err != nil {
 		return err
 	}
-	_, err := a.networks.DeleteLogicalBridge(ctx, &evpn.DeleteLogicalBridgeRequest{Name: a.networkNames.of(id), AllowMissing: true})
+	_, err := a.networks.DeleteLogicalBridge(ctx,
+		&evpn.DeleteLogicalBridgeRequest{Name: a.networkNames.of(id), AllowMissing: true})
 	if status.Code(err) == codes.FailedPrecondition {
-		return &opi.Error{Kind: opi.ErrInUse, Detail: opi.Short(status.Convert(err).Message()), Err: err}
+		return &opi.Error{
+			Kind: opi.ErrInUse, Detail: opi.Short(status.Convert(err).Message()), Err: err,
+		}
 	}
 	return err
 }
@@ -254,7 +276,8 @@ func (a agent) getPort(ctx context.Context, id string) (opi.PortStatus, error) {
 // Ports implements [opi.Agent].
 func (a agent) Ports(ctx context.Context) ([]opi.PortStatus, error) {
 	return list(portStatus, func(token string) ([]*evpn.BridgePort, string, error) {
-		page, err := a.ports.ListBridgePorts(ctx, &evpn.ListBridgePortsRequest{PageSize: pageSize, PageToken: token})
+		page, err := a.ports.ListBridgePorts(ctx,
+			&evpn.ListBridgePortsRequest{PageSize: pageSize, PageToken: token})
 		for _, bp := range page.GetBridgePorts() {
 			a.portNames.learn(bp.GetName(), lastSegment(bp.GetName()))
 		}
@@ -265,8 +288,8 @@ func (a agent) Ports(ctx context.Context) ([]opi.PortStatus, error) {
 // CreatePort implements [opi.Agent].
 func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 	if p.Trunk {
-		// A trunk to a network that does not exist leaves references behind in the reference agent that make the
-		// other networks undeletable.
+		// A trunk to a network that does not exist leaves references behind in the reference agent
+		// that make the other networks undeletable.
 		for _, id := range p.Networks {
 			network, err := a.Network(ctx, id)
 			switch {
@@ -298,13 +321,16 @@ func (a agent) CreatePort(ctx context.Context, p opi.Port) error {
 	case lacksNetdev(err):
 		return &opi.Error{Kind: opi.ErrFailed, Detail: noNetdev(err), Err: err}
 	case status.Code(err) == codes.NotFound:
-		return &opi.Error{Kind: opi.ErrNetworkMissing, Detail: opi.Short(status.Convert(err).Message()), Err: err}
+		return &opi.Error{
+			Kind: opi.ErrNetworkMissing, Detail: opi.Short(status.Convert(err).Message()), Err: err,
+		}
 	}
 	return err
 }
 
-// RetryPort is an Update that changes nothing, as an agent that was restarted does not try again by itself. An Update that
-// changes a port leaves agents with ports and networks that cannot be deleted any more.
+// RetryPort is an Update that changes nothing, as an agent that was restarted does not try again by
+// itself. An Update that changes a port leaves agents with ports and networks that cannot be
+// deleted any more.
 func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 	_, err := a.ports.UpdateBridgePort(ctx, &evpn.UpdateBridgePortRequest{
 		BridgePort: &evpn.BridgePort{Name: a.portNames.of(p.ID), Spec: a.spec(p)},
@@ -318,9 +344,13 @@ func (a agent) RetryPort(ctx context.Context, p opi.Port) error {
 
 // DeletePort implements [opi.Agent].
 func (a agent) DeletePort(ctx context.Context, id string) error {
-	_, err := a.ports.DeleteBridgePort(ctx, &evpn.DeleteBridgePortRequest{Name: a.portNames.of(id), AllowMissing: true})
-	if status.Code(err) == codes.NotFound && !strings.Contains(status.Convert(err).Message(), a.portNames.of(id)) {
-		return &opi.Error{Kind: opi.ErrFailed, Detail: "the agent cannot delete it: " + noNetdev(err), Err: err}
+	_, err := a.ports.DeleteBridgePort(ctx,
+		&evpn.DeleteBridgePortRequest{Name: a.portNames.of(id), AllowMissing: true})
+	if status.Code(err) == codes.NotFound &&
+		!strings.Contains(status.Convert(err).Message(), a.portNames.of(id)) {
+		return &opi.Error{
+			Kind: opi.ErrFailed, Detail: "the agent cannot delete it: " + noNetdev(err), Err: err,
+		}
 	}
 	return err
 }
@@ -330,9 +360,11 @@ func (a agent) Reconnected() { a.tellsAll.Store(false) }
 
 // SetNetworkOptions implements [opi.Options].
 func (a agent) SetNetworkOptions(ctx context.Context, n opi.Network) (mtu int, err error) {
-	got, err := a.options.UpdateNetworkOptions(ctx, &opibridge.UpdateNetworkOptionsRequest{Options: &opibridge.NetworkOptions{
-		Name: a.networkNames.of(n.ID), Mtu: uint32(n.MTU), SourceFilter: sourceFilters[n.SourceFilter],
-	}})
+	got, err := a.options.UpdateNetworkOptions(ctx,
+		&opibridge.UpdateNetworkOptionsRequest{Options: &opibridge.NetworkOptions{
+			Name: a.networkNames.of(n.ID), Mtu: uint32(n.MTU),
+			SourceFilter: sourceFilters[n.SourceFilter],
+		}})
 	return int(min(got.GetMaxMtu(), math.MaxUint16)), err
 }
 
@@ -348,16 +380,19 @@ func (a agent) SetPortOptions(ctx context.Context, p opi.Port) error {
 	for _, address := range p.Addresses {
 		options.Addresses = append(options.Addresses, address.String())
 	}
-	_, err := a.options.UpdatePortOptions(ctx, &opibridge.UpdatePortOptionsRequest{Options: options})
+	_, err := a.options.UpdatePortOptions(ctx,
+		&opibridge.UpdatePortOptionsRequest{Options: options})
 	return err
 }
 
-// HostPFs implements [opi.Agent]. The inventory of the reference agent can end its process: so only an agent is asked that says by
-// grpc.health.v1, which the reference agent lacks, that it has one.
+// HostPFs implements [opi.Agent]. The inventory of the reference agent can end its process: so only
+// an agent is asked that says by grpc.health.v1, which the reference agent lacks, that it has one.
 func (a agent) HostPFs(ctx context.Context) ([]opi.HostPF, error) {
-	has, err := a.health.Check(ctx, &healthpb.HealthCheckRequest{Service: inventory.InventoryService_ServiceDesc.ServiceName})
+	has, err := a.health.Check(ctx,
+		&healthpb.HealthCheckRequest{Service: inventory.InventoryService_ServiceDesc.ServiceName})
 	switch code := status.Code(err); {
-	case code == codes.Unimplemented, code == codes.NotFound, err == nil && has.GetStatus() != healthpb.HealthCheckResponse_SERVING:
+	case code == codes.Unimplemented, code == codes.NotFound,
+		err == nil && has.GetStatus() != healthpb.HealthCheckResponse_SERVING:
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -373,7 +408,9 @@ func (a agent) HostPFs(ctx context.Context) ([]opi.HostPF, error) {
 		}
 		pf, err := opi.ParseHostPF(device.GetSubsystem())
 		if err != nil {
-			return nil, &opi.Error{Kind: opi.ErrUnsupported, Detail: "the agent's inventory: " + err.Error()}
+			return nil, &opi.Error{
+				Kind: opi.ErrUnsupported, Detail: "the agent's inventory: " + err.Error(),
+			}
 		}
 		if len(pfs) == opi.MaxHostPFs {
 			return nil, endless(fmt.Sprintf("more than %d PFs of its host", opi.MaxHostPFs))
@@ -384,7 +421,9 @@ func (a agent) HostPFs(ctx context.Context) ([]opi.HostPF, error) {
 }
 
 func (a agent) spec(p opi.Port) *evpn.BridgePortSpec {
-	spec := &evpn.BridgePortSpec{MacAddress: p.MAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS}
+	spec := &evpn.BridgePortSpec{
+		MacAddress: p.MAC, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
+	}
 	if p.Trunk {
 		spec.Ptype = evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK
 	}
@@ -403,7 +442,8 @@ func networkStatus(lb *evpn.LogicalBridge) opi.NetworkStatus {
 		n.VNI = &vni
 	}
 	state := lb.GetStatus().GetOperStatus()
-	n.Status = statusOf(state == evpn.LBOperStatus_LB_OPER_STATUS_UP, state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
+	n.Status = statusOf(state == evpn.LBOperStatus_LB_OPER_STATUS_UP,
+		state == evpn.LBOperStatus_LB_OPER_STATUS_TO_BE_DELETED,
 		lb.GetStatus().GetComponents())
 	if n.VLAN == 0 {
 		n.Status = untold(n.Status, "its VLAN")
@@ -423,7 +463,8 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 		p.Networks = append(p.Networks, lastSegment(name))
 	}
 	state := bp.GetStatus().GetOperStatus()
-	p.Status = statusOf(state == evpn.BPOperStatus_BP_OPER_STATUS_UP, state == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED,
+	p.Status = statusOf(state == evpn.BPOperStatus_BP_OPER_STATUS_UP,
+		state == evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED,
 		bp.GetStatus().GetComponents())
 	switch {
 	case bp.GetSpec().GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED:
@@ -436,8 +477,8 @@ func portStatus(bp *evpn.BridgePort) opi.PortStatus {
 	return p
 }
 
-// statusOf derives a status from an object's operational status and its components. Only a component in state ERROR makes
-// it failed; components in other states may still be at work.
+// statusOf derives a status from an object's operational status and its components. Only a
+// component in state ERROR makes it failed; components in other states may still be at work.
 func statusOf(up, deleting bool, components []*evpn.Component) opi.Status {
 	var details []string
 	for _, comp := range components[:min(len(components), maxComponents)] {

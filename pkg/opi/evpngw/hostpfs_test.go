@@ -21,13 +21,22 @@ func TestHostPFs(t *testing.T) {
 		"the reference agent, whose inventory would end it": {},
 		"two PFs": {
 			told: []string{one, "host-pf c1pf1"},
-			want: []opi.HostPF{{Name: "c1pf0", MAC: "02:00:00:00:00:01", Serial: "MT2334XZ0LTK"}, {Name: "c1pf1"}},
+			want: []opi.HostPF{
+				{Name: "c1pf0", MAC: "02:00:00:00:00:01", Serial: "MT2334XZ0LTK"}, {Name: "c1pf1"},
+			},
 		},
 		"as many as there may be": {
-			told: slices.Repeat([]string{"host-pf pf0"}, opi.MaxHostPFs), want: slices.Repeat([]opi.HostPF{{Name: "pf0"}}, opi.MaxHostPFs),
+			told: slices.Repeat([]string{"host-pf pf0"}, opi.MaxHostPFs),
+			want: slices.Repeat([]opi.HostPF{{Name: "pf0"}}, opi.MaxHostPFs),
 		},
-		"too many": {told: slices.Repeat([]string{one}, opi.MaxHostPFs+1), problem: "the agent lists more than 64 PFs of its host"},
-		"garbage":  {told: []string{one, "host-pf ../../etc"}, problem: `"host-pf ../../etc" is not of the form`},
+		"too many": {
+			told:    slices.Repeat([]string{one}, opi.MaxHostPFs+1),
+			problem: "the agent lists more than 64 PFs of its host",
+		},
+		"garbage": {
+			told:    []string{one, "host-pf ../../etc"},
+			problem: `"host-pf ../../etc" is not of the form`,
+		},
 	} {
 		agent := opitest.Start(t)
 		agent.Set(func(b *opitest.Behaviour) { b.HostPFs = test.told })

@@ -60,7 +60,8 @@ func (l lookup[S]) find(ctx context.Context, id string) (none S, err error) {
 		}
 		fallthrough
 	case len(all) == 0:
-		return none, unknown("%s, and it does not list it, as after a restart", l.untold(got, missing))
+		return none, unknown("%s, and it does not list it, as after a restart",
+			l.untold(got, missing))
 	case l.status(&all[0]).State == opi.StateUnknown:
 		return none, unknown("%s, nor does its list", l.untold(got, missing))
 	case missing == nil && !l.agree(got, all[0]):
@@ -129,7 +130,8 @@ func (a agent) checkMAC(ctx context.Context, p opi.Port) error {
 		isOurs := func(network string) bool { return slices.Contains(p.Networks, network) }
 		shared := slices.ContainsFunc(other.Networks, isOurs)
 		if other.ID != p.ID && shared && bytes.Equal(other.MAC, p.MAC) {
-			detail := fmt.Sprintf("port %s has the MAC address %s in the network already", other.ID, p.MAC)
+			detail := fmt.Sprintf("port %s has the MAC address %s in the network already",
+				other.ID, p.MAC)
 			return &opi.Error{Kind: opi.ErrConflict, Detail: detail}
 		}
 	}

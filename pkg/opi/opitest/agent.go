@@ -1,8 +1,9 @@
-// Package opitest has an OPI agent for tests, and the tests that every OPI agent and the client must pass together.
+// Package opitest has an OPI agent for tests, and the tests that every OPI agent and the client
+// must pass together.
 //
-// The agent is a real gRPC server that behaves like opi-evpn-bridge as it was observed, with all that is odd about it:
-// Create that proves nothing, Unknown for most errors, references that are left behind. The tests of this package
-// have one case for each observed behaviour.
+// The agent is a real gRPC server that behaves like opi-evpn-bridge as it was observed, with all
+// that is odd about it: Create that proves nothing, Unknown for most errors, references that are
+// left behind. The tests of this package have one case for each observed behaviour.
 package opitest
 
 import (
@@ -34,8 +35,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/opi/evpngw"
 )
 
-// Behaviour is what an [Agent] can be told. The zero value is a reference agent in good health that realises and
-// tears down everything at once.
+// Behaviour is what an [Agent] can be told. The zero value is a reference agent in good health that
+// realises and tears down everything at once.
 type Behaviour struct {
 	UpDelay    time.Duration // from Create to UP
 	Held       bool          // nothing comes UP until this is false again
@@ -44,23 +45,28 @@ type Behaviour struct {
 	// Slow is how long an RPC takes, by name. The agent carries it out even if the client has given
 	// it up.
 	Slow map[string]time.Duration
-	// StuckDelete keeps what is deleted from now on as TO_BE_DELETED with an error, for ever: the reference agent with
-	// a representor of a real VF.
+	// StuckDelete keeps what is deleted from now on as TO_BE_DELETED with an error, for ever: the
+	// reference agent with a representor of a real VF.
 	StuckDelete bool
-	// Realise decides whether the port of this id comes UP; nil is always. Its error is the component's details.
+	// Realise decides whether the port of this id comes UP; nil is always. Its error is the
+	// component's details.
 	Realise func(id string) error
-	// Persistent is the reference agent with a redis behind it: after a crash, objects are back with the status they
-	// had, UP is not verified, and what was not UP is not tried again until it is updated.
+	// Persistent is the reference agent with a redis behind it: after a crash, objects are back
+	// with the status they had, UP is not verified, and what was not UP is not tried again until it
+	// is updated.
 	Persistent bool
 	// KeepOnStop is an agent that does not delete all objects at a graceful stop.
 	KeepOnStop bool
-	// Blind: Get succeeds for every name and says nothing, as an agent of Intel's does, and List is empty.
+	// Blind: Get succeeds for every name and says nothing, as an agent of Intel's does, and List is
+	// empty.
 	Blind bool
 	// Untold: neither Get nor List tells the type and the networks of a port.
 	Untold bool
-	// ProtoNames: objects are called "bridgePorts/{id}" and "logicalBridges/{id}", as the API's comments say.
+	// ProtoNames: objects are called "bridgePorts/{id}" and "logicalBridges/{id}", as the API's
+	// comments say.
 	ProtoNames bool
-	// FailsFirst is for how long a new port or network is in error, before the agent tries again by itself and succeeds.
+	// FailsFirst is for how long a new port or network is in error, before the agent tries again by
+	// itself and succeeds.
 	FailsFirst time.Duration
 	// Hung: no RPC is answered, while the connection stays.
 	Hung bool
@@ -68,10 +74,12 @@ type Behaviour struct {
 	Endless bool
 	// ForgetPages: no page token is known, as after a restart.
 	ForgetPages bool
-	// HostPFs are what the agent tells of the PFs of its host, as opi-bridge does, each in the form of [opi.HostPF]. Without any it
-	// is the reference agent, which has no grpc.health.v1 and whose inventory ends its process.
+	// HostPFs are what the agent tells of the PFs of its host, as opi-bridge does, each in the form
+	// of [opi.HostPF]. Without any it is the reference agent, which has no grpc.health.v1 and whose
+	// inventory ends its process.
 	HostPFs []string
-	// Options: the agent takes options of networks and ports, as opi-bridge does, and MTU is the largest that it says networks carry.
+	// Options: the agent takes options of networks and ports, as opi-bridge does, and MTU is the
+	// largest that it says networks carry.
 	Options bool
 	MTU     uint32
 	// V02 is opi-evpn-bridge v0.2.0, which OPI's own release has: see v02.go. Its Get of a port
@@ -82,7 +90,8 @@ type Behaviour struct {
 	Unimplemented []string
 }
 
-// Agent is an OPI agent on a loopback address. Its methods may be called from several goroutines at once.
+// Agent is an OPI agent on a loopback address. Its methods may be called from several goroutines at
+// once.
 type Agent struct {
 	address string
 
@@ -119,7 +128,8 @@ func Start(t testing.TB) *Agent {
 
 // New runs an agent until [Agent.Stop] or [Agent.Kill].
 func New() (*Agent, error) {
-	a := &Agent{address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{}, changing: map[string]int{}}
+	a := &Agent{address: "127.0.0.1:0", faults: map[string][]fault{}, calls: map[string]int{},
+		changing: map[string]int{}}
 	a.forget()
 	return a, a.Run()
 }
@@ -129,7 +139,8 @@ const Installation opi.Installation = "net"
 
 // Config is the configuration of a client of the agent.
 func (a *Agent) Config() opi.Config {
-	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect, Installation: Installation, FailedGrace: 100 * time.Millisecond}
+	return opi.Config{Endpoint: a.address, Dialect: evpngw.Dialect, Installation: Installation,
+		FailedGrace: 100 * time.Millisecond}
 }
 
 // Set changes the behaviour, from the next call on.
@@ -139,12 +150,14 @@ func (a *Agent) Set(change func(*Behaviour)) {
 	change(&a.behaviour)
 }
 
-// FailNext has the next n calls of the RPC of this name ("CreateBridgePort") fail without doing anything.
+// FailNext has the next n calls of the RPC of this name ("CreateBridgePort") fail without doing
+// anything.
 func (a *Agent) FailNext(rpc string, n int, code codes.Code, message string) {
 	a.fault(rpc, n, fault{err: status.Error(code, message)})
 }
 
-// DropNext has the next n calls of the RPC do their work, but answer Unavailable: a connection lost after the commit.
+// DropNext has the next n calls of the RPC do their work, but answer Unavailable: a connection lost
+// after the commit.
 func (a *Agent) DropNext(rpc string, n int) {
 	a.fault(rpc, n, fault{err: status.Error(codes.Unavailable, "connection lost"), commit: true})
 }
@@ -216,13 +229,15 @@ func (a *Agent) Run(opts ...grpc.ServerOption) error {
 	return nil
 }
 
-// listen waits for a port that is in use: while an agent is away, its port may be the local one of some connection.
+// listen waits for a port that is in use: while an agent is away, its port may be the local one of
+// some connection.
 func listen(address string) (lis net.Listener, err error) {
 	free := func(context.Context) (bool, error) {
 		lis, err = net.Listen("tcp", address)
 		return !errors.Is(err, syscall.EADDRINUSE), nil
 	}
-	_ = wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 5*time.Second, true, free)
+	_ = wait.PollUntilContextTimeout(context.Background(), 10*time.Millisecond, 5*time.Second,
+		true, free)
 	return lis, err
 }
 
@@ -312,7 +327,9 @@ func (a *Agent) ids(objects *table) []string {
 	return slices.Sorted(maps.Keys(*objects))
 }
 
-func (a *Agent) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (a *Agent) intercept(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (any, error) {
 	rpc := path.Base(info.FullMethod)
 	a.mu.Lock()
 	a.calls[rpc]++
@@ -365,8 +382,8 @@ type object struct {
 	upAt    time.Time // zero: never by itself
 	dying   bool
 	goneAt  time.Time // zero while dying: never
-	// macs are, in a network, the ports that are thought to be on it. Update does not move them, and a failed Create
-	// leaves some behind.
+	// macs are, in a network, the ports that are thought to be on it. Update does not move them,
+	// and a failed Create leaves some behind.
 	macs     map[string]string
 	unlisted bool // only Get tells of it
 
@@ -421,7 +438,9 @@ func (a *Agent) components(o *object, name string) []*evpn.Component {
 	if a.behaviour.V02 {
 		return nil
 	}
-	c := &evpn.Component{Name: name, Status: evpn.CompStatus_COMP_STATUS_PENDING, Details: o.failure}
+	c := &evpn.Component{
+		Name: name, Status: evpn.CompStatus_COMP_STATUS_PENDING, Details: o.failure,
+	}
 	switch {
 	case o.failure != "":
 		c.Status = evpn.CompStatus_COMP_STATUS_ERROR
@@ -431,12 +450,15 @@ func (a *Agent) components(o *object, name string) []*evpn.Component {
 	return []*evpn.Component{c}
 }
 
-func unknown(format string, args ...any) error { return status.Errorf(codes.Unknown, format, args...) }
+func unknown(format string, args ...any) error {
+	return status.Errorf(codes.Unknown, format, args...)
+}
 
 // wellFormed is a resource name as the reference agent's library takes it.
 func wellFormed(name string) bool {
 	rest := strings.TrimPrefix(name, "//")
-	return rest != "" && !strings.ContainsAny(rest, " \t{}_") && !slices.Contains(strings.Split(rest, "/"), "")
+	return rest != "" && !strings.ContainsAny(rest, " \t{}_") &&
+		!slices.Contains(strings.Split(rest, "/"), "")
 }
 
 type healthServer struct {
@@ -445,7 +467,9 @@ type healthServer struct {
 }
 
 // Check knows the inventory of an agent that tells of its host's PFs.
-func (s healthServer) Check(ctx context.Context, req *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+func (s healthServer) Check(
+	ctx context.Context, req *healthpb.HealthCheckRequest,
+) (*healthpb.HealthCheckResponse, error) {
 	if len(s.agent.behaviour.HostPFs) == 0 {
 		return s.UnimplementedHealthServer.Check(ctx, req)
 	}
@@ -461,9 +485,15 @@ type inventoryServer struct {
 }
 
 // GetInventory ends the agent's process, unless it tells of its host's PFs.
-func (s inventoryServer) GetInventory(context.Context, *inventory.GetInventoryRequest) (*inventory.Inventory, error) {
+func (s inventoryServer) GetInventory(
+	context.Context, *inventory.GetInventoryRequest,
+) (*inventory.Inventory, error) {
 	if told := s.agent.behaviour.HostPFs; len(told) > 0 {
-		has := &inventory.Inventory{Pci: []*inventory.PCIeDeviceInfo{{Address: "0000:00:1f.0", Class: "0x06", Subsystem: "0x0000"}}}
+		has := &inventory.Inventory{
+			Pci: []*inventory.PCIeDeviceInfo{
+				{Address: "0000:00:1f.0", Class: "0x06", Subsystem: "0x0000"},
+			},
+		}
 		for _, pf := range told {
 			has.Pci = append(has.Pci, &inventory.PCIeDeviceInfo{Subsystem: pf})
 		}

@@ -33,19 +33,28 @@ func dial(t *testing.T, a *Agent) peer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	return peer{t: t, networks: evpn.NewLogicalBridgeServiceClient(conn), ports: evpn.NewBridgePortServiceClient(conn), inv: inventory.NewInventoryServiceClient(conn)}
+	return peer{
+		t: t, networks: evpn.NewLogicalBridgeServiceClient(conn),
+		ports: evpn.NewBridgePortServiceClient(conn),
+		inv:   inventory.NewInventoryServiceClient(conn),
+	}
 }
 
 func (p peer) createNetwork(id string, spec *evpn.LogicalBridgeSpec) (*evpn.LogicalBridge, error) {
-	return p.networks.CreateLogicalBridge(p.t.Context(), &evpn.CreateLogicalBridgeRequest{LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: spec}})
+	return p.networks.CreateLogicalBridge(p.t.Context(), &evpn.CreateLogicalBridgeRequest{
+		LogicalBridgeId: id, LogicalBridge: &evpn.LogicalBridge{Spec: spec},
+	})
 }
 
 func (p peer) createPort(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePort, error) {
-	return p.ports.CreateBridgePort(p.t.Context(), &evpn.CreateBridgePortRequest{BridgePortId: id, BridgePort: &evpn.BridgePort{Name: "ignored", Spec: spec}})
+	return p.ports.CreateBridgePort(p.t.Context(), &evpn.CreateBridgePortRequest{
+		BridgePortId: id, BridgePort: &evpn.BridgePort{Name: "ignored", Spec: spec},
+	})
 }
 
 func (p peer) getNetwork(id string) (*evpn.LogicalBridge, error) {
-	return p.networks.GetLogicalBridge(p.t.Context(), &evpn.GetLogicalBridgeRequest{Name: networkPrefix + id})
+	return p.networks.GetLogicalBridge(p.t.Context(),
+		&evpn.GetLogicalBridgeRequest{Name: networkPrefix + id})
 }
 
 func (p peer) getPort(name string) (*evpn.BridgePort, error) {
@@ -53,17 +62,23 @@ func (p peer) getPort(name string) (*evpn.BridgePort, error) {
 }
 
 func (p peer) deletePort(name string, allowMissing bool) error {
-	_, err := p.ports.DeleteBridgePort(p.t.Context(), &evpn.DeleteBridgePortRequest{Name: name, AllowMissing: allowMissing})
+	_, err := p.ports.DeleteBridgePort(p.t.Context(),
+		&evpn.DeleteBridgePortRequest{Name: name, AllowMissing: allowMissing})
 	return err
 }
 
 func (p peer) deleteNetwork(id string) error {
-	_, err := p.networks.DeleteLogicalBridge(p.t.Context(), &evpn.DeleteLogicalBridgeRequest{Name: networkPrefix + id})
+	_, err := p.networks.DeleteLogicalBridge(p.t.Context(),
+		&evpn.DeleteLogicalBridgeRequest{Name: networkPrefix + id})
 	return err
 }
 
-func (p peer) updatePort(id string, spec *evpn.BridgePortSpec, mask []string, allowMissing bool) (*evpn.BridgePort, error) {
-	req := &evpn.UpdateBridgePortRequest{BridgePort: &evpn.BridgePort{Name: portPrefix + id, Spec: spec}, AllowMissing: allowMissing}
+func (p peer) updatePort(
+	id string, spec *evpn.BridgePortSpec, mask []string, allowMissing bool,
+) (*evpn.BridgePort, error) {
+	req := &evpn.UpdateBridgePortRequest{
+		BridgePort: &evpn.BridgePort{Name: portPrefix + id, Spec: spec}, AllowMissing: allowMissing,
+	}
 	if mask != nil {
 		req.UpdateMask = &fieldmaskpb.FieldMask{Paths: mask}
 	}
@@ -91,11 +106,13 @@ var (
 )
 
 func access(mac []byte, networks ...string) *evpn.BridgePortSpec {
-	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS, LogicalBridges: networks}
+	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS,
+		LogicalBridges: networks}
 }
 
 func trunk(mac []byte, networks ...string) *evpn.BridgePortSpec {
-	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK, LogicalBridges: networks}
+	return &evpn.BridgePortSpec{MacAddress: mac, Ptype: evpn.BridgePortType_BRIDGE_PORT_TYPE_TRUNK,
+		LogicalBridges: networks}
 }
 
 const (
@@ -105,8 +122,8 @@ const (
 	p2   = "vf-0000-03-00-3"
 )
 
-// TestObservedBehaviour has one case for each thing that was seen on a live opi-evpn-bridge. Each starts with the
-// networks net-blue (VLAN 10) and net-red (VLAN 20) and no port.
+// TestObservedBehaviour has one case for each thing that was seen on a live opi-evpn-bridge. Each
+// starts with the networks net-blue (VLAN 10) and net-red (VLAN 20) and no port.
 func TestObservedBehaviour(t *testing.T) {
 	tests := []struct {
 		name string
@@ -115,12 +132,14 @@ func TestObservedBehaviour(t *testing.T) {
 		{"create new is DOWN and PENDING", func(p peer, a *Agent) {
 			lb, err := p.createNetwork("net-new", &evpn.LogicalBridgeSpec{VlanId: 30})
 			p.ok(err)
-			if lb.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_DOWN || lb.Status.Components[0].Status != evpn.CompStatus_COMP_STATUS_PENDING {
+			if lb.Status.OperStatus != evpn.LBOperStatus_LB_OPER_STATUS_DOWN ||
+				lb.Status.Components[0].Status != evpn.CompStatus_COMP_STATUS_PENDING {
 				p.t.Errorf("network is %v", lb.Status)
 			}
 			bp, err := p.createPort(p1, access(mac1, blue))
 			p.ok(err)
-			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_DOWN || bp.Status.Components[0].Status != evpn.CompStatus_COMP_STATUS_PENDING {
+			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_DOWN ||
+				bp.Status.Components[0].Status != evpn.CompStatus_COMP_STATUS_PENDING {
 				p.t.Errorf("port is %v", bp.Status)
 			}
 		}},
@@ -145,7 +164,8 @@ func TestObservedBehaviour(t *testing.T) {
 			p.ok(p.deletePort(portPrefix+p1, false))
 			bp, err := p.createPort(p1, access(mac2, blue))
 			p.ok(err)
-			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED || !bytes.Equal(bp.Spec.MacAddress, mac1) {
+			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED ||
+				!bytes.Equal(bp.Spec.MacAddress, mac1) {
 				p.t.Errorf("got %v", bp)
 			}
 		}},
@@ -169,7 +189,8 @@ func TestObservedBehaviour(t *testing.T) {
 			p.want(err, codes.Unknown, "missing required field")
 			_, err = p.createPort(p1, access(nil, blue))
 			p.want(err, codes.Unknown, "missing required field")
-			_, err = p.createPort(p1, &evpn.BridgePortSpec{MacAddress: mac1, LogicalBridges: []string{blue}})
+			_, err = p.createPort(p1,
+				&evpn.BridgePortSpec{MacAddress: mac1, LogicalBridges: []string{blue}})
 			p.want(err, codes.Unknown, "missing required field")
 			_, err = p.createNetwork("net-new", &evpn.LogicalBridgeSpec{})
 			p.want(err, codes.Unknown, "missing required field")
@@ -199,7 +220,9 @@ func TestObservedBehaviour(t *testing.T) {
 			p.ok(err)
 		}},
 		{"network does not exist", func(p peer, a *Agent) {
-			for _, name := range []string{networkPrefix + "net-none", "4", "logicalBridges/net-blue"} {
+			for _, name := range []string{
+				networkPrefix + "net-none", "4", "logicalBridges/net-blue",
+			} {
 				_, err := p.createPort(p1, access(mac1, name))
 				p.want(err, codes.Unknown, "the referenced Logical Bridge has not been found")
 			}
@@ -218,9 +241,11 @@ func TestObservedBehaviour(t *testing.T) {
 			p.want(p.deleteNetwork("net-blue"), codes.Unknown, "is not empty")
 		}},
 		{"VNI in use", func(p peer, a *Agent) {
-			_, err := p.createNetwork("net-vni1", &evpn.LogicalBridgeSpec{VlanId: 30, Vni: proto.Uint32(100)})
+			_, err := p.createNetwork("net-vni1",
+				&evpn.LogicalBridgeSpec{VlanId: 30, Vni: proto.Uint32(100)})
 			p.ok(err)
-			_, err = p.createNetwork("net-vni2", &evpn.LogicalBridgeSpec{VlanId: 31, Vni: proto.Uint32(100)})
+			_, err = p.createNetwork("net-vni2",
+				&evpn.LogicalBridgeSpec{VlanId: 31, Vni: proto.Uint32(100)})
 			p.want(err, codes.Unknown, "the VNI is already in use")
 		}},
 		{"trunk of all networks before there was one", func(p peer, a *Agent) {
@@ -267,7 +292,8 @@ func TestObservedBehaviour(t *testing.T) {
 			p.ok(p.deletePort(portPrefix+p1, false))
 			bp, err := p.getPort(portPrefix + p1)
 			p.ok(err)
-			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED || bp.Status.Components[0].Status != evpn.CompStatus_COMP_STATUS_ERROR {
+			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_TO_BE_DELETED ||
+				bp.Status.Components[0].Status != evpn.CompStatus_COMP_STATUS_ERROR {
 				p.t.Errorf("got %v", bp.Status)
 			}
 		}},
@@ -283,7 +309,8 @@ func TestObservedBehaviour(t *testing.T) {
 		{"update checks required fields before the mask", func(p peer, a *Agent) {
 			_, err := p.createPort(p1, access(mac1, blue))
 			p.ok(err)
-			_, err = p.updatePort(p1, &evpn.BridgePortSpec{MacAddress: mac2}, []string{"spec.mac_address"}, false)
+			_, err = p.updatePort(p1, &evpn.BridgePortSpec{MacAddress: mac2},
+				[]string{"spec.mac_address"}, false)
 			p.want(err, codes.Unknown, "missing required field")
 		}},
 		{"update with a bad mask", func(p peer, a *Agent) {
@@ -308,12 +335,15 @@ func TestObservedBehaviour(t *testing.T) {
 			}
 		}},
 		{"an update that changes nothing realises again", func(p peer, a *Agent) {
-			a.Set(func(b *Behaviour) { b.Realise = func(string) error { return errors.New("no netdev") } })
+			a.Set(func(b *Behaviour) {
+				b.Realise = func(string) error { return errors.New("no netdev") }
+			})
 			_, err := p.createPort(p1, access(mac1, blue))
 			p.ok(err)
 			bp, err := p.getPort(portPrefix + p1)
 			p.ok(err)
-			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_DOWN || bp.Status.Components[0].Details != "no netdev" {
+			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_DOWN ||
+				bp.Status.Components[0].Details != "no netdev" {
 				p.t.Errorf("got %v, want DOWN and an error", bp.Status)
 			}
 			a.Set(func(b *Behaviour) { b.Realise = nil })
@@ -347,24 +377,29 @@ func TestObservedBehaviour(t *testing.T) {
 				_, err := p.createPort("", access([]byte{2, 0, 0, 0, byte(i >> 8), byte(i)}, blue))
 				p.ok(err)
 			}
-			_, err := p.ports.ListBridgePorts(p.t.Context(), &evpn.ListBridgePortsRequest{PageSize: -1})
+			_, err := p.ports.ListBridgePorts(p.t.Context(),
+				&evpn.ListBridgePortsRequest{PageSize: -1})
 			p.want(err, codes.InvalidArgument, "")
-			_, err = p.ports.ListBridgePorts(p.t.Context(), &evpn.ListBridgePortsRequest{PageToken: "nobody's"})
+			_, err = p.ports.ListBridgePorts(p.t.Context(),
+				&evpn.ListBridgePortsRequest{PageToken: "nobody's"})
 			p.want(err, codes.NotFound, "")
 			list, err := p.ports.ListBridgePorts(p.t.Context(), &evpn.ListBridgePortsRequest{})
 			p.ok(err)
 			if len(list.BridgePorts) != 50 {
 				p.t.Errorf("default page has %d", len(list.BridgePorts))
 			}
-			list, err = p.ports.ListBridgePorts(p.t.Context(), &evpn.ListBridgePortsRequest{PageSize: 1000})
+			list, err = p.ports.ListBridgePorts(p.t.Context(),
+				&evpn.ListBridgePortsRequest{PageSize: 1000})
 			p.ok(err)
 			if len(list.BridgePorts) != 250 {
 				p.t.Errorf("largest page has %d", len(list.BridgePorts))
 			}
-			list, err = p.ports.ListBridgePorts(p.t.Context(), &evpn.ListBridgePortsRequest{PageSize: 1000, PageToken: list.NextPageToken})
+			list, err = p.ports.ListBridgePorts(p.t.Context(),
+				&evpn.ListBridgePortsRequest{PageSize: 1000, PageToken: list.NextPageToken})
 			p.ok(err)
 			if len(list.BridgePorts) != 10 || list.NextPageToken != "" {
-				p.t.Errorf("last page has %d and token %q", len(list.BridgePorts), list.NextPageToken)
+				p.t.Errorf("last page has %d and token %q", len(list.BridgePorts),
+					list.NextPageToken)
 			}
 		}},
 		{"inventory ends the process", func(p peer, a *Agent) {
@@ -395,34 +430,38 @@ func TestObservedBehaviour(t *testing.T) {
 				p.t.Errorf("still there: %s", got)
 			}
 		}},
-		{"after a crash a persistent agent has stale UP and forgotten DOWN", func(p peer, a *Agent) {
-			a.Set(func(b *Behaviour) { b.Persistent = true })
-			_, err := p.createPort(p1, access(mac1, blue))
-			p.ok(err)
-			_, err = p.getPort(portPrefix + p1)
-			p.ok(err)
-			a.Set(func(b *Behaviour) { b.UpDelay = time.Hour })
-			_, err = p.createPort(p2, access(mac2, blue))
-			p.ok(err)
-			a.Set(func(b *Behaviour) { b.UpDelay = 0 })
-			a.Kill()
-			p.ok(a.Run())
-			p = dial(p.t, a)
-			for id, want := range map[string]evpn.BPOperStatus{p1: evpn.BPOperStatus_BP_OPER_STATUS_UP, p2: evpn.BPOperStatus_BP_OPER_STATUS_DOWN} {
-				bp, err := p.getPort(portPrefix + id)
+		{"after a crash a persistent agent has stale UP and forgotten DOWN",
+			func(p peer, a *Agent) {
+				a.Set(func(b *Behaviour) { b.Persistent = true })
+				_, err := p.createPort(p1, access(mac1, blue))
 				p.ok(err)
-				if bp.Status.OperStatus != want {
-					p.t.Errorf("%s is %v, want %v", id, bp.Status.OperStatus, want)
+				_, err = p.getPort(portPrefix + p1)
+				p.ok(err)
+				a.Set(func(b *Behaviour) { b.UpDelay = time.Hour })
+				_, err = p.createPort(p2, access(mac2, blue))
+				p.ok(err)
+				a.Set(func(b *Behaviour) { b.UpDelay = 0 })
+				a.Kill()
+				p.ok(a.Run())
+				p = dial(p.t, a)
+				for id, want := range map[string]evpn.BPOperStatus{
+					p1: evpn.BPOperStatus_BP_OPER_STATUS_UP,
+					p2: evpn.BPOperStatus_BP_OPER_STATUS_DOWN,
+				} {
+					bp, err := p.getPort(portPrefix + id)
+					p.ok(err)
+					if bp.Status.OperStatus != want {
+						p.t.Errorf("%s is %v, want %v", id, bp.Status.OperStatus, want)
+					}
 				}
-			}
-			_, err = p.updatePort(p2, access(mac2, blue), nil, false)
-			p.ok(err)
-			bp, err := p.getPort(portPrefix + p2)
-			p.ok(err)
-			if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_UP {
-				p.t.Errorf("after an update %s is %v", p2, bp.Status.OperStatus)
-			}
-		}},
+				_, err = p.updatePort(p2, access(mac2, blue), nil, false)
+				p.ok(err)
+				bp, err := p.getPort(portPrefix + p2)
+				p.ok(err)
+				if bp.Status.OperStatus != evpn.BPOperStatus_BP_OPER_STATUS_UP {
+					p.t.Errorf("after an update %s is %v", p2, bp.Status.OperStatus)
+				}
+			}},
 		{"a blind agent", func(p peer, a *Agent) {
 			a.Set(func(b *Behaviour) { b.Blind = true })
 			_, err := p.createPort(p1, access(mac1, blue))

@@ -41,7 +41,8 @@ func newKey(t testing.TB) *ecdsa.PrivateKey {
 	return key
 }
 
-// Issue makes a certificate, for servers and clients, and its key, both PEM. name is a host name or an IP address.
+// Issue makes a certificate, for servers and clients, and its key, both PEM. name is a host name or
+// an IP address.
 func (a *Authority) Issue(t testing.TB, name string) (cert, key []byte) {
 	t.Helper()
 	template := &x509.Certificate{

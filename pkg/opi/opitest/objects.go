@@ -50,14 +50,15 @@ func chooseID(wanted string) (string, error) {
 		return string(uuid.NewUUID()), nil
 	}
 	if !idForm.MatchString(wanted) || uuidForm.MatchString(wanted) {
-		return "", unknown("user-settable ID must begin with a letter, be 4 to 63 characters, only contain lowercase, digits "+
+		return "", unknown("user-settable ID must begin with a letter, be 4 to 63 characters, "+
+			"only contain lowercase, digits "+
 			"and hyphens, and not be a UUID (got: '%s')", wanted)
 	}
 	return wanted, nil
 }
 
-// find resolves a resource name of this prefix. Other well-formed names are nobody's: NotFound, as the proto's own
-// bridgePorts/{id}.
+// find resolves a resource name of this prefix. Other well-formed names are nobody's: NotFound, as
+// the proto's own bridgePorts/{id}.
 func (t table) find(prefix, name string) (string, *object, error) {
 	if name == "" {
 		return "", nil, unknown("missing required field: name")
@@ -81,7 +82,9 @@ type networkServer struct {
 func (a *Agent) networkMessage(id string, n *object) *evpn.LogicalBridge {
 	spec := proto.CloneOf(n.network)
 	if spec.VtepIpPrefix == nil && !a.behaviour.V02 { // the reference agent always fills it in
-		spec.VtepIpPrefix = &netcommon.IPPrefix{Addr: &netcommon.IPAddress{V4OrV6: &netcommon.IPAddress_V4Addr{}}}
+		spec.VtepIpPrefix = &netcommon.IPPrefix{
+			Addr: &netcommon.IPAddress{V4OrV6: &netcommon.IPAddress_V4Addr{}},
+		}
 	}
 	state := evpn.LBOperStatus_LB_OPER_STATUS_DOWN
 	switch {
@@ -96,7 +99,9 @@ func (a *Agent) networkMessage(id string, n *object) *evpn.LogicalBridge {
 	}
 }
 
-func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+func (s networkServer) CreateLogicalBridge(
+	_ context.Context, req *evpn.CreateLogicalBridgeRequest,
+) (*evpn.LogicalBridge, error) {
 	spec := req.GetLogicalBridge().GetSpec()
 	switch {
 	case spec == nil:
@@ -104,7 +109,8 @@ func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLo
 	case spec.GetVlanId() == 0:
 		return nil, unknown("missing required field: logical_bridge.spec.vlan_id")
 	case spec.GetVlanId() > 4095:
-		return nil, status.Errorf(codes.InvalidArgument, "VlanId value (%d) have to be between 1 and 4095", spec.GetVlanId())
+		return nil, status.Errorf(codes.InvalidArgument,
+			"VlanId value (%d) have to be between 1 and 4095", spec.GetVlanId())
 	}
 	id, err := chooseID(req.GetLogicalBridgeId())
 	if err != nil {
@@ -127,7 +133,9 @@ func (s networkServer) CreateLogicalBridge(_ context.Context, req *evpn.CreateLo
 	return s.agent.networkMessage(id, n), nil
 }
 
-func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalBridgeRequest) (*evpn.LogicalBridge, error) {
+func (s networkServer) GetLogicalBridge(
+	_ context.Context, req *evpn.GetLogicalBridgeRequest,
+) (*evpn.LogicalBridge, error) {
 	if s.agent.behaviour.Blind {
 		return &evpn.LogicalBridge{}, nil
 	}
@@ -138,7 +146,9 @@ func (s networkServer) GetLogicalBridge(_ context.Context, req *evpn.GetLogicalB
 	return s.agent.networkMessage(id, n), nil
 }
 
-func (s networkServer) DeleteLogicalBridge(_ context.Context, req *evpn.DeleteLogicalBridgeRequest) (*emptypb.Empty, error) {
+func (s networkServer) DeleteLogicalBridge(
+	_ context.Context, req *evpn.DeleteLogicalBridgeRequest,
+) (*emptypb.Empty, error) {
 	id, n, err := s.agent.networks.find(s.agent.networkNames(), req.GetName())
 	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
 		return &emptypb.Empty{}, nil
@@ -190,7 +200,8 @@ func checkPort(spec *evpn.BridgePortSpec) error {
 	case spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_UNSPECIFIED:
 		return unknown("missing required field: bridge_port.spec.ptype")
 	case spec.GetPtype() == evpn.BridgePortType_BRIDGE_PORT_TYPE_ACCESS && len(networks) != 1:
-		return status.Errorf(codes.InvalidArgument, "ACCESS type must have exactly one LogicalBridge, got %d", len(networks))
+		return status.Errorf(codes.InvalidArgument,
+			"ACCESS type must have exactly one LogicalBridge, got %d", len(networks))
 	}
 	for _, name := range networks {
 		if !wellFormed(name) {
@@ -200,7 +211,9 @@ func checkPort(spec *evpn.BridgePortSpec) error {
 	return nil
 }
 
-func (s portServer) CreateBridgePort(_ context.Context, req *evpn.CreateBridgePortRequest) (*evpn.BridgePort, error) {
+func (s portServer) CreateBridgePort(
+	_ context.Context, req *evpn.CreateBridgePortRequest,
+) (*evpn.BridgePort, error) {
 	if err := checkPort(req.GetBridgePort().GetSpec()); err != nil {
 		return nil, err
 	}
@@ -225,10 +238,12 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	for _, name := range spec.GetLogicalBridges() {
 		n := s.agent.networks[path.Base(name)]
 		if n == nil || n.dying || name != s.agent.networkNames()+path.Base(name) {
-			return nil, unknown("the referenced Logical Bridge has not been found") // the ones before keep their reference
+			// the ones before keep their reference
+			return nil, unknown("the referenced Logical Bridge has not been found")
 		}
 		if other, taken := n.macs[mac]; taken {
-			return nil, unknown("the Logical Bridge is already associated with the bridge port mac %s of %s", net.HardwareAddr(mac), other)
+			return nil, unknown("the Logical Bridge is already associated with the bridge port "+
+				"mac %s of %s", net.HardwareAddr(mac), other)
 		}
 		n.macs[mac] = id
 	}
@@ -238,7 +253,9 @@ func (s portServer) create(id string, spec *evpn.BridgePortSpec) (*evpn.BridgePo
 	return s.agent.portMessage(id, p), nil
 }
 
-func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequest) (*evpn.BridgePort, error) {
+func (s portServer) GetBridgePort(
+	_ context.Context, req *evpn.GetBridgePortRequest,
+) (*evpn.BridgePort, error) {
 	if s.agent.behaviour.Blind {
 		return &evpn.BridgePort{}, nil
 	}
@@ -252,7 +269,9 @@ func (s portServer) GetBridgePort(_ context.Context, req *evpn.GetBridgePortRequ
 	return s.agent.portMessage(id, p), nil
 }
 
-func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePortsRequest) (*evpn.ListBridgePortsResponse, error) {
+func (s portServer) ListBridgePorts(
+	_ context.Context, req *evpn.ListBridgePortsRequest,
+) (*evpn.ListBridgePortsResponse, error) {
 	ids, next, err := s.agent.page(s.agent.ports, s.agent.portsEver, req)
 	reply := &evpn.ListBridgePortsResponse{NextPageToken: next}
 	for _, id := range ids {
@@ -261,22 +280,28 @@ func (s portServer) ListBridgePorts(_ context.Context, req *evpn.ListBridgePorts
 	return reply, err
 }
 
-func (s networkServer) ListLogicalBridges(_ context.Context, req *evpn.ListLogicalBridgesRequest) (*evpn.ListLogicalBridgesResponse, error) {
+func (s networkServer) ListLogicalBridges(
+	_ context.Context, req *evpn.ListLogicalBridgesRequest,
+) (*evpn.ListLogicalBridgesResponse, error) {
 	ids, next, err := s.agent.page(s.agent.networks, s.agent.networksEver, req)
 	reply := &evpn.ListLogicalBridgesResponse{NextPageToken: next}
 	for _, id := range ids {
-		reply.LogicalBridges = append(reply.LogicalBridges, s.agent.networkMessage(id, s.agent.networks[id]))
+		reply.LogicalBridges = append(reply.LogicalBridges,
+			s.agent.networkMessage(id, s.agent.networks[id]))
 	}
 	return reply, err
 }
 
-// page returns the ids on one page of a list: at most 250, and 50 if the request names no size, as the reference agent.
+// page returns the ids on one page of a list: at most 250, and 50 if the request names no size, as
+// the reference agent.
 func (a *Agent) page(objects table, ever bool, req interface {
 	GetPageSize() int32
 	GetPageToken() string
 }) (ids []string, next string, err error) {
 	start, known := a.pages[req.GetPageToken()]
-	listed := slices.DeleteFunc(slices.Sorted(maps.Keys(objects)), func(id string) bool { return objects[id].unlisted })
+	listed := slices.DeleteFunc(slices.Sorted(maps.Keys(objects)), func(id string) bool {
+		return objects[id].unlisted
+	})
 	switch {
 	case a.behaviour.Blind:
 		return nil, "", nil
@@ -287,7 +312,8 @@ func (a *Agent) page(objects table, ever bool, req interface {
 	case a.behaviour.Endless:
 		ids, start = listed, len(a.pages)
 	case req.GetPageToken() != "" && (!known || a.behaviour.ForgetPages):
-		return nil, "", status.Errorf(codes.NotFound, "unable to find pagination token %s", req.GetPageToken())
+		return nil, "", status.Errorf(codes.NotFound, "unable to find pagination token %s",
+			req.GetPageToken())
 	default:
 		ids = listed
 		start = min(start, len(ids))
@@ -302,8 +328,11 @@ func (a *Agent) page(objects table, ever bool, req interface {
 	return ids, next, nil
 }
 
-// UpdateBridgePort does not look whether the networks exist and moves no reference, as the reference agent's.
-func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePortRequest) (*evpn.BridgePort, error) {
+// UpdateBridgePort does not look whether the networks exist and moves no reference, as the
+// reference agent's.
+func (s portServer) UpdateBridgePort(
+	_ context.Context, req *evpn.UpdateBridgePortRequest,
+) (*evpn.BridgePort, error) {
 	spec := req.GetBridgePort().GetSpec()
 	if err := checkPort(spec); err != nil {
 		return nil, err
@@ -328,7 +357,9 @@ func (s portServer) UpdateBridgePort(_ context.Context, req *evpn.UpdateBridgePo
 	return s.agent.portMessage(id, p), nil
 }
 
-func (s portServer) DeleteBridgePort(_ context.Context, req *evpn.DeleteBridgePortRequest) (*emptypb.Empty, error) {
+func (s portServer) DeleteBridgePort(
+	_ context.Context, req *evpn.DeleteBridgePortRequest,
+) (*emptypb.Empty, error) {
 	id, p, err := s.agent.ports.find(s.agent.portNames(), req.GetName())
 	if status.Code(err) == codes.NotFound && req.GetAllowMissing() {
 		return &emptypb.Empty{}, nil

@@ -17,7 +17,8 @@ type optionsServer struct {
 
 func (s optionsServer) served() error {
 	if !s.agent.behaviour.Options {
-		return status.Error(codes.Unimplemented, "unknown service opi_bridge.v1alpha1.OptionsService")
+		return status.Error(codes.Unimplemented,
+			"unknown service opi_bridge.v1alpha1.OptionsService")
 	}
 	return nil
 }
@@ -36,7 +37,9 @@ func (s optionsServer) UpdateNetworkOptions(
 	return &opibridge.NetworkOptions{MaxMtu: s.agent.behaviour.MTU}, nil
 }
 
-func (s optionsServer) UpdatePortOptions(_ context.Context, req *opibridge.UpdatePortOptionsRequest) (*opibridge.PortOptions, error) {
+func (s optionsServer) UpdatePortOptions(
+	_ context.Context, req *opibridge.UpdatePortOptionsRequest,
+) (*opibridge.PortOptions, error) {
 	if err := s.served(); err != nil {
 		return nil, err
 	}

@@ -17,13 +17,15 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// patience bounds what the suite waits for. Agents answer within milliseconds, slow machines within seconds.
+// patience bounds what the suite waits for. Agents answer within milliseconds, slow machines within
+// seconds.
 const patience = 30 * time.Second
 
-// RunClientSuite tests an agent and the client against each other: all that a controller relies on. start prepares an
-// agent for one case and says how to reach it: one that has no ports and networks, and on whose xPU the ports of these
-// ids can be brought up (their representors are there). What start makes it removes with t.Cleanup. A case that has ports
-// begins with the network net-blue.
+// RunClientSuite tests an agent and the client against each other: all that a controller relies on.
+// start prepares an agent for one case and says how to reach it: one that has no ports and
+// networks, and on whose xPU the ports of these ids can be brought up (their representors are
+// there). What start makes it removes with t.Cleanup. A case that has ports begins with the network
+// net-blue.
 func RunClientSuite(t *testing.T, start func(t *testing.T, ports []string) opi.Config) {
 	for _, test := range clientCases {
 		t.Run(test.name, func(t *testing.T) {
@@ -88,7 +90,8 @@ func (s suite) hasPort(want opi.Port) {
 	s.Helper()
 	got, err := s.client.GetPort(s.ctx, want.ID)
 	s.ok(err)
-	if diff := cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}}, got); diff != "" {
+	if diff := cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}},
+		got); diff != "" {
 		s.Errorf("port %s (-want +got):\n%s", want.ID, diff)
 	}
 }
@@ -165,8 +168,10 @@ var clientCases = []struct {
 	{"two ports with one MAC in a network", manyPorts(2), func(s suite) {
 		s.network("net-red", 20)
 		s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
-		s.is(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-blue"}}), opi.ErrConflict)
-		s.ok(s.client.EnsurePort(s.ctx, opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-red"}}))
+		s.is(s.client.EnsurePort(s.ctx,
+			opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-blue"}}), opi.ErrConflict)
+		s.ok(s.client.EnsurePort(s.ctx,
+			opi.Port{ID: s.ports[1], MAC: hw(1), Networks: []string{"net-red"}}))
 	}},
 	{"another installation's port stays", manyPorts(1), func(s suite) {
 		s.ok(s.client.EnsurePort(s.ctx, s.port(0)))
@@ -189,10 +194,13 @@ var clientCases = []struct {
 		s.ok(s.other.EnsureNetwork(s.ctx, opi.Network{ID: "other-red", VLAN: 20}))
 		got, err := s.client.ListNetworks(s.ctx)
 		s.ok(err)
-		slices.SortFunc(got, func(a, b opi.NetworkStatus) int { return strings.Compare(a.ID, b.ID) })
+		slices.SortFunc(got, func(a, b opi.NetworkStatus) int {
+			return strings.Compare(a.ID, b.ID)
+		})
 		up := opi.Status{State: opi.StateUp}
 		want := []opi.NetworkStatus{
-			{Network: opi.Network{ID: "net-blue", VLAN: 10}, Status: up}, {Network: opi.Network{ID: "other-red", VLAN: 20}, Status: up},
+			{Network: opi.Network{ID: "net-blue", VLAN: 10}, Status: up},
+			{Network: opi.Network{ID: "other-red", VLAN: 20}, Status: up},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			s.Errorf("networks (-want +got):\n%s", diff)

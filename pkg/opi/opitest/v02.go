@@ -121,5 +121,6 @@ func (s vrfServer) ListVrfs(
 	if s.agent.behaviour.V02 {
 		return &evpn.ListVrfsResponse{}, nil
 	}
-	return &evpn.ListVrfsResponse{Vrfs: []*evpn.Vrf{{Name: "//network.opiproject.org/vrfs/GRD"}}}, nil
+	return &evpn.ListVrfsResponse{Vrfs: []*evpn.Vrf{{Name: "//network.opiproject.org/vrfs/GRD"}}},
+		nil
 }

@@ -1,5 +1,6 @@
-// Package bind carries out what was decided for a pod, as the scheduler's plugin dynamicresources does: it allocates and reserves the claims,
-// waits for the devices' binding conditions, and binds the pod to its node.
+// Package bind carries out what was decided for a pod, as the scheduler's plugin dynamicresources
+// does: it allocates and reserves the claims, waits for the devices' binding conditions, and binds
+// the pod to its node.
 package bind
 
 import (
@@ -28,16 +29,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/schedule"
 )
 
-// SchedulerName is the spec.schedulerName of the pods that may be bound: no other scheduler looks at them.
+// SchedulerName is the spec.schedulerName of the pods that may be bound: no other scheduler looks
+// at them.
 const SchedulerName = "xpuctl"
 
-// DefaultTimeout is how long devices may take until their binding conditions are true; as that of kube-scheduler (bindingTimeout of its
-// plugin's arguments).
+// DefaultTimeout is how long devices may take until their binding conditions are true; as that of
+// kube-scheduler (bindingTimeout of its plugin's arguments).
 const DefaultTimeout = 10 * time.Minute
 
 // Binder binds pods.
 type Binder struct {
-	// Client must speak protobuf: JSON could write the opaque parameters of an allocation in another form, which the API server refuses.
+	// Client must speak protobuf: JSON could write the opaque parameters of an allocation in
+	// another form, which the API server refuses.
 	Client  kubernetes.Interface
 	Timeout time.Duration
 }
@@ -49,15 +52,18 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 	case d.Node == "":
 		return fmt.Errorf("pod %s/%s: no node takes it", pod.Namespace, pod.Name)
 	case pod.Spec.SchedulerName != SchedulerName:
-		return fmt.Errorf("pod %s/%s: is that of scheduler %s; spec.schedulerName must be %s", pod.Namespace, pod.Name, pod.Spec.SchedulerName, SchedulerName)
+		return fmt.Errorf("pod %s/%s: is that of scheduler %s; spec.schedulerName must be %s",
+			pod.Namespace, pod.Name, pod.Spec.SchedulerName, SchedulerName)
 	}
 	for _, c := range d.Claims {
 		if c.PodClaim == "" {
-			return fmt.Errorf("pod %s/%s: asks for extended resources of DeviceClasses, for which kube-scheduler alone makes claims: use "+
+			return fmt.Errorf("pod %s/%s: asks for extended resources of DeviceClasses, for "+
+				"which kube-scheduler alone makes claims: use "+
 				"resourceClaims", pod.Namespace, pod.Name)
 		}
 		if c.Claim.UID == "" {
-			return fmt.Errorf("pod %s/%s: the claim of template %s is not made yet; try again", pod.Namespace, pod.Name, c.Template)
+			return fmt.Errorf("pod %s/%s: the claim of template %s is not made yet; try again",
+				pod.Namespace, pod.Name, c.Template)
 		}
 	}
 	defer func() {
@@ -77,7 +83,8 @@ func (b Binder) Bind(ctx context.Context, d *schedule.Decision) (err error) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: d.Node},
 	}
-	if err := b.Client.CoreV1().Pods(pod.Namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
+	if err := b.Client.CoreV1().Pods(pod.Namespace).Bind(ctx,
+		binding, metav1.CreateOptions{}); err != nil {
 		return errors.Join(err, b.giveBack(ctx, pod, d.Claims))
 	}
 	return nil
@@ -109,9 +116,10 @@ func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimD
 			now.Status.Allocation.AllocationTimestamp = ptr.To(metav1.Now())
 		}
 		if !resourceclaim.IsReservedForPod(pod, now, false) {
-			now.Status.ReservedFor = append(now.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
-				Resource: "pods", Name: pod.Name, UID: pod.UID,
-			})
+			now.Status.ReservedFor = append(now.Status.ReservedFor,
+				resourceapi.ResourceClaimConsumerReference{
+					Resource: "pods", Name: pod.Name, UID: pod.UID,
+				})
 		}
 		_, err = api.UpdateStatus(ctx, now, metav1.UpdateOptions{})
 		return err
@@ -122,8 +130,11 @@ func (b Binder) reserve(ctx context.Context, pod *corev1.Pod, c *schedule.ClaimD
 	return nil
 }
 
-// giveBack takes the pod's reservations, and what was allocated for it. It also works when ctx has ended.
-func (b Binder) giveBack(ctx context.Context, pod *corev1.Pod, claims []schedule.ClaimDecision) error {
+// giveBack takes the pod's reservations, and what was allocated for it. It also works when ctx has
+// ended.
+func (b Binder) giveBack(
+	ctx context.Context, pod *corev1.Pod, claims []schedule.ClaimDecision,
+) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	var errs []error
@@ -137,12 +148,14 @@ func (b Binder) giveBack(ctx context.Context, pod *corev1.Pod, claims []schedule
 			if err != nil {
 				return err
 			}
-			if !resourceclaim.IsReservedForPod(pod, now, false) { // it was not reached, or is somebody else's
+			// it was not reached, or is somebody else's
+			if !resourceclaim.IsReservedForPod(pod, now, false) {
 				return nil
 			}
-			now.Status.ReservedFor = slices.DeleteFunc(now.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool {
-				return r.UID == pod.UID
-			})
+			now.Status.ReservedFor = slices.DeleteFunc(now.Status.ReservedFor,
+				func(r resourceapi.ResourceClaimConsumerReference) bool {
+					return r.UID == pod.UID
+				})
 			if c.New && len(now.Status.ReservedFor) == 0 {
 				now.Status.Allocation, now.Status.Devices = nil, nil
 			}
@@ -161,12 +174,14 @@ func (b Binder) await(ctx context.Context, claims []schedule.ClaimDecision) erro
 	ctx, cancel := context.WithTimeoutCause(ctx, b.Timeout, fmt.Errorf("not within %s", b.Timeout))
 	defer cancel()
 	for _, c := range claims {
-		if !slices.ContainsFunc(c.Claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-			return len(r.BindingConditions) > 0
-		}) {
+		if !slices.ContainsFunc(c.Claim.Status.Allocation.Devices.Results,
+			func(r resourceapi.DeviceRequestAllocationResult) bool {
+				return len(r.BindingConditions) > 0
+			}) {
 			continue
 		}
-		if err := b.awaitClaim(ctx, types.NamespacedName{Namespace: c.Claim.Namespace, Name: c.Claim.Name}); err != nil {
+		if err := b.awaitClaim(ctx,
+			types.NamespacedName{Namespace: c.Claim.Namespace, Name: c.Claim.Name}); err != nil {
 			return fmt.Errorf("claim %s: binding conditions: %w", c.Claim.Name, err)
 		}
 	}
@@ -177,24 +192,29 @@ func (b Binder) awaitClaim(ctx context.Context, key types.NamespacedName) error 
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, key.Name).String()
 	api := b.Client.ResourceV1().ResourceClaims(key.Namespace)
 	source := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		ListWithContextFunc: func(
+			ctx context.Context, options metav1.ListOptions,
+		) (runtime.Object, error) {
 			options.FieldSelector = only
 			return api.List(ctx, options)
 		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+		WatchFuncWithContext: func(
+			ctx context.Context, options metav1.ListOptions,
+		) (watch.Interface, error) {
 			options.FieldSelector = only
 			return api.Watch(ctx, options)
 		},
 	}
 	waitsFor := errors.New("the claim is not there")
-	_, err := watchtools.UntilWithSync(ctx, source, &resourceapi.ResourceClaim{}, nil, func(e watch.Event) (bool, error) {
-		if e.Type == watch.Deleted {
-			return false, errors.New("the claim was deleted")
-		}
-		var failed error
-		waitsFor, failed = conditions(e.Object.(*resourceapi.ResourceClaim))
-		return waitsFor == nil && failed == nil, failed
-	})
+	_, err := watchtools.UntilWithSync(ctx, source, &resourceapi.ResourceClaim{},
+		nil, func(e watch.Event) (bool, error) {
+			if e.Type == watch.Deleted {
+				return false, errors.New("the claim was deleted")
+			}
+			var failed error
+			waitsFor, failed = conditions(e.Object.(*resourceapi.ResourceClaim))
+			return waitsFor == nil && failed == nil, failed
+		})
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", context.Cause(ctx), waitsFor)
 	}
@@ -209,14 +229,17 @@ func conditions(c *resourceapi.ResourceClaim) (waitsFor, failed error) {
 	for _, result := range c.Status.Allocation.Devices.Results {
 		var told []metav1.Condition
 		for _, status := range c.Status.Devices {
-			if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device &&
+			if status.Driver == result.Driver && status.Pool == result.Pool &&
+				status.Device == result.Device &&
 				ptr.Deref(status.ShareID, "") == string(ptr.Deref(result.ShareID, "")) {
 				told = status.Conditions
 			}
 		}
 		for _, name := range result.BindingFailureConditions {
-			if condition := meta.FindStatusCondition(told, name); condition != nil && condition.Status == metav1.ConditionTrue {
-				return nil, fmt.Errorf("device %s: %s: %s: %s", result.Device, name, condition.Reason, condition.Message)
+			if condition := meta.FindStatusCondition(told, name); condition != nil &&
+				condition.Status == metav1.ConditionTrue {
+				return nil, fmt.Errorf("device %s: %s: %s: %s", result.Device, name,
+					condition.Reason, condition.Message)
 			}
 		}
 		for _, name := range result.BindingConditions {

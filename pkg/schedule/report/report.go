@@ -1,5 +1,5 @@
-// Package report is what xpuctl schedule prints: for programs as JSON or YAML ([Schedule]), for people as text
-// ([Schedule.Text]).
+// Package report is what xpuctl schedule prints: for programs as JSON or YAML ([Schedule]), for
+// people as text ([Schedule.Text]).
 package report
 
 import (
@@ -13,11 +13,14 @@ import (
 
 // GroupVersionKind is the type of a Schedule.
 func GroupVersionKind() schema.GroupVersionKind {
-	return schema.GroupVersionKind{Group: "xpuctl.opiproject.org", Version: "v1alpha1", Kind: "Schedule"}
+	return schema.GroupVersionKind{
+		Group: "xpuctl.opiproject.org", Version: "v1alpha1", Kind: "Schedule",
+	}
 }
 
-// Schedule is where pods go, which devices they get, and why some go nowhere. It is the same for the same input. Fields
-// may be added; those that are there keep their names and meaning within a version.
+// Schedule is where pods go, which devices they get, and why some go nowhere. It is the same for
+// the same input. Fields may be added; those that are there keep their names and meaning within a
+// version.
 type Schedule struct {
 	metav1.TypeMeta `json:",inline"`
 	// Kubernetes is the version whose scheduler was asked, for example 1.37.
@@ -44,10 +47,11 @@ type Pod struct {
 
 // Claim is what a pod gets by a claim.
 type Claim struct {
-	// PodClaim is the name in the pod's spec.resourceClaims. It is empty for the claim that the scheduler makes for extended
-	// resources.
+	// PodClaim is the name in the pod's spec.resourceClaims. It is empty for the claim that the
+	// scheduler makes for extended resources.
 	PodClaim string `json:"podClaim,omitempty"`
-	// Name of the ResourceClaim. One that a template makes has no name before it is made: it is called POD-CLAIM here.
+	// Name of the ResourceClaim. One that a template makes has no name before it is made: it is
+	// called POD-CLAIM here.
 	Name string `json:"name"`
 	// Template that the claim is made from.
 	Template string `json:"template,omitempty"`
@@ -84,13 +88,15 @@ type Counter struct {
 // New returns a Schedule without pods, of the scheduler of a version of Kubernetes.
 func New(kubernetes string) *Schedule {
 	apiVersion, kind := GroupVersionKind().ToAPIVersionAndKind()
-	return &Schedule{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, Kubernetes: kubernetes, Pods: []Pod{}}
+	return &Schedule{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind},
+		Kubernetes: kubernetes, Pods: []Pod{}}
 }
 
 // Add adds what was decided for a pod.
 func (s *Schedule) Add(decision *schedule.Decision) {
 	pod := Pod{
-		Namespace: decision.Pod.Namespace, Name: decision.Pod.Name, Node: decision.Node, Fits: decision.Fits,
+		Namespace: decision.Pod.Namespace, Name: decision.Pod.Name, Node: decision.Node,
+		Fits:    decision.Fits,
 		Reasons: decision.Reasons, Refusals: decision.Refusals,
 	}
 	for _, c := range decision.Claims {
@@ -111,7 +117,8 @@ func (s *Schedule) Pending() []Pod {
 }
 
 func newClaim(decision schedule.ClaimDecision) Claim {
-	claim := Claim{PodClaim: decision.PodClaim, Name: decision.Claim.Name, Template: decision.Template, Shared: !decision.New, Devices: []Device{}}
+	claim := Claim{PodClaim: decision.PodClaim, Name: decision.Claim.Name,
+		Template: decision.Template, Shared: !decision.New, Devices: []Device{}}
 	for i, result := range decision.Claim.Status.Allocation.Devices.Results {
 		claim.Devices = append(claim.Devices, newDevice(result, decision.Uses[i]))
 	}
@@ -121,7 +128,8 @@ func newClaim(decision schedule.ClaimDecision) Claim {
 func newDevice(result resourceapi.DeviceRequestAllocationResult, use schedule.Use) Device {
 	device := Device{
 		Request: result.Request, Driver: result.Driver, Pool: result.Pool, Device: result.Device,
-		AdminAccess: ptr.Deref(result.AdminAccess, false), BindingConditions: result.BindingConditions,
+		AdminAccess:       ptr.Deref(result.AdminAccess, false),
+		BindingConditions: result.BindingConditions,
 	}
 	for name, quantity := range result.ConsumedCapacity {
 		if device.ConsumedCapacity == nil {
@@ -131,7 +139,8 @@ func newDevice(result resourceapi.DeviceRequestAllocationResult, use schedule.Us
 	}
 	if !device.AdminAccess {
 		for _, c := range use.Counters {
-			device.ConsumedCounters = append(device.ConsumedCounters, Counter{c.Set, c.Name, c.Value.String()})
+			device.ConsumedCounters = append(device.ConsumedCounters,
+				Counter{c.Set, c.Name, c.Value.String()})
 		}
 	}
 	return device

@@ -12,8 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/terminal"
 )
 
-// Text writes the Schedule for people: a table of the pods with their devices, and below it what keeps pods pending.
-// Refusals of pods that have a node are written if all is set.
+// Text writes the Schedule for people: a table of the pods with their devices, and below it what
+// keeps pods pending. Refusals of pods that have a node are written if all is set.
 func (s *Schedule) Text(to io.Writer, all bool) error {
 	table := [][]string{{"POD", "NODE", "CLAIM", "REQUEST", "DEVICE", "TAKES"}}
 	for _, pod := range s.Pods {
@@ -37,7 +37,8 @@ func (s *Schedule) Text(to io.Writer, all bool) error {
 	return err
 }
 
-// rows returns a row for each device of the pod, or one if it has none. What stands in the row above is not repeated.
+// rows returns a row for each device of the pod, or one if it has none. What stands in the row
+// above is not repeated.
 func rows(pod Pod) [][]string {
 	name, node := pod.Namespace+"/"+pod.Name, pod.Node
 	if node == "" {
@@ -47,7 +48,9 @@ func rows(pod Pod) [][]string {
 	for _, claim := range pod.Claims {
 		claimName := claim.Name
 		for _, device := range claim.Devices {
-			rows = append(rows, []string{name, node, claimName, device.Request, device.Driver + "/" + device.Pool + "/" + device.Device, takes(claim, device)})
+			rows = append(rows,
+				[]string{name, node, claimName, device.Request, device.Driver + "/" + device.Pool +
+					"/" + device.Device, takes(claim, device)})
 			name, node, claimName = "", "", ""
 		}
 	}
@@ -63,7 +66,8 @@ func takes(claim Claim, device Device) string {
 		all = append(all, device.ConsumedCapacity[name]+" "+name)
 	}
 	for _, counter := range device.ConsumedCounters {
-		all = append(all, fmt.Sprintf("%s of %s/%s", counter.Value, counter.CounterSet, counter.Name))
+		all = append(all,
+			fmt.Sprintf("%s of %s/%s", counter.Value, counter.CounterSet, counter.Name))
 	}
 	const most = 3
 	if len(all) > most {
@@ -93,7 +97,8 @@ func explanation(pod Pod) []string {
 	switch {
 	case pod.Node != "":
 		lines = append(lines,
-			fmt.Sprintf("%s is on %s: %d of %d nodes can take it.", name, pod.Node, pod.Fits, nodes))
+			fmt.Sprintf("%s is on %s: %d of %d nodes can take it.", name, pod.Node,
+				pod.Fits, nodes))
 	case len(pod.Reasons) > 0:
 		lines = append(lines, name+" is pending, whatever node:")
 	case nodes == 0:
@@ -117,8 +122,8 @@ func explanation(pod Pod) []string {
 	return lines
 }
 
-// Why says in one sentence why no node takes the pod, by what most nodes say, and then all that the nodes say, line by line. It is nil for a
-// pod that has a node.
+// Why says in one sentence why no node takes the pod, by what most nodes say, and then all that the
+// nodes say, line by line. It is nil for a pod that has a node.
 func (p Pod) Why() []string {
 	if p.Node != "" {
 		return nil
@@ -126,7 +131,9 @@ func (p Pod) Why() []string {
 	lines := explanation(p)
 	reasons := p.Reasons
 	if len(reasons) == 0 && len(p.Refusals) > 0 {
-		most := slices.MaxFunc(p.Refusals, func(a, b schedule.Refusal) int { return cmp.Compare(len(a.Nodes), len(b.Nodes)) })
+		most := slices.MaxFunc(p.Refusals, func(a, b schedule.Refusal) int {
+			return cmp.Compare(len(a.Nodes), len(b.Nodes))
+		})
 		reasons = most.Reasons
 	}
 	if len(reasons) == 0 {
@@ -137,7 +144,8 @@ func (p Pod) Why() []string {
 		said = append(said, cause.Message)
 	}
 	_, where, _ := strings.Cut(lines[0], " is pending")
-	lines[0] = strings.TrimRight(strings.TrimLeft(where, ":, "), ":.") + ": " + strings.Join(said, "; ")
+	lines[0] = strings.TrimRight(strings.TrimLeft(where, ":, "), ":.") + ": " +
+		strings.Join(said, "; ")
 	return lines
 }
 
@@ -147,7 +155,8 @@ func places(nodes []string) string {
 	if len(nodes) <= most {
 		return strings.Join(nodes, ", ")
 	}
-	return fmt.Sprintf("%s and %d more nodes", strings.Join(nodes[:most-1], ", "), len(nodes)-most+1)
+	return fmt.Sprintf("%s and %d more nodes", strings.Join(nodes[:most-1], ", "),
+		len(nodes)-most+1)
 }
 
 func reasonLines(indent string, reason schedule.Reason) []string {

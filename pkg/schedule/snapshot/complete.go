@@ -8,8 +8,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// What an API server sets in objects that leave it out, and refuses: k8s.io/kubernetes pkg/apis/{core,resource}/v1/defaults.go
-// and pkg/apis/resource/validation. Only what the scheduler reads is here.
+// What an API server sets in objects that leave it out, and refuses: k8s.io/kubernetes
+// pkg/apis/{core,resource}/v1/defaults.go and pkg/apis/resource/validation. Only what the scheduler
+// reads is here.
 
 // completePod makes limits requests where there are none, as the API server does.
 func completePod(pod *corev1.Pod) error {
@@ -32,7 +33,8 @@ func completePod(pod *corev1.Pod) error {
 	}
 	for i, claim := range pod.Spec.ResourceClaims {
 		if (claim.ResourceClaimName == nil) == (claim.ResourceClaimTemplateName == nil) {
-			return fmt.Errorf("spec.resourceClaims[%d]: must name one of resourceClaimName and resourceClaimTemplateName", i)
+			return fmt.Errorf("spec.resourceClaims[%d]: must name one of resourceClaimName and "+
+				"resourceClaimTemplateName", i)
 		}
 	}
 	return nil
@@ -50,12 +52,15 @@ func completeSlice(slice *resourceapi.ResourceSlice) error {
 	case spec.Pool.Name == "":
 		return errors.New("spec.pool.name: must be set")
 	case spec.Pool.ResourceSliceCount <= 0:
-		return errors.New("spec.pool.resourceSliceCount: must be greater than zero: how many ResourceSlices the pool has")
+		return errors.New("spec.pool.resourceSliceCount: must be greater than zero: how many " +
+			"ResourceSlices the pool has")
 	case len(spec.Devices) > resourceapi.ResourceSliceMaxDevices:
-		return fmt.Errorf("spec.devices: has %d, must have at most %d: a pool can have several ResourceSlices",
+		return fmt.Errorf("spec.devices: has %d, must have at most %d: a pool can have several "+
+			"ResourceSlices",
 			len(spec.Devices), resourceapi.ResourceSliceMaxDevices)
 	case len(spec.Devices) > 0 && len(spec.SharedCounters) > 0:
-		return errors.New("spec: must not have both devices and sharedCounters: a pool can have several ResourceSlices")
+		return errors.New("spec: must not have both devices and sharedCounters: a pool can have " +
+			"several ResourceSlices")
 	}
 	places := 0
 	for _, is := range []bool{
@@ -67,7 +72,8 @@ func completeSlice(slice *resourceapi.ResourceSlice) error {
 		}
 	}
 	if places != 1 {
-		return errors.New("spec: must have exactly one of nodeName, nodeSelector, allNodes and perDeviceNodeSelection")
+		return errors.New("spec: must have exactly one of nodeName, nodeSelector, allNodes and " +
+			"perDeviceNodeSelection")
 	}
 	for i, device := range spec.Devices {
 		if device.Name == "" {
@@ -98,7 +104,8 @@ func completeClaimSpec(spec *resourceapi.ResourceClaimSpec, path string) error {
 		}
 		names[request.Name] = true
 		if e := request.Exactly; e != nil {
-			if err := completeRequest(field+".exactly", e.DeviceClassName, e.Selectors, &e.AllocationMode, &e.Count, e.Tolerations); err != nil {
+			if err := completeRequest(field+".exactly", e.DeviceClassName, e.Selectors,
+				&e.AllocationMode, &e.Count, e.Tolerations); err != nil {
 				return err
 			}
 		}
@@ -109,7 +116,8 @@ func completeClaimSpec(spec *resourceapi.ResourceClaimSpec, path string) error {
 				return fmt.Errorf("%s.name: must be set", field)
 			}
 			names[request.Name+"/"+sub.Name] = true
-			if err := completeRequest(field, sub.DeviceClassName, sub.Selectors, &sub.AllocationMode, &sub.Count, sub.Tolerations); err != nil {
+			if err := completeRequest(field, sub.DeviceClassName, sub.Selectors,
+				&sub.AllocationMode, &sub.Count, sub.Tolerations); err != nil {
 				return err
 			}
 		}
@@ -128,14 +136,16 @@ func completeClaimSpec(spec *resourceapi.ResourceClaimSpec, path string) error {
 	for i, config := range spec.Devices.Config {
 		for _, request := range config.Requests {
 			if !names[request] {
-				return fmt.Errorf("%s.devices.config[%d].requests: no request is named %q", path, i, request)
+				return fmt.Errorf("%s.devices.config[%d].requests: no request is named %q",
+					path, i, request)
 			}
 		}
 	}
 	return nil
 }
 
-func completeRequest(field, class string, selectors []resourceapi.DeviceSelector, mode *resourceapi.DeviceAllocationMode,
+func completeRequest(field, class string, selectors []resourceapi.DeviceSelector,
+	mode *resourceapi.DeviceAllocationMode,
 	count *int64, tolerations []resourceapi.DeviceToleration) error {
 	if class == "" {
 		return fmt.Errorf("%s.deviceClassName: must be set", field)
@@ -148,7 +158,8 @@ func completeRequest(field, class string, selectors []resourceapi.DeviceSelector
 		*count = 1
 	case *mode == resourceapi.DeviceAllocationModeAll && *count != 0:
 		return fmt.Errorf("%s.count: must not be set with allocationMode All", field)
-	case *mode != resourceapi.DeviceAllocationModeExactCount && *mode != resourceapi.DeviceAllocationModeAll:
+	case *mode != resourceapi.DeviceAllocationModeExactCount &&
+		*mode != resourceapi.DeviceAllocationModeAll:
 		return fmt.Errorf("%s.allocationMode: is %q, must be ExactCount or All", field, *mode)
 	case *count < 0:
 		return fmt.Errorf("%s.count: is %d, must be greater than zero", field, *count)
@@ -180,7 +191,8 @@ func completeTaintRule(rule *resourceapi.DeviceTaintRule) error {
 
 func knownEffect(field string, effect resourceapi.DeviceTaintEffect) error {
 	switch effect {
-	case resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute:
+	case resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule,
+		resourceapi.DeviceTaintEffectNoExecute:
 		return nil
 	}
 	return fmt.Errorf("%s: is %q, must be None, NoSchedule or NoExecute", field, effect)

@@ -42,24 +42,27 @@ type Reader struct {
 	left    map[string]int // how many objects of a kind were left out
 }
 
-// NewReader returns a Reader that reads stdin where a file's name is "-". It passes over objects of the ignored kinds
-// without a word of them.
+// NewReader returns a Reader that reads stdin where a file's name is "-". It passes over objects of
+// the ignored kinds without a word of them.
 func NewReader(stdin io.Reader, ignored ...schema.GroupVersionKind) (*Reader, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, resourceapi.AddToScheme, resourcev1beta1.AddToScheme, resourcev1beta2.AddToScheme,
+		corev1.AddToScheme, resourceapi.AddToScheme, resourcev1beta1.AddToScheme,
+		resourcev1beta2.AddToScheme,
 	} {
 		if err := add(scheme); err != nil {
 			return nil, err
 		}
 	}
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
-	return &Reader{stdin: stdin, ignored: ignored, scheme: scheme, decoder: decoder, left: map[string]int{}}, nil
+	return &Reader{stdin: stdin, ignored: ignored, scheme: scheme, decoder: decoder,
+		left: map[string]int{}}, nil
 }
 
-// Read returns the objects of the files, which have YAML or JSON, and Lists where wanted. Of a directory, it reads the
-// files below that end in .yaml, .yml or .json, in the order of their names. Objects keep their order. Objects of
-// resource.k8s.io/v1beta1 and v1beta2 become those of v1. An error names the file, the object and the field.
+// Read returns the objects of the files, which have YAML or JSON, and Lists where wanted. Of a
+// directory, it reads the files below that end in .yaml, .yml or .json, in the order of their
+// names. Objects keep their order. Objects of resource.k8s.io/v1beta1 and v1beta2 become those of
+// v1. An error names the file, the object and the field.
 func (r *Reader) Read(paths ...string) (*Snapshot, error) {
 	into := &Snapshot{}
 	for _, path := range paths {
@@ -70,8 +73,8 @@ func (r *Reader) Read(paths ...string) (*Snapshot, error) {
 	return into, nil
 }
 
-// ReadInto is [Reader.Read] for a Snapshot that has objects. Objects of the files are put in place of those that have
-// their names.
+// ReadInto is [Reader.Read] for a Snapshot that has objects. Objects of the files are put in place
+// of those that have their names.
 func (r *Reader) ReadInto(into *Snapshot, paths ...string) error {
 	added, err := r.Read(paths...)
 	if err != nil {
@@ -85,8 +88,8 @@ func (r *Reader) ReadInto(into *Snapshot, paths ...string) error {
 	return nil
 }
 
-// LeftOut says in one sentence which objects were read and are of kinds that a Snapshot does not hold. It is "" if there
-// were none.
+// LeftOut says in one sentence which objects were read and are of kinds that a Snapshot does not
+// hold. It is "" if there were none.
 func (r *Reader) LeftOut() string {
 	if len(r.left) == 0 {
 		return ""
@@ -183,8 +186,8 @@ func (r *Reader) documents(name string, stream io.Reader, add func(runtime.Objec
 	}
 }
 
-// isJSON says whether the stream begins as an object in JSON. Such a stream is one document, which need not be looked
-// through for the lines that separate documents.
+// isJSON says whether the stream begins as an object in JSON. Such a stream is one document, which
+// need not be looked through for the lines that separate documents.
 func isJSON(stream *bufio.Reader) bool {
 	start, _ := stream.Peek(64)
 	return bytes.HasPrefix(bytes.TrimSpace(start), []byte("{"))
@@ -216,11 +219,12 @@ func (r *Reader) document(document []byte, add func(runtime.Object) error) error
 	return r.take(d, add)
 }
 
-// listItems returns the items of a List in JSON, or nil for anything else. The decoder would go through all of it several
-// times, and such a List may be all that a cluster has.
+// listItems returns the items of a List in JSON, or nil for anything else. The decoder would go
+// through all of it several times, and such a List may be all that a cluster has.
 func listItems(document []byte) []runtime.RawExtension {
 	var list corev1.List
-	if !bytes.HasPrefix(bytes.TrimSpace(document), []byte("{")) || json.Unmarshal(document, &list) != nil ||
+	if !bytes.HasPrefix(bytes.TrimSpace(document), []byte("{")) ||
+		json.Unmarshal(document, &list) != nil ||
 		list.GroupVersionKind() != corev1.SchemeGroupVersion.WithKind("List") {
 		return nil
 	}
@@ -230,9 +234,10 @@ func listItems(document []byte) []runtime.RawExtension {
 // items decodes several items at once, and adds them in their order.
 func (r *Reader) items(items []runtime.RawExtension, add func(runtime.Object) error) error {
 	decodedItems := make([]decoded, len(items))
-	workqueue.ParallelizeUntil(context.Background(), goruntime.GOMAXPROCS(0), len(items), func(i int) {
-		decodedItems[i] = r.decode(items[i].Raw)
-	})
+	workqueue.ParallelizeUntil(context.Background(), goruntime.GOMAXPROCS(0), len(items),
+		func(i int) {
+			decodedItems[i] = r.decode(items[i].Raw)
+		})
 	for i, d := range decodedItems {
 		if err := r.take(d, add); err != nil {
 			return fmt.Errorf("items[%d]: %w", i, err)
@@ -272,7 +277,9 @@ func (r *Reader) take(d decoded, add func(runtime.Object) error) error {
 		r.leaveOut(d.kind)
 		return nil
 	case meta.IsListType(d.object): // a PodList, for example
-		return meta.EachListItem(d.object, func(item runtime.Object) error { return r.take(decoded{object: item, kind: d.kind}, add) })
+		return meta.EachListItem(d.object, func(item runtime.Object) error {
+			return r.take(decoded{object: item, kind: d.kind}, add)
+		})
 	}
 	err := add(d.object)
 	if errors.Is(err, ErrKind) {
@@ -306,7 +313,8 @@ func (r *Reader) newest(object runtime.Object) (runtime.Object, error) {
 		return nil, err
 	}
 	kind := kinds[0]
-	if kind.Group != resourceapi.GroupName || kind.Version == resourceapi.SchemeGroupVersion.Version {
+	if kind.Group != resourceapi.GroupName ||
+		kind.Version == resourceapi.SchemeGroupVersion.Version {
 		return object, nil
 	}
 	newest, err := r.scheme.New(resourceapi.SchemeGroupVersion.WithKind(kind.Kind))

@@ -18,9 +18,9 @@ import (
 	resourcev1beta2 "k8s.io/dynamic-resource-allocation/api/v1beta2"
 )
 
-// List returns what a cluster has. Its Pods are in the order of the scheduler's queue: those with a higher priority
-// first, then those that are older. DeviceTaintRules are of resource.k8s.io/v1
-// or v1beta2, where the API server has them.
+// List returns what a cluster has. Its Pods are in the order of the scheduler's queue: those with a
+// higher priority first, then those that are older. DeviceTaintRules are of resource.k8s.io/v1 or
+// v1beta2, where the API server has them.
 func List(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 	s := &Snapshot{}
 	core, resource := client.CoreV1(), client.ResourceV1()
@@ -48,15 +48,22 @@ func List(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 }
 
 // pageFunc is a client's function to list as the pager wants it.
-func pageFunc[L runtime.Object](list func(context.Context, metav1.ListOptions) (L, error)) pager.ListPageFunc {
+func pageFunc[L runtime.Object](
+	list func(context.Context, metav1.ListOptions) (L, error),
+) pager.ListPageFunc {
 	return func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return list(ctx, options)
 	}
 }
 
-// taintRules lists DeviceTaintRules of v1, which Kubernetes has since 1.37, or else those of v1beta2.
-func taintRules(client kubernetes.Interface) func(context.Context, metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
-	return func(ctx context.Context, options metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
+// taintRules lists DeviceTaintRules of v1, which Kubernetes has since 1.37, or else those of
+// v1beta2.
+func taintRules(
+	client kubernetes.Interface,
+) func(context.Context, metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
+	return func(
+		ctx context.Context, options metav1.ListOptions,
+	) (*resourceapi.DeviceTaintRuleList, error) {
 		newest, err := client.ResourceV1().DeviceTaintRules().List(ctx, options)
 		if !apierrors.IsNotFound(err) {
 			return newest, err
@@ -69,10 +76,16 @@ func taintRules(client kubernetes.Interface) func(context.Context, metav1.ListOp
 	}
 }
 
-func convertTaintRules(old *resourcev1beta2api.DeviceTaintRuleList) (*resourceapi.DeviceTaintRuleList, error) {
-	converted := &resourceapi.DeviceTaintRuleList{ListMeta: old.ListMeta, Items: make([]resourceapi.DeviceTaintRule, len(old.Items))}
+func convertTaintRules(
+	old *resourcev1beta2api.DeviceTaintRuleList,
+) (*resourceapi.DeviceTaintRuleList, error) {
+	converted := &resourceapi.DeviceTaintRuleList{
+		ListMeta: old.ListMeta, Items: make([]resourceapi.DeviceTaintRule, len(old.Items)),
+	}
 	for i := range old.Items {
-		if err := resourcev1beta2.Convert_v1beta2_DeviceTaintRule_To_v1_DeviceTaintRule(&old.Items[i], &converted.Items[i], nil); err != nil {
+		if err := resourcev1beta2.Convert_v1beta2_DeviceTaintRule_To_v1_DeviceTaintRule(
+			&old.Items[i], &converted.Items[i], nil,
+		); err != nil {
 			return nil, fmt.Errorf("convert DeviceTaintRule %s: %w", old.Items[i].Name, err)
 		}
 	}

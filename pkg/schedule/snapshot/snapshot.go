@@ -1,6 +1,6 @@
-// Package snapshot holds the objects that decide where pods and their devices go, as they are at one moment: read from
-// files ([Read]) or listed from an API server ([List]), and changed to ask what if ([Snapshot.Put], [Snapshot.Remove],
-// [Snapshot.Taint]).
+// Package snapshot holds the objects that decide where pods and their devices go, as they are at
+// one moment: read from files ([Read]) or listed from an API server ([List]), and changed to ask
+// what if ([Snapshot.Put], [Snapshot.Remove], [Snapshot.Taint]).
 package snapshot
 
 import (
@@ -14,11 +14,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// ErrKind is the error of an object that decides nothing about where pods and devices go, such as a ConfigMap.
+// ErrKind is the error of an object that decides nothing about where pods and devices go, such as a
+// ConfigMap.
 var ErrKind = errors.New("the kind decides nothing about where pods and their devices go")
 
-// Snapshot is a set of objects, with the defaults that an API server sets. No two objects of a kind have the same name.
-// The zero value is empty. A Snapshot is not safe for concurrent use while it is changed.
+// Snapshot is a set of objects, with the defaults that an API server sets. No two objects of a kind
+// have the same name. The zero value is empty. A Snapshot is not safe for concurrent use while it
+// is changed.
 type Snapshot struct {
 	Nodes      []*corev1.Node
 	Namespaces []*corev1.Namespace
@@ -43,9 +45,10 @@ func (n name) String() string {
 	return n.kind + " " + n.namespace + "/" + n.name
 }
 
-// Put adds an object, in place of the one that has its name. It completes the object as an API server would. A pod that
-// has ended is not kept. The object must not be used by anyone else afterwards. An error names the object, and the field that an API server would refuse;
-// it wraps [ErrKind] if the object is not of a kind that a Snapshot holds.
+// Put adds an object, in place of the one that has its name. It completes the object as an API
+// server would. A pod that has ended is not kept. The object must not be used by anyone else
+// afterwards. An error names the object, and the field that an API server would refuse; it wraps
+// [ErrKind] if the object is not of a kind that a Snapshot holds.
 func (s *Snapshot) Put(object runtime.Object) error {
 	_, err := s.put(object)
 	return err
@@ -67,7 +70,8 @@ func (s *Snapshot) put(object runtime.Object) (name, error) {
 	case *resourceapi.ResourceClaim:
 		return put(s, &s.Claims, o, name{"ResourceClaim", inNamespace(o), o.Name}, completeClaim)
 	case *resourceapi.ResourceClaimTemplate:
-		return put(s, &s.Templates, o, name{"ResourceClaimTemplate", inNamespace(o), o.Name}, completeTemplate)
+		return put(s, &s.Templates, o, name{"ResourceClaimTemplate", inNamespace(o), o.Name},
+			completeTemplate)
 	case *resourceapi.DeviceTaintRule:
 		return put(s, &s.TaintRules, o, name{"DeviceTaintRule", "", o.Name}, completeTaintRule)
 	}
@@ -82,7 +86,9 @@ func inNamespace(object metav1.Object) string {
 	return object.GetNamespace()
 }
 
-func put[T metav1.Object](s *Snapshot, objects *[]T, object T, n name, complete func(T) error) (name, error) {
+func put[T metav1.Object](
+	s *Snapshot, objects *[]T, object T, n name, complete func(T) error,
+) (name, error) {
 	if n.name == "" {
 		return n, fmt.Errorf("a %s has no metadata.name", n.kind)
 	}

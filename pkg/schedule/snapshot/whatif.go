@@ -11,11 +11,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Remove takes an object away. It is written KIND/NAME or KIND/NAMESPACE/NAME, for example node/worker-1. The kind is one
-// of node, pod, deviceclass, resourceslice, resourceclaim, resourceclaimtemplate and devicetaintrule.
+// Remove takes an object away. It is written KIND/NAME or KIND/NAMESPACE/NAME, for example
+// node/worker-1. The kind is one of node, pod, deviceclass, resourceslice, resourceclaim,
+// resourceclaimtemplate and devicetaintrule.
 //
-// With a node go its ResourceSlices. Its pods that no DaemonSet made are to be scheduled anew, and so are those of a claim
-// that has devices there.
+// With a node go its ResourceSlices. Its pods that no DaemonSet made are to be scheduled anew, and
+// so are those of a claim that has devices there.
 func (s *Snapshot) Remove(reference string) error {
 	kind, object, _ := strings.Cut(reference, "/")
 	remove, known := map[string]func(namespace, name string) bool{
@@ -28,7 +29,8 @@ func (s *Snapshot) Remove(reference string) error {
 		"devicetaintrule":       removeFrom(s, &s.TaintRules, "DeviceTaintRule"),
 	}[strings.ToLower(kind)]
 	if !known {
-		return fmt.Errorf("remove %s: the kind must be one of node, pod, deviceclass, resourceslice, resourceclaim, "+
+		return fmt.Errorf("remove %s: the kind must be one of node, pod, deviceclass, "+
+			"resourceslice, resourceclaim, "+
 			"resourceclaimtemplate and devicetaintrule, as in node/worker-1", reference)
 	}
 	namespace, object := splitName(kind, object)
@@ -50,7 +52,9 @@ func splitName(kind, object string) (namespace, name string) {
 	return metav1.NamespaceDefault, object
 }
 
-func removeFrom[T metav1.Object](s *Snapshot, objects *[]T, kind string) func(namespace, object string) bool {
+func removeFrom[T metav1.Object](
+	s *Snapshot, objects *[]T, kind string,
+) func(namespace, object string) bool {
 	return func(namespace, object string) bool {
 		n := name{kind, namespace, object}
 		if !s.has(n) {
@@ -98,25 +102,27 @@ func (s *Snapshot) removePod(namespace, object string) bool {
 	return removeFrom(s, &s.Pods, "Pod")(namespace, object)
 }
 
-// unreserve takes the pod's claims from it. A claim that nobody else has is deallocated, as by the controller of
-// ResourceClaims.
+// unreserve takes the pod's claims from it. A claim that nobody else has is deallocated, as by the
+// controller of ResourceClaims.
 func (s *Snapshot) unreserve(pod *corev1.Pod) {
 	for _, claim := range s.Claims {
 		if claim.Namespace != pod.Namespace {
 			continue
 		}
 		before := len(claim.Status.ReservedFor)
-		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(consumer resourceapi.ResourceClaimConsumerReference) bool {
-			return consumer.Resource == "pods" && consumer.Name == pod.Name
-		})
+		claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor,
+			func(consumer resourceapi.ResourceClaimConsumerReference) bool {
+				return consumer.Resource == "pods" && consumer.Name == pod.Name
+			})
 		if before > 0 && len(claim.Status.ReservedFor) == 0 {
 			claim.Status.Allocation, claim.Status.Devices = nil, nil
 		}
 	}
 }
 
-// Taint adds a taint, written PLACE:KEY[=VALUE]:EFFECT. The place is node=NAME, or has some of driver=, pool= and device=,
-// separated by commas, and then means all devices that have them: driver=nic.example.com,pool=node-1:maintenance:NoSchedule.
+// Taint adds a taint, written PLACE:KEY[=VALUE]:EFFECT. The place is node=NAME, or has some of
+// driver=, pool= and device=, separated by commas, and then means all devices that have them:
+// driver=nic.example.com,pool=node-1:maintenance:NoSchedule.
 func (s *Snapshot) Taint(taint string) error {
 	if err := s.taint(taint); err != nil {
 		return fmt.Errorf("taint %s: %w", taint, err)
@@ -127,14 +133,16 @@ func (s *Snapshot) Taint(taint string) error {
 func (s *Snapshot) taint(taint string) error {
 	parts := strings.Split(taint, ":")
 	if len(parts) != 3 {
-		return errors.New("must be PLACE:KEY[=VALUE]:EFFECT, as in node=worker-1:maintenance:NoSchedule")
+		return errors.New("must be PLACE:KEY[=VALUE]:EFFECT, as in " +
+			"node=worker-1:maintenance:NoSchedule")
 	}
 	key, value, _ := strings.Cut(parts[1], "=")
 	if key == "" {
 		return errors.New("has no key")
 	}
 	if node, isNode := strings.CutPrefix(parts[0], "node="); isNode {
-		return s.taintNode(node, corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(parts[2])})
+		return s.taintNode(node,
+			corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(parts[2])})
 	}
 	selector, err := parseDevices(parts[0])
 	if err != nil {
@@ -143,7 +151,9 @@ func (s *Snapshot) taint(taint string) error {
 	rule := &resourceapi.DeviceTaintRule{}
 	rule.Name = fmt.Sprintf("what-if-%d", len(s.TaintRules))
 	rule.Spec.DeviceSelector = selector
-	rule.Spec.Taint = resourceapi.DeviceTaint{Key: key, Value: value, Effect: resourceapi.DeviceTaintEffect(parts[2])}
+	rule.Spec.Taint = resourceapi.DeviceTaint{
+		Key: key, Value: value, Effect: resourceapi.DeviceTaintEffect(parts[2]),
+	}
 	if err := knownEffect("effect", rule.Spec.Taint.Effect); err != nil {
 		return err
 	}
@@ -152,9 +162,11 @@ func (s *Snapshot) taint(taint string) error {
 
 func (s *Snapshot) taintNode(node string, taint corev1.Taint) error {
 	switch taint.Effect {
-	case corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute, corev1.TaintEffectPreferNoSchedule:
+	case corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute,
+		corev1.TaintEffectPreferNoSchedule:
 	default:
-		return fmt.Errorf("effect: is %q, must be NoSchedule, PreferNoSchedule or NoExecute", taint.Effect)
+		return fmt.Errorf("effect: is %q, must be NoSchedule, PreferNoSchedule or NoExecute",
+			taint.Effect)
 	}
 	i := slices.IndexFunc(s.Nodes, isNamed[*corev1.Node](name{"Node", "", node}))
 	if i < 0 {
@@ -168,9 +180,12 @@ func parseDevices(place string) (*resourceapi.DeviceTaintSelector, error) {
 	selector := &resourceapi.DeviceTaintSelector{}
 	for part := range strings.SplitSeq(place, ",") {
 		key, value, _ := strings.Cut(part, "=")
-		field, known := map[string]**string{"driver": &selector.Driver, "pool": &selector.Pool, "device": &selector.Device}[key]
+		field, known := map[string]**string{
+			"driver": &selector.Driver, "pool": &selector.Pool, "device": &selector.Device,
+		}[key]
 		if !known || value == "" {
-			return nil, fmt.Errorf("place %q: must be node=NAME, or have driver=, pool= or device= with a value, separated by commas", place)
+			return nil, fmt.Errorf("place %q: must be node=NAME, or have driver=, pool= or "+
+				"device= with a value, separated by commas", place)
 		}
 		*field = &value
 	}

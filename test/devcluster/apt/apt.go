@@ -1,5 +1,6 @@
-// Package apt unpacks Debian packages into a directory without installing them: it runs apt-get and dpkg with
-// a configuration, package lists and caches of its own, so that nothing of the machine's own changes.
+// Package apt unpacks Debian packages into a directory without installing them: it runs apt-get and
+// dpkg with a configuration, package lists and caches of its own, so that nothing of the machine's
+// own changes.
 package apt
 
 import (
@@ -18,8 +19,8 @@ type Archive struct {
 	Sources []Source
 }
 
-// Unpack downloads packages and unpacks them all into target, in that order. A package is a name, or
-// name/suite when more than one source has it.
+// Unpack downloads packages and unpacks them all into target, in that order. A package is a name,
+// or name/suite when more than one source has it.
 func (a Archive) Unpack(ctx context.Context, target string, packages ...string) error {
 	if err := a.configure(); err != nil {
 		return fmt.Errorf("apt: %w", err)
@@ -27,7 +28,8 @@ func (a Archive) Unpack(ctx context.Context, target string, packages ...string) 
 	if err := a.run(ctx, "apt-get", "--quiet", "--error-on=any", "update"); err != nil {
 		return err
 	}
-	if err := a.run(ctx, "apt-get", append([]string{"--quiet", "download"}, packages...)...); err != nil {
+	if err := a.run(ctx, "apt-get",
+		append([]string{"--quiet", "download"}, packages...)...); err != nil {
 		return err
 	}
 	for _, p := range packages {
@@ -45,11 +47,14 @@ func (a Archive) Unpack(ctx context.Context, target string, packages ...string) 
 
 func (a Archive) debs() string { return filepath.Join(a.Dir, "debs") }
 
-// configure writes an apt configuration that keeps the machine's own settings (proxies, certificates) and
-// replaces everything that names state. It is Dir::Etc::Main because only a file, not an option, can clear the
-// hooks that the machine's configuration lets apt run after an update.
+// configure writes an apt configuration that keeps the machine's own settings (proxies,
+// certificates) and replaces everything that names state. It is Dir::Etc::Main because only a file,
+// not an option, can clear the hooks that the machine's configuration lets apt run after an update.
 func (a Archive) configure() error {
-	for _, dir := range []string{a.debs(), filepath.Join(a.Dir, "lists/partial"), filepath.Join(a.Dir, "cache/archives/partial")} {
+	for _, dir := range []string{
+		a.debs(), filepath.Join(a.Dir, "lists/partial"),
+		filepath.Join(a.Dir, "cache/archives/partial"),
+	} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
@@ -61,7 +66,9 @@ func (a Archive) configure() error {
 	if _, err := os.Stat("/etc/apt/apt.conf"); err == nil {
 		main.WriteString("#include \"/etc/apt/apt.conf\";\n")
 	}
-	for _, hook := range []string{"APT::Update::Pre-Invoke", "APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success"} {
+	for _, hook := range []string{
+		"APT::Update::Pre-Invoke", "APT::Update::Post-Invoke", "APT::Update::Post-Invoke-Success",
+	} {
 		fmt.Fprintf(&main, "#clear %s;\n", hook)
 	}
 	for _, setting := range [][2]string{
@@ -101,7 +108,8 @@ func (a Archive) run(ctx context.Context, name string, args ...string) error {
 	cmd.Env = append(os.Environ(), "APT_CONFIG="+a.file("apt.conf"), "LC_ALL=C")
 	output, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, bytes.TrimSpace(output))
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "),
+			err, bytes.TrimSpace(output))
 	}
 	return nil
 }

@@ -34,9 +34,10 @@ func (s Source) In(suite string) Source {
 	return s
 }
 
-// MachineSource returns the first binary source of the machine's own apt configuration under etc (/etc/apt):
-// sources.list.d/debian.sources or ubuntu.sources, then sources.list, then every other file of sources.list.d.
-// codename is the release the machine runs (VERSION_CODENAME of os-release): sources of another suite are skipped.
+// MachineSource returns the first binary source of the machine's own apt configuration under etc
+// (/etc/apt): sources.list.d/debian.sources or ubuntu.sources, then sources.list, then every other
+// file of sources.list.d. codename is the release the machine runs (VERSION_CODENAME of
+// os-release): sources of another suite are skipped.
 func MachineSource(etc, codename string) (Source, error) {
 	files := []string{
 		filepath.Join(etc, "sources.list.d/debian.sources"),
@@ -68,16 +69,18 @@ func MachineSource(etc, codename string) (Source, error) {
 			}
 		}
 	}
-	return Source{}, fmt.Errorf("apt sources: no source of suite %q with component main under %s", codename, etc)
+	return Source{}, fmt.Errorf("apt sources: no source of suite %q with component main under %s",
+		codename, etc)
 }
 
-// parseDeb822 reads the stanzas of a .sources file; one Source per URI and suite. Disabled stanzas and those
-// without binary packages are left out. Embedded keys (Signed-By with a key block) are not supported: such a
-// source is returned without SignedBy.
+// parseDeb822 reads the stanzas of a .sources file; one Source per URI and suite. Disabled stanzas
+// and those without binary packages are left out. Embedded keys (Signed-By with a key block) are
+// not supported: such a source is returned without SignedBy.
 func parseDeb822(content string) []Source {
 	var found []Source
 	for _, stanza := range deb822Stanzas(content) {
-		if !slices.Contains(strings.Fields(stanza["types"]), "deb") || strings.EqualFold(stanza["enabled"], "no") {
+		if !slices.Contains(strings.Fields(stanza["types"]), "deb") ||
+			strings.EqualFold(stanza["enabled"], "no") {
 			continue
 		}
 		signedBy := stanza["signed-by"]

@@ -40,9 +40,12 @@ Signed-By:
 func TestParseDeb822(t *testing.T) {
 	const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 	want := []Source{
-		{URI: "http://archive.example/debian", Suite: "bookworm", Components: []string{"main", "contrib"}, SignedBy: keyring},
-		{URI: "http://archive.example/debian", Suite: "bookworm-updates", Components: []string{"main", "contrib"}, SignedBy: keyring},
-		{URI: "http://key.example/debian", Suite: "bookworm-security", Components: []string{"main"}},
+		{URI: "http://archive.example/debian", Suite: "bookworm",
+			Components: []string{"main", "contrib"}, SignedBy: keyring},
+		{URI: "http://archive.example/debian", Suite: "bookworm-updates",
+			Components: []string{"main", "contrib"}, SignedBy: keyring},
+		{URI: "http://key.example/debian", Suite: "bookworm-security",
+			Components: []string{"main"}},
 	}
 	if diff := cmp.Diff(want, parseDeb822(debianSources)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -58,8 +61,10 @@ deb-src http://source.example/debian bookworm main
 deb http://short.example/debian
 `
 	want := []Source{
-		{URI: "http://plain.example/debian", Suite: "bookworm", Components: []string{"main", "contrib"}},
-		{URI: "https://signed.example/debian", Suite: "trixie", Components: []string{"main"}, SignedBy: "/etc/apt/keyrings/x.gpg"},
+		{URI: "http://plain.example/debian", Suite: "bookworm",
+			Components: []string{"main", "contrib"}},
+		{URI: "https://signed.example/debian", Suite: "trixie", Components: []string{"main"},
+			SignedBy: "/etc/apt/keyrings/x.gpg"},
 		{URI: "https://arch.example/debian", Suite: "trixie", Components: []string{"main"}},
 	}
 	if diff := cmp.Diff(want, parseOneLine(content)); diff != "" {
@@ -70,7 +75,8 @@ deb http://short.example/debian
 func TestLineIsReadBack(t *testing.T) {
 	for _, s := range []Source{
 		{URI: "http://a.example/debian", Suite: "trixie", Components: []string{"main"}},
-		{URI: "http://a.example/debian", Suite: "trixie", Components: []string{"main", "contrib"}, SignedBy: "/k.gpg"},
+		{URI: "http://a.example/debian", Suite: "trixie", Components: []string{"main", "contrib"},
+			SignedBy: "/k.gpg"},
 	} {
 		if diff := cmp.Diff([]Source{s}, parseOneLine(s.line())); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", s.line(), diff)
@@ -84,14 +90,21 @@ func TestMachineSource(t *testing.T) {
 		files map[string]string
 		want  string // URI; empty for an error
 	}{
-		{"deb822", map[string]string{"sources.list.d/debian.sources": debianSources}, "http://archive.example/debian"},
-		{"one line", map[string]string{"sources.list": "deb http://list.example/debian bookworm main\n"}, "http://list.example/debian"},
+		{"deb822", map[string]string{"sources.list.d/debian.sources": debianSources},
+			"http://archive.example/debian"},
+		{
+			"one line", map[string]string{"sources.list": "deb http://list.example/debian " +
+				"bookworm main\n"}, "http://list.example/debian",
+		},
 		{"the distribution's file first", map[string]string{
 			"sources.list.d/debian.sources": debianSources,
 			"sources.list.d/a.list":         "deb http://vendor.example bookworm main\n",
 		}, "http://archive.example/debian"},
-		{"another suite", map[string]string{"sources.list": "deb http://list.example/debian trixie main\n"}, ""},
-		{"without main", map[string]string{"sources.list": "deb http://list.example/debian bookworm contrib\n"}, ""},
+		{"another suite",
+			map[string]string{"sources.list": "deb http://list.example/debian trixie main\n"}, ""},
+		{"without main",
+			map[string]string{"sources.list": "deb http://list.example/debian bookworm contrib\n"},
+			""},
 		{"nothing", nil, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

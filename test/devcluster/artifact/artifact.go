@@ -1,6 +1,6 @@
-// Package artifact makes what a development cluster runs and keeps it in a cache: the Kubernetes binary, the
-// container runtime, the CNI plugins and the pause image. Every artifact is a directory named after a hash of its inputs, so a
-// directory that is there is complete and right.
+// Package artifact makes what a development cluster runs and keeps it in a cache: the Kubernetes
+// binary, the container runtime, the CNI plugins and the pause image. Every artifact is a directory
+// named after a hash of its inputs, so a directory that is there is complete and right.
 package artifact
 
 import (
@@ -23,16 +23,19 @@ import (
 const PauseImage = "devcluster.local/pause:1"
 
 // Components are the names the Kubernetes binary answers to.
-var components = [...]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"}
+var components = [...]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
+	"kubelet", "kube-proxy", "kubectl"}
 
 // Set tells where the artifacts are; all paths are absolute.
 type Set struct {
 	KubernetesVersion string // for example v1.37.1
 	Kubernetes        string // directory with one file per component
-	Runtime           string // root of unpacked packages: usr/bin/containerd or usr/bin/crio, usr/sbin/runc, usr/lib/cni, ...
-	CRIO              bool   // whether the runtime is CRI-O
-	Plugins           string // directory of CNI plugins that come before those of Runtime
-	PauseImage        string // image file
+	// root of unpacked packages: usr/bin/containerd or usr/bin/crio, usr/sbin/runc, usr/lib/cni,
+	// ...
+	Runtime    string
+	CRIO       bool   // whether the runtime is CRI-O
+	Plugins    string // directory of CNI plugins that come before those of Runtime
+	PauseImage string // image file
 }
 
 // Cache makes artifacts under Dir.
@@ -41,9 +44,11 @@ type Cache struct {
 	Sources fs.FS  // of package devcluster
 	Log     io.Writer
 
-	// Kubernetes is an older version than that of go.mod, as "1.36"; one of [Cache.KubernetesVersions].
+	// Kubernetes is an older version than that of go.mod, as "1.36"; one of
+	// [Cache.KubernetesVersions].
 	Kubernetes string
-	// Runtime is "containerd-2" or "cri-o", built from Go modules, in place of Debian's containerd 1.7.
+	// Runtime is "containerd-2" or "cri-o", built from Go modules, in place of Debian's containerd
+	// 1.7.
 	Runtime string
 	// Multus is an older version than that of plugins.mod, as "4.2"; one of [Cache.MultusVersions].
 	Multus string
@@ -60,7 +65,8 @@ type artifact struct {
 	make   func(ctx context.Context, target string) error
 }
 
-// Find returns the artifacts if all are built, else an error that wraps ErrMissing. It takes milliseconds.
+// Find returns the artifacts if all are built, else an error that wraps ErrMissing. It takes
+// milliseconds.
 func (c Cache) Find(ctx context.Context) (Set, error) {
 	set, artifacts, err := c.plan(ctx)
 	if err != nil {
@@ -74,7 +80,8 @@ func (c Cache) Find(ctx context.Context) (Set, error) {
 	return set, nil
 }
 
-// Build makes what is missing and returns the artifacts. Several builds at once wait for each other.
+// Build makes what is missing and returns the artifacts. Several builds at once wait for each
+// other.
 func (c Cache) Build(ctx context.Context) (Set, error) {
 	set, artifacts, err := c.plan(ctx)
 	if err != nil {
@@ -128,8 +135,8 @@ func (c Cache) path(a artifact) string {
 	return filepath.Join(c.Dir, a.dir, hex.EncodeToString(hash.Sum(nil))[:16])
 }
 
-// build makes an artifact in a temporary directory and renames it into place, so that a directory with the
-// final name is always whole.
+// build makes an artifact in a temporary directory and renames it into place, so that a directory
+// with the final name is always whole.
 func (c Cache) build(ctx context.Context, a artifact) error {
 	target := c.path(a)
 	if exists(target) {
@@ -162,8 +169,8 @@ func (c Cache) build(ctx context.Context, a artifact) error {
 	return nil
 }
 
-// Link makes one symbolic link per component in dir, which other programs can then use as a directory of
-// binaries (envtest: KUBEBUILDER_ASSETS).
+// Link makes one symbolic link per component in dir, which other programs can then use as a
+// directory of binaries (envtest: KUBEBUILDER_ASSETS).
 func (s Set) Link(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

@@ -47,7 +47,9 @@ func TestVersionFlags(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"version.gitVersion=v1.37.1", "version.gitMajor=1", "version.gitMinor=37"} {
+	for _, want := range []string{
+		"version.gitVersion=v1.37.1", "version.gitMajor=1", "version.gitMinor=37",
+	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%s lacks %s", got, want)
 		}
@@ -58,23 +60,28 @@ func TestVersionFlags(t *testing.T) {
 }
 
 func TestCountPackages(t *testing.T) {
-	output := "go: downloading k8s.io/api v0.37.1\nruntime\nk8s.io/api/core/v1\n# k8s.io/kubernetes/cmd\nmain.go:1:2: wrong\n"
+	output := "go: downloading k8s.io/api v0.37.1\nruntime\nk8s.io/api/core/v1\n# " +
+		"k8s.io/kubernetes/cmd\nmain.go:1:2: wrong\n"
 	var compiled atomic.Int64
 	others := countPackages(strings.NewReader(output), &compiled)
 	if compiled.Load() != 2 {
 		t.Errorf("%d packages, want 2", compiled.Load())
 	}
-	if got := string(others); !strings.Contains(got, "main.go:1:2: wrong") || strings.Contains(got, "core/v1") {
+	if got := string(others); !strings.Contains(got, "main.go:1:2: wrong") ||
+		strings.Contains(got, "core/v1") {
 		t.Errorf("other lines: %q", got)
 	}
 }
 
 func TestOSRelease(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "os-release")
-	if err := os.WriteFile(file, []byte("ID=debian\nVERSION_CODENAME=\"bookworm\"\n"), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte("ID=debian\nVERSION_CODENAME=\"bookworm\"\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
-	for field, want := range map[string]string{"ID": "debian", "VERSION_CODENAME": "bookworm", "VERSION": ""} {
+	for field, want := range map[string]string{
+		"ID": "debian", "VERSION_CODENAME": "bookworm", "VERSION": "",
+	} {
 		got, err := osRelease(file, field)
 		if got != want || (err != nil) != (want == "") {
 			t.Errorf("%s: got %q, %v; want %q", field, got, err, want)

@@ -14,26 +14,30 @@ import (
 const crioModule = "github.com/cri-o/cri-o"
 
 // crioTags leave out what needs C libraries that a machine may lack.
-const crioTags = "containers_image_openpgp exclude_graphdriver_btrfs exclude_graphdriver_devicemapper"
+const crioTags = "containers_image_openpgp exclude_graphdriver_btrfs " +
+	"exclude_graphdriver_devicemapper"
 
 // crioFiles must be there and run for CRI-O to be good.
 var crioFiles = [...]string{"usr/bin/crio", "usr/bin/skopeo", "usr/bin/conmon", "usr/sbin/runc"}
 
-// crio is another runtime with the programs of crio.mod beside its own: CRI-O, and skopeo, which loads images into its storage. conmon,
-// which watches a container, is Debian's. pinns, which keeps a pod's namespaces, is compiled of the C source in CRI-O's module.
+// crio is another runtime with the programs of crio.mod beside its own: CRI-O, and skopeo, which
+// loads images into its storage. conmon, which watches a container, is Debian's. pinns, which keeps
+// a pod's namespaces, is compiled of the C source in CRI-O's module.
 func (c Cache) crio(other artifact, goVersion, codename string) (artifact, error) {
 	restrict, err := c.inputs("cmd/restrict/main.go")
 	if err != nil {
 		return artifact{}, err
 	}
 	build := func(ctx context.Context, name, _, target string) error {
-		if err := c.unpack(ctx, target, codename, []string{codename}, []string{"conmon"}); err != nil {
+		if err := c.unpack(ctx, target, codename, []string{codename},
+			[]string{"conmon"}); err != nil {
 			return err
 		}
 		if err := c.buildCRIO(ctx, name, filepath.Join(target, "usr/bin")); err != nil {
 			return err
 		}
-		if err := c.buildCommand(ctx, "restrict", filepath.Join(target, "usr/bin/restrict")); err != nil {
+		if err := c.buildCommand(ctx, "restrict",
+			filepath.Join(target, "usr/bin/restrict")); err != nil {
 			return err
 		}
 		return c.checkRuntime(ctx, target, crioFiles[:])
@@ -44,7 +48,8 @@ func (c Cache) crio(other artifact, goVersion, codename string) (artifact, error
 // buildCRIO builds the tools of crio.mod, and pinns.
 func (c Cache) buildCRIO(ctx context.Context, name, target string) error {
 	return c.inModule("crio", func(source string) error {
-		if err := c.compile(ctx, source, name, "tool", "-tags", crioTags, "-ldflags", "-s -w", "-o", target+string(filepath.Separator)); err != nil {
+		if err := c.compile(ctx, source, name, "tool", "-tags", crioTags, "-ldflags", "-s -w",
+			"-o", target+string(filepath.Separator)); err != nil {
 			return err
 		}
 		module, err := c.goCommand(ctx, source, "list", "-m", "-f", "{{.Dir}}", crioModule).Output()
@@ -61,7 +66,8 @@ func buildPinns(ctx context.Context, module, binary string) error {
 		return err
 	}
 	args := slices.Concat([]string{"-std=c99", "-Os", "-o", binary}, files)
-	output, err := exec.CommandContext(ctx, cmp.Or(os.Getenv("CC"), "gcc"), args...).CombinedOutput()
+	output, err := exec.CommandContext(ctx, cmp.Or(os.Getenv("CC"), "gcc"),
+		args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("compile pinns: %w: %s", err, lastLines(output))
 	}

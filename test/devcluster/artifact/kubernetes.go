@@ -29,25 +29,28 @@ func (c Cache) goVersion(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(output)), nil
 }
 
-// goCommand runs the go command of the machine with the one set of flags that everything here is built with:
-// the build cache is keyed by them.
+// goCommand runs the go command of the machine with the one set of flags that everything here is
+// built with: the build cache is keyed by them.
 func (c Cache) goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	if exists(dir) {
 		cmd.Dir = dir
 	}
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=-trimpath -buildvcs=false")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off",
+		"GOFLAGS=-trimpath -buildvcs=false")
 	return cmd
 }
 
 func (c Cache) kubernetes(goVersion string) (artifact, string, error) {
 	mod, sum := "go.mod", "go.sum"
 	if c.Kubernetes != "" {
-		mod, sum = path.Join("kubernetes", c.Kubernetes+".mod"), path.Join("kubernetes", c.Kubernetes+".sum")
+		mod, sum = path.Join("kubernetes", c.Kubernetes+".mod"), path.Join("kubernetes",
+			c.Kubernetes+".sum")
 	}
 	inputs, err := c.inputs(mod, sum, "cmd/kubernetes/main.go")
 	if errors.Is(err, fs.ErrNotExist) {
-		return artifact{}, "", fmt.Errorf("Kubernetes %s cannot be built: want one of %s, or none for that of go.mod", c.Kubernetes, strings.Join(c.KubernetesVersions(), ", "))
+		return artifact{}, "", fmt.Errorf("Kubernetes %s cannot be built: want one of %s, or "+
+			"none for that of go.mod", c.Kubernetes, strings.Join(c.KubernetesVersions(), ", "))
 	}
 	if err != nil {
 		return artifact{}, "", err
@@ -73,7 +76,8 @@ func (c Cache) makeKubernetes(ctx context.Context, name, version, target, mod, s
 		return err
 	}
 	defer os.RemoveAll(source)
-	if err := errors.Join(c.extractModule(source, mod, sum), c.extract(source, "cmd/kubernetes/main.go")); err != nil {
+	if err := errors.Join(c.extractModule(source, mod, sum),
+		c.extract(source, "cmd/kubernetes/main.go")); err != nil {
 		return err
 	}
 	flags, err := versionFlags(version)
@@ -81,7 +85,8 @@ func (c Cache) makeKubernetes(ctx context.Context, name, version, target, mod, s
 		return err
 	}
 	output := filepath.Join(target, "kubernetes")
-	if err := c.compile(ctx, source, name, "./cmd/kubernetes", "-ldflags", flags, "-o", output); err != nil {
+	if err := c.compile(ctx, source, name, "./cmd/kubernetes", "-ldflags", flags,
+		"-o", output); err != nil {
 		return err
 	}
 	for _, component := range components {
@@ -117,7 +122,8 @@ func (c Cache) compile(ctx context.Context, source, name, packages string, flags
 	if err != nil {
 		return fmt.Errorf("go list: %w\n%s", err, lastLines(failed.Bytes()))
 	}
-	build := c.goCommand(ctx, source, slices.Concat([]string{"build", "-v"}, flags, []string{packages})...)
+	build := c.goCommand(ctx, source,
+		slices.Concat([]string{"build", "-v"}, flags, []string{packages})...)
 	if err := c.watchBuild(build, name, bytes.Count(all, []byte("\n"))); err != nil {
 		return fmt.Errorf("go build: %w", err)
 	}
@@ -136,8 +142,8 @@ func versionFlags(version string) (string, error) {
 		pkg, version, pkg, numbers[0], pkg, numbers[1]), nil
 }
 
-// watchBuild runs `go build -v`, which names every package it compiles on standard error, and turns that into
-// progress lines.
+// watchBuild runs `go build -v`, which names every package it compiles on standard error, and turns
+// that into progress lines.
 func (c Cache) watchBuild(build *exec.Cmd, name string, total int) error {
 	stderr, err := build.StderrPipe()
 	if err != nil {
@@ -157,7 +163,8 @@ func (c Cache) watchBuild(build *exec.Cmd, name string, total int) error {
 			case <-done:
 				return
 			case <-ticker.C:
-				fmt.Fprintf(c.Log, "%s: compiling, %d of at most %d packages, %s\n", name, compiled.Load(), total, time.Since(start).Round(time.Second))
+				fmt.Fprintf(c.Log, "%s: compiling, %d of at most %d packages, %s\n",
+					name, compiled.Load(), total, time.Since(start).Round(time.Second))
 			}
 		}
 	}()

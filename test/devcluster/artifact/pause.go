@@ -47,7 +47,8 @@ func (c Cache) buildCommand(ctx context.Context, name, binary string) error {
 	if err := c.extract(source, "go.mod", "go.sum", "cmd/"+name+"/main.go"); err != nil {
 		return err
 	}
-	output, err := c.goCommand(ctx, source, "build", "-ldflags", "-s -w", "-o", binary, "./cmd/"+name).CombinedOutput()
+	output, err := c.goCommand(ctx, source, "build", "-ldflags", "-s -w", "-o", binary,
+		"./cmd/"+name).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, lastLines(output))
 	}

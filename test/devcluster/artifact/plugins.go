@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// plugins are the CNI plugins that are built from Go modules: Multus, which Debian does not have, and IPAM plugins of a
-// newer CNI version than Debian's.
+// plugins are the CNI plugins that are built from Go modules: Multus, which Debian does not have,
+// and IPAM plugins of a newer CNI version than Debian's.
 func (c Cache) plugins(goVersion string) (artifact, error) {
 	module := "plugins"
 	if c.Multus != "" {
@@ -20,7 +20,8 @@ func (c Cache) plugins(goVersion string) (artifact, error) {
 	}
 	inputs, err := c.inputs(module+".mod", module+".sum")
 	if errors.Is(err, fs.ErrNotExist) {
-		return artifact{}, fmt.Errorf("Multus %s cannot be built: want one of %s, or none for that of plugins.mod", c.Multus, strings.Join(c.MultusVersions(), ", "))
+		return artifact{}, fmt.Errorf("Multus %s cannot be built: want one of %s, or none for "+
+			"that of plugins.mod", c.Multus, strings.Join(c.MultusVersions(), ", "))
 	}
 	if err != nil {
 		return artifact{}, err
@@ -45,14 +46,17 @@ const multusModule = "gopkg.in/k8snetworkplumbingwg/multus-cni.v4"
 // MultusVersions are the older versions of Multus, as "4.2".
 func (c Cache) MultusVersions() []string { return c.versionsIn("multus") }
 
-// buildTools builds every tool of a module whose files are MODULE.mod and MODULE.sum, each into a file of its own in target.
+// buildTools builds every tool of a module whose files are MODULE.mod and MODULE.sum, each into a
+// file of its own in target.
 func (c Cache) buildTools(ctx context.Context, name, module, ldflags, target string) error {
 	return c.inModule(module, func(source string) error {
-		return c.compile(ctx, source, name, "tool", "-ldflags", ldflags, "-o", target+string(filepath.Separator))
+		return c.compile(ctx, source, name, "tool", "-ldflags", ldflags,
+			"-o", target+string(filepath.Separator))
 	})
 }
 
-// inModule calls work with a directory that has the module whose files are MODULE.mod and MODULE.sum.
+// inModule calls work with a directory that has the module whose files are MODULE.mod and
+// MODULE.sum.
 func (c Cache) inModule(module string, work func(source string) error) error {
 	source, err := os.MkdirTemp("", "devcluster-module-")
 	if err != nil {
@@ -65,10 +69,12 @@ func (c Cache) inModule(module string, work func(source string) error) error {
 	return work(source)
 }
 
-// extractModule copies the files of a module into dir, under the names that the go command looks for.
+// extractModule copies the files of a module into dir, under the names that the go command looks
+// for.
 func (c Cache) extractModule(dir, mod, sum string) error {
 	if err := c.extract(dir, mod, sum); err != nil || mod == "go.mod" {
 		return err
 	}
-	return errors.Join(os.Rename(filepath.Join(dir, mod), filepath.Join(dir, "go.mod")), os.Rename(filepath.Join(dir, sum), filepath.Join(dir, "go.sum")))
+	return errors.Join(os.Rename(filepath.Join(dir, mod), filepath.Join(dir, "go.mod")),
+		os.Rename(filepath.Join(dir, sum), filepath.Join(dir, "go.sum")))
 }

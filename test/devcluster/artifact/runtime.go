@@ -12,15 +12,18 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/apt"
 )
 
-// containerdSuite is the Debian release whose containerd (1.7.24) is used on older ones: 1.6 and before have no
-// NRI and no CDI. Its binary needs glibc 2.34, which Debian 12 and everything newer has.
+// containerdSuite is the Debian release whose containerd (1.7.24) is used on older ones: 1.6 and
+// before have no NRI and no CDI. Its binary needs glibc 2.34, which Debian 12 and everything newer
+// has.
 const containerdSuite = "trixie"
 
 // olderDebian lists the Debian releases before containerdSuite that it is used on.
 var olderDebian = [...]string{"bookworm"}
 
 // runtimeFiles must be there and run for an unpacked runtime to be good.
-var runtimeFiles = [...]string{"usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc"}
+var runtimeFiles = [...]string{
+	"usr/bin/containerd", "usr/bin/containerd-shim-runc-v2", "usr/bin/ctr", "usr/sbin/runc",
+}
 
 func (c Cache) runtime(goVersion string) (artifact, error) {
 	codename, err := osRelease("/etc/os-release", "VERSION_CODENAME")
@@ -54,14 +57,16 @@ func (c Cache) runtime(goVersion string) (artifact, error) {
 	case "cri-o":
 		return c.crio(debian, goVersion, codename)
 	}
-	return artifact{}, fmt.Errorf("container runtime %s cannot be built: want containerd-2 or cri-o, or none for Debian's containerd 1.7", c.Runtime)
+	return artifact{}, fmt.Errorf("container runtime %s cannot be built: want containerd-2 or "+
+		"cri-o, or none for Debian's containerd 1.7", c.Runtime)
 }
 
 // containerd is another runtime, with the containerd of containerd.mod in place of its own.
 func (c Cache) containerd(other artifact, goVersion string) (artifact, error) {
 	build := func(ctx context.Context, name, version, target string) error {
 		flags := fmt.Sprintf("-s -w -X %s/version.Version=%s", containerdModule, version)
-		if err := c.buildTools(ctx, name, "containerd", flags, filepath.Join(target, "usr/bin")); err != nil {
+		if err := c.buildTools(ctx, name, "containerd", flags,
+			filepath.Join(target, "usr/bin")); err != nil {
 			return err
 		}
 		return c.checkRuntime(ctx, target, runtimeFiles[:])
@@ -69,10 +74,11 @@ func (c Cache) containerd(other artifact, goVersion string) (artifact, error) {
 	return c.onTopOf(other, "containerd", containerdModule, build, goVersion)
 }
 
-// onTopOf is another runtime, to which build adds what it makes of the tools in the module file FILE.mod. The version is that of the
-// module there; name is for people.
+// onTopOf is another runtime, to which build adds what it makes of the tools in the module file
+// FILE.mod. The version is that of the module there; name is for people.
 func (c Cache) onTopOf(
-	other artifact, file, module string, build func(ctx context.Context, name, version, target string) error, more ...string,
+	other artifact, file, module string,
+	build func(ctx context.Context, name, version, target string) error, more ...string,
 ) (artifact, error) {
 	inputs, err := c.inputs(file+".mod", file+".sum")
 	if err != nil {
@@ -99,7 +105,9 @@ func (c Cache) onTopOf(
 const containerdModule = "github.com/containerd/containerd/v2"
 
 // unpack downloads Debian packages and unpacks them into target.
-func (c Cache) unpack(ctx context.Context, target, codename string, suites, packages []string) error {
+func (c Cache) unpack(
+	ctx context.Context, target, codename string, suites, packages []string,
+) error {
 	own, err := apt.MachineSource("/etc/apt", codename)
 	if err != nil {
 		return err
@@ -117,8 +125,8 @@ func (c Cache) unpack(ctx context.Context, target, codename string, suites, pack
 	return (apt.Archive{Dir: state, Sources: sources}).Unpack(ctx, target, packages...)
 }
 
-// checkRuntime runs what was unpacked: a shared library that this machine lacks shows here, by name, and not as
-// a pod that does not start.
+// checkRuntime runs what was unpacked: a shared library that this machine lacks shows here, by
+// name, and not as a pod that does not start.
 func (c Cache) checkRuntime(ctx context.Context, root string, files []string) error {
 	for _, name := range files {
 		flag := "--version"
@@ -127,7 +135,8 @@ func (c Cache) checkRuntime(ctx context.Context, root string, files []string) er
 		}
 		output, err := exec.CommandContext(ctx, filepath.Join(root, name), flag).CombinedOutput()
 		if err != nil {
-			return fmt.Errorf("%s does not run on this machine: %w: %s", name, err, strings.TrimSpace(string(output)))
+			return fmt.Errorf("%s does not run on this machine: %w: %s", name, err,
+				strings.TrimSpace(string(output)))
 		}
 		first, _, _ := strings.Cut(string(output), "\n")
 		fmt.Fprintf(c.Log, "container runtime: %s\n", first)

@@ -1,5 +1,5 @@
-// Package cgroup makes and removes the control groups that a node's kubelet works in, under version 1, version
-// 2, or both at once.
+// Package cgroup makes and removes the control groups that a node's kubelet works in, under version
+// 1, version 2, or both at once.
 package cgroup
 
 import (
@@ -43,8 +43,8 @@ func (t Tree) Create(node string) error {
 	return nil
 }
 
-// Remove removes a node's groups; their processes must be dead. It waits up to limit for the kernel to be done
-// with them.
+// Remove removes a node's groups; their processes must be dead. It waits up to limit for the kernel
+// to be done with them.
 func (t Tree) Remove(node string, limit time.Duration) error {
 	return t.remove(t.Node(node), limit)
 }
@@ -64,8 +64,8 @@ func (t Tree) remove(group string, limit time.Duration) error {
 			if err == nil {
 				break
 			}
-			// A killed process leaves its group a moment after it can no longer be signalled; version 1 has no
-			// event for that.
+			// A killed process leaves its group a moment after it can no longer be signalled;
+			// version 1 has no event for that.
 			if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 				return fmt.Errorf("cgroup: %w", err)
 			}
@@ -75,8 +75,8 @@ func (t Tree) remove(group string, limit time.Duration) error {
 	return nil
 }
 
-// hierarchies lists the directories that groups are made in: the one of version 2, or one per controller set of
-// version 1 (with the hybrid "unified" among them).
+// hierarchies lists the directories that groups are made in: the one of version 2, or one per
+// controller set of version 1 (with the hybrid "unified" among them).
 func (t Tree) hierarchies() ([]string, error) {
 	if Unified(t.root) {
 		return []string{t.root}, nil
@@ -104,8 +104,8 @@ func Unified(root string) bool {
 	return err == nil
 }
 
-// delegate lets the groups below the root and below the cluster's group use every controller there is, which
-// version 2 asks for.
+// delegate lets the groups below the root and below the cluster's group use every controller there
+// is, which version 2 asks for.
 func (t Tree) delegate() error {
 	controllers, err := os.ReadFile(filepath.Join(t.root, "cgroup.controllers"))
 	if err != nil {

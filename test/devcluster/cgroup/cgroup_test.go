@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// v1 makes directories as a machine with version 1 has them. Unlike in the real one, files do not appear in new
-// groups; the end-to-end test of the devcluster command uses the real one.
+// v1 makes directories as a machine with version 1 has them. Unlike in the real one, files do not
+// appear in new groups; the end-to-end test of the devcluster command uses the real one.
 func v1(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -44,18 +44,22 @@ func TestVersion1(t *testing.T) {
 	root := v1(t)
 	a, other := New(root, "a"), New(root, "a-b")
 	for range 2 {
-		if err := errors.Join(a.Create("node1"), a.Create("node2"), other.Create("node1")); err != nil {
+		if err := errors.Join(a.Create("node1"), a.Create("node2"),
+			other.Create("node1")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(root, "cpu", a.Node("node1"), "kubepods/pod1"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(root, "cpu", a.Node("node1"), "kubepods/pod1"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Remove("node1", time.Second); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"cpu/devcluster-a/node2", "cpu/devcluster-a-b/node1", "cpuacct/devcluster-a/node2", "cpuacct/devcluster-a-b/node1",
-		"memory/devcluster-a/node2", "memory/devcluster-a-b/node1", "unified/devcluster-a/node2", "unified/devcluster-a-b/node1"}
+	want := []string{"cpu/devcluster-a/node2", "cpu/devcluster-a-b/node1",
+		"cpuacct/devcluster-a/node2", "cpuacct/devcluster-a-b/node1",
+		"memory/devcluster-a/node2", "memory/devcluster-a-b/node1", "unified/devcluster-a/node2",
+		"unified/devcluster-a-b/node1"}
 	if diff := cmp.Diff(want, groups(t, root)); diff != "" {
 		t.Errorf("after Remove (-want +got):\n%s", diff)
 	}
@@ -64,7 +68,8 @@ func TestVersion1(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	want = []string{"cpu/devcluster-a-b/node1", "cpuacct/devcluster-a-b/node1", "memory/devcluster-a-b/node1", "unified/devcluster-a-b/node1"}
+	want = []string{"cpu/devcluster-a-b/node1", "cpuacct/devcluster-a-b/node1",
+		"memory/devcluster-a-b/node1", "unified/devcluster-a-b/node1"}
 	if diff := cmp.Diff(want, groups(t, root)); diff != "" {
 		t.Errorf("after RemoveAll (-want +got):\n%s", diff)
 	}
@@ -72,7 +77,8 @@ func TestVersion1(t *testing.T) {
 
 func TestVersion2Delegates(t *testing.T) {
 	root := t.TempDir()
-	if err := os.WriteFile(filepath.Join(root, "cgroup.controllers"), []byte("memory\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "cgroup.controllers"), []byte("memory\n"),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	a := New(root, "a")
@@ -80,7 +86,8 @@ func TestVersion2Delegates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{"", "devcluster-a"} {
-		if err := os.WriteFile(filepath.Join(root, dir, "cgroup.subtree_control"), nil, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(root, dir, "cgroup.subtree_control"),
+			nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -102,7 +109,8 @@ func TestRemoveGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	// A file cannot be removed by rmdir's rules, as a group in use cannot.
-	if err := os.WriteFile(filepath.Join(root, "cpu", a.Node("node1"), "busy"), nil, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "cpu", a.Node("node1"), "busy"), nil,
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.RemoveAll(time.Millisecond); err == nil {

@@ -35,11 +35,17 @@ func PathNode(name, action string) string { return "/v1/nodes/" + name + "/" + a
 
 func (s *Supervisor) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET "+PathCluster, control.Handler(func(r *http.Request) (any, error) { return s.describe(r.Context()), nil }))
-	mux.Handle("POST "+PathImages, control.Handler(func(r *http.Request) (any, error) { return nil, s.load(r.Context(), r.Body) }))
-	mux.Handle("POST /v1/nodes/{node}/{action}", control.Handler(func(r *http.Request) (any, error) {
-		return nil, s.act(r.Context(), r.PathValue("node"), r.PathValue("action"))
+	mux.Handle("GET "+PathCluster, control.Handler(func(r *http.Request) (any, error) {
+		return s.describe(r.Context()), nil
 	}))
+	mux.Handle("POST "+PathImages, control.Handler(func(r *http.Request) (any, error) {
+		return nil,
+			s.load(r.Context(), r.Body)
+	}))
+	mux.Handle("POST /v1/nodes/{node}/{action}",
+		control.Handler(func(r *http.Request) (any, error) {
+			return nil, s.act(r.Context(), r.PathValue("node"), r.PathValue("action"))
+		}))
 	return mux
 }
 
@@ -100,7 +106,8 @@ func (s *Supervisor) member(name string) (*member, error) {
 			return m, nil
 		}
 	}
-	return nil, fmt.Errorf("no node %q: cluster %s has node1 to node%d", name, s.record.Name, len(s.nodes))
+	return nil, fmt.Errorf("no node %q: cluster %s has node1 to node%d", name, s.record.Name,
+		len(s.nodes))
 }
 
 // load imports an image into every node. All nodes are tried; the error names those that failed.

@@ -85,15 +85,19 @@ func (m *member) create(authority *pki.Authority) error {
 	return issueNode(m.dir, authority, m.config.Name, m.config.Name, m.config.Address)
 }
 
-// start starts a stopped node and returns when it is Ready. The kubelet waits for serving, so that the rest of
-// the node comes up beside the API server.
-func (m *member) start(ctx context.Context, nodes corev1client.NodeInterface, report *control.Reporter, serving <-chan struct{}) error {
+// start starts a stopped node and returns when it is Ready. The kubelet waits for serving, so that
+// the rest of the node comes up beside the API server.
+func (m *member) start(
+	ctx context.Context, nodes corev1client.NodeInterface, report *control.Reporter,
+	serving <-chan struct{},
+) error {
 	m.change.Lock()
 	defer m.change.Unlock()
 	if m.running() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("not done after %s", startLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, startLimit,
+		fmt.Errorf("not done after %s", startLimit))
 	defer cancel()
 	m.set(control.NodeStarting)
 	err := m.boot(ctx)
@@ -166,7 +170,9 @@ func (m *member) spawn(report *os.File) (*process.Process, error) {
 	return m.table.Start(m.config.Name, cmd)
 }
 
-func (m *member) joinCluster(ctx context.Context, nodes corev1client.NodeInterface, serving <-chan struct{}) error {
+func (m *member) joinCluster(
+	ctx context.Context, nodes corev1client.NodeInterface, serving <-chan struct{},
+) error {
 	select {
 	case <-serving:
 	case <-ctx.Done():
@@ -186,7 +192,9 @@ func (m *member) joinCluster(ctx context.Context, nodes corev1client.NodeInterfa
 // explain adds the end of the logs of a node that did not start.
 func (m *member) explain(err error) error {
 	err = fmt.Errorf("%s: %w", m.config.Name, err)
-	for _, name := range []string{"init", m.config.ContainerRuntime().Name, "kubelet", "kube-proxy"} {
+	for _, name := range []string{
+		"init", m.config.ContainerRuntime().Name, "kubelet", "kube-proxy",
+	} {
 		if tail, _ := process.Tail(m.dir.Log(name), tailLines); tail != "" {
 			err = fmt.Errorf("%w\nlast lines of the log of %s:\n%s", err, name, tail)
 		}
@@ -203,8 +211,8 @@ func (m *member) stop() error {
 	return errors.Join(network.Detach(m.config.Name), m.groups.Remove(m.config.Name, cgroupLimit))
 }
 
-// kill ends all processes of the node: the kernel kills those of a PID namespace when its PID 1 is killed, and
-// lets PID 1 end last.
+// kill ends all processes of the node: the kernel kills those of a PID namespace when its PID 1 is
+// killed, and lets PID 1 end last.
 func (m *member) kill() {
 	m.mu.Lock()
 	p := m.init
@@ -244,7 +252,8 @@ func (m *member) ask(ctx context.Context, path string, body io.Reader) error {
 }
 
 func (m *member) notRunning() error {
-	return fmt.Errorf("%s is not running: start it with devcluster node start %s", m.config.Name, m.config.Name)
+	return fmt.Errorf("%s is not running: start it with devcluster node start %s", m.config.Name,
+		m.config.Name)
 }
 
 func (m *member) running() bool {
@@ -259,7 +268,8 @@ func (m *member) set(state string) {
 	m.state = state
 }
 
-// describe returns what inspect says of the node, but for what only the machine's PID namespace knows.
+// describe returns what inspect says of the node, but for what only the machine's PID namespace
+// knows.
 func (m *member) describe(ctx context.Context) control.Node {
 	m.mu.Lock()
 	n := control.Node{

@@ -15,8 +15,8 @@ import (
 // inside is the API server's URL in the cluster's network namespace and for its nodes.
 const inside = "https://" + network.Gateway + ":443"
 
-// issue makes the identities of the control plane and of the administrator. api is the API server's URL on the
-// machine.
+// issue makes the identities of the control plane and of the administrator. api is the API server's
+// URL on the machine.
 func issue(dir state.Dir, authority *pki.Authority, cluster, api string) error {
 	if err := writeAuthority(dir.PKI(), authority); err != nil {
 		return err
@@ -25,9 +25,14 @@ func issue(dir state.Dir, authority *pki.Authority, cluster, api string) error {
 		"apiserver": {
 			CommonName: "kube-apiserver",
 			Addresses:  parseIPs("127.0.0.1", network.Gateway, network.ServiceAddress),
-			Names:      []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"},
+			Names: []string{
+				"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+				"kubernetes.default.svc.cluster.local",
+			},
 		},
-		"kubelet-client":     {CommonName: "kube-apiserver-kubelet-client", Organizations: []string{"system:masters"}},
+		"kubelet-client": {
+			CommonName: "kube-apiserver-kubelet-client", Organizations: []string{"system:masters"},
+		},
 		"front-proxy-client": {CommonName: "front-proxy-client"},
 	}
 	for name, request := range requests {
@@ -40,11 +45,14 @@ func issue(dir state.Dir, authority *pki.Authority, cluster, api string) error {
 		}
 	}
 	return errors.Join(
-		writeKubeconfig(filepath.Join(dir.PKI(), "kube-controller-manager.kubeconfig"), authority, cluster, inside,
+		writeKubeconfig(filepath.Join(dir.PKI(), "kube-controller-manager.kubeconfig"), authority,
+			cluster, inside,
 			pki.Request{CommonName: "system:kube-controller-manager"}),
-		writeKubeconfig(filepath.Join(dir.PKI(), "kube-scheduler.kubeconfig"), authority, cluster, inside,
+		writeKubeconfig(filepath.Join(dir.PKI(), "kube-scheduler.kubeconfig"), authority,
+			cluster, inside,
 			pki.Request{CommonName: "system:kube-scheduler"}),
-		writeKubeconfig(filepath.Join(dir.PKI(), "supervisor.kubeconfig"), authority, cluster, inside,
+		writeKubeconfig(filepath.Join(dir.PKI(), "supervisor.kubeconfig"), authority,
+			cluster, inside,
 			pki.Request{CommonName: "devcluster", Organizations: []string{"system:masters"}}),
 		writeKubeconfig(dir.Kubeconfig(), authority, cluster, api,
 			pki.Request{CommonName: "admin", Organizations: []string{"system:masters"}}),
@@ -73,7 +81,8 @@ func writeAuthority(dir string, authority *pki.Authority) error {
 	return nil
 }
 
-// issueNode makes the identity of a node's kubelet, as client and as server, and those of its Multus and its kube-proxy.
+// issueNode makes the identity of a node's kubelet, as client and as server, and those of its
+// Multus and its kube-proxy.
 func issueNode(dir state.NodeDir, authority *pki.Authority, cluster, node, address string) error {
 	if err := os.MkdirAll(dir.PKI(), 0o700); err != nil {
 		return err
@@ -96,12 +105,16 @@ func issueNode(dir state.NodeDir, authority *pki.Authority, cluster, node, addre
 		identity.Write(dir.PKI(), "kubelet"),
 		os.WriteFile(filepath.Join(dir.PKI(), "ca.crt"), authority.Certificate(), 0o600),
 		os.WriteFile(filepath.Join(dir.PKI(), "kubelet.kubeconfig"), kubeconfig, 0o600),
-		writeKubeconfig(filepath.Join(dir.PKI(), "multus.kubeconfig"), authority, cluster, inside, pki.Request{CommonName: component.MultusUser}),
-		writeKubeconfig(filepath.Join(dir.PKI(), "kube-proxy.kubeconfig"), authority, cluster, inside, pki.Request{CommonName: "system:kube-proxy"}),
+		writeKubeconfig(filepath.Join(dir.PKI(), "multus.kubeconfig"), authority, cluster, inside,
+			pki.Request{CommonName: component.MultusUser}),
+		writeKubeconfig(filepath.Join(dir.PKI(), "kube-proxy.kubeconfig"), authority, cluster,
+			inside, pki.Request{CommonName: "system:kube-proxy"}),
 	)
 }
 
-func writeKubeconfig(path string, authority *pki.Authority, cluster, server string, request pki.Request) error {
+func writeKubeconfig(
+	path string, authority *pki.Authority, cluster, server string, request pki.Request,
+) error {
 	identity, err := authority.Issue(request)
 	if err != nil {
 		return err

@@ -12,8 +12,9 @@ import (
 // acceptPause is the wait after a connection could not be accepted.
 const acceptPause = 50 * time.Millisecond
 
-// forward accepts connections on a listener of the machine's network namespace and joins each with one to
-// target, an address in the cluster's. The machine's links stay as they are. It ends with the listener.
+// forward accepts connections on a listener of the machine's network namespace and joins each with
+// one to target, an address in the cluster's. The machine's links stay as they are. It ends with
+// the listener.
 func forward(ctx context.Context, listener net.Listener, target string) {
 	for {
 		outer, err := listener.Accept()
@@ -47,8 +48,8 @@ func join(ctx context.Context, outer *net.TCPConn, target string) {
 	both.Wait()
 }
 
-// pour copies until the source says that it will send no more, and passes that on. The kernel moves the bytes
-// (splice). A broken connection ends both directions.
+// pour copies until the source says that it will send no more, and passes that on. The kernel moves
+// the bytes (splice). A broken connection ends both directions.
 func pour(to, from *net.TCPConn) {
 	if _, err := io.Copy(to, from); err != nil {
 		to.Close()

@@ -1,6 +1,6 @@
-// Package cluster is the supervisor of a development cluster: PID 1 of PID, mount and network namespaces of its
-// own, which runs the control plane and the nodes. When it ends the kernel ends all of them, and what they
-// mounted and linked is gone with their namespaces.
+// Package cluster is the supervisor of a development cluster: PID 1 of PID, mount and network
+// namespaces of its own, which runs the control plane and the nodes. When it ends the kernel ends
+// all of them, and what they mounted and linked is gone with their namespaces.
 package cluster
 
 import (
@@ -53,9 +53,9 @@ type Supervisor struct {
 	components []*process.Process
 }
 
-// Run is the life of a cluster, in namespaces made for it. dir is the cluster's directory on the machine, and
-// api a listener of the machine's network namespace for connections to the API server. Run reports every stage
-// of the start; it returns when ctx ends or the start fails.
+// Run is the life of a cluster, in namespaces made for it. dir is the cluster's directory on the
+// machine, and api a listener of the machine's network namespace for connections to the API server.
+// Run reports every stage of the start; it returns when ctx ends or the start fails.
 func Run(ctx context.Context, dir state.Dir, api net.Listener, report *control.Reporter) error {
 	s, err := enter(ctx, dir)
 	if err == nil {
@@ -77,7 +77,8 @@ func Run(ctx context.Context, dir state.Dir, api net.Listener, report *control.R
 	return nil
 }
 
-// enter turns the namespaces this process was started in, copies of the machine's, into those of a cluster.
+// enter turns the namespaces this process was started in, copies of the machine's, into those of a
+// cluster.
 func enter(ctx context.Context, dir state.Dir) (*Supervisor, error) {
 	record, err := state.ReadRecord(dir)
 	if err != nil {
@@ -113,7 +114,9 @@ func enter(ctx context.Context, dir state.Dir) (*Supervisor, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Supervisor{record: record, outside: dir, table: process.NewTable(ctx), authority: authority}
+	s := &Supervisor{
+		record: record, outside: dir, table: process.NewTable(ctx), authority: authority,
+	}
 	groups := cgroup.New(CgroupRoot, record.Name)
 	for number := 1; number <= record.Nodes; number++ {
 		s.nodes = append(s.nodes, newMember(s.table, groups, record, number))
@@ -125,10 +128,12 @@ func (s *Supervisor) start(ctx context.Context, report *control.Reporter) error 
 	if err := issue(own, s.authority, s.record.Name, s.record.API); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(own.Config(), "audit-policy.yaml"), component.AuditPolicy(), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(own.Config(), "audit-policy.yaml"),
+		component.AuditPolicy(), 0o600); err != nil {
 		return err
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(own.PKI(), "supervisor.kubeconfig"))
+	config, err := clientcmd.BuildConfigFromFlags("",
+		filepath.Join(own.PKI(), "supervisor.kubeconfig"))
 	if err != nil {
 		return err
 	}
@@ -152,9 +157,14 @@ func (s *Supervisor) start(ctx context.Context, report *control.Reporter) error 
 }
 
 // startControlPlane closes serving when the API server does, and returns when all of it works.
-func (s *Supervisor) startControlPlane(ctx context.Context, report *control.Reporter, serving chan<- struct{}) error {
-	plane := component.ControlPlane{PKI: own.PKI(), Config: own.Config(), Data: own.Data(), Log: own.Logs()}
-	ctx, cancel := context.WithTimeoutCause(ctx, startLimit, fmt.Errorf("not done after %s", startLimit))
+func (s *Supervisor) startControlPlane(
+	ctx context.Context, report *control.Reporter, serving chan<- struct{},
+) error {
+	plane := component.ControlPlane{
+		PKI: own.PKI(), Config: own.Config(), Data: own.Data(), Log: own.Logs(),
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, startLimit,
+		fmt.Errorf("not done after %s", startLimit))
 	defer cancel()
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -207,7 +217,8 @@ func (s *Supervisor) declareMultus(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(component.Kubernetes+"/kubectl", "--kubeconfig="+filepath.Join(own.PKI(), "supervisor.kubeconfig"), "apply", "--filename="+manifest)
+	cmd := exec.Command(component.Kubernetes+"/kubectl", "--kubeconfig="+
+		filepath.Join(own.PKI(), "supervisor.kubeconfig"), "apply", "--filename="+manifest)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := s.table.Run(ctx, "kubectl apply", cmd); err != nil {
 		return s.explain("multus", err)
@@ -221,10 +232,12 @@ type endedError struct {
 	reason    error
 }
 
-func (e *endedError) Error() string { return "ended while the cluster started: " + e.reason.Error() }
+func (e *endedError) Error() string {
+	return "ended while the cluster started: " + e.reason.Error()
+}
 
-// launch starts a component of the control plane. Should it end, ended is called, and inspect says so; it is
-// not started again, because that would hide what happened.
+// launch starts a component of the control plane. Should it end, ended is called, and inspect says
+// so; it is not started again, because that would hide what happened.
 func (s *Supervisor) launch(c component.Command, ended context.CancelCauseFunc) error {
 	log, err := process.OpenLog(own.Log(c.Name))
 	if err != nil {

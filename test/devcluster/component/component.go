@@ -1,8 +1,8 @@
-// Package component knows how each program of a cluster is called and configured: flags, configuration files
-// and where they are.
+// Package component knows how each program of a cluster is called and configured: flags,
+// configuration files and where they are.
 //
-// Paths are those that the program sees: in the cluster's mount namespace for the control plane, in the node's
-// for the container runtime and the kubelet.
+// Paths are those that the program sees: in the cluster's mount namespace for the control plane, in
+// the node's for the container runtime and the kubelet.
 package component
 
 import (
@@ -41,8 +41,8 @@ type ControlPlane struct {
 	Log    string // audit.log goes here
 }
 
-// Etcd keeps the cluster's state. It does not wait for the disk: a development cluster does not outlive a crash
-// of its machine.
+// Etcd keeps the cluster's state. It does not wait for the disk: a development cluster does not
+// outlive a crash of its machine.
 func (c ControlPlane) Etcd() Command {
 	const peer = "http://127.0.0.1:2380"
 	return kubernetes("etcd",
@@ -93,9 +93,9 @@ func (c ControlPlane) APIServer() Command {
 	)
 }
 
-// ControllerManager runs with a separate identity per controller, so its client limits are raised: with the
-// default of 20 requests per second the start alone takes 5 s. It gives a silent node 20 s instead of 50: two
-// of the kubelet's lease renewals, and tests of lost nodes need not wait longer.
+// ControllerManager runs with a separate identity per controller, so its client limits are raised:
+// with the default of 20 requests per second the start alone takes 5 s. It gives a silent node 20 s
+// instead of 50: two of the kubelet's lease renewals, and tests of lost nodes need not wait longer.
 func (c ControlPlane) ControllerManager() Command {
 	kubeconfig := c.pki("kube-controller-manager.kubeconfig")
 	return kubernetes("kube-controller-manager",
@@ -183,8 +183,8 @@ func (n Node) Kubelet() Command {
 	)
 }
 
-// Proxy is kube-proxy. It calls nft, which must be in the machine's PATH. The settings of connection tracking are the machine's,
-// and stay as they are.
+// Proxy is kube-proxy. It calls nft, which must be in the machine's PATH. The settings of
+// connection tracking are the machine's, and stay as they are.
 func (n Node) Proxy() Command {
 	return kubernetes("kube-proxy",
 		"--kubeconfig="+ProxyKubeconfig,
@@ -210,9 +210,10 @@ var kubeletTemplate string
 //go:embed templates/pods.conflist
 var podNetworkTemplate string
 
-// multusTemplate has the pod network inline: Multus 4.3.0 takes a clusterNetwork that is a file, too, but of a file with
-// a list of plugins it remembers only some fields for the DEL, and addresses are not given back. CRI-O asks for a CHECK after each ADD if
-// the version has one, and Multus then checks its own default network, also of a pod that named another.
+// multusTemplate has the pod network inline: Multus 4.3.0 takes a clusterNetwork that is a file,
+// too, but of a file with a list of plugins it remembers only some fields for the DEL, and
+// addresses are not given back. CRI-O asks for a CHECK after each ADD if the version has one, and
+// Multus then checks its own default network, also of a pod that named another.
 //
 //go:embed templates/multus.conf
 var multusTemplate string

@@ -9,7 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var node = Node{Name: "node1", Address: "10.77.0.11", PodSubnet: "10.88.1.0/24", CgroupRoot: "/devcluster-x/node1", PauseImage: "devcluster.local/pause:1"}
+var node = Node{Name: "node1", Address: "10.77.0.11", PodSubnet: "10.88.1.0/24",
+	CgroupRoot: "/devcluster-x/node1", PauseImage: "devcluster.local/pause:1"}
 
 func TestKubeletConfig(t *testing.T) {
 	files, err := node.Files()
@@ -74,7 +75,9 @@ func TestMultusDelegatesToThePodNetwork(t *testing.T) {
 	if config.Kubeconfig != MultusKubeconfig || len(config.Delegates) != 1 {
 		t.Fatalf("got %s", files[Multus])
 	}
-	if got, want := string(config.Delegates[0]), strings.TrimSpace(string(files[PodNetwork])); got != want {
+	if got, want := string(config.Delegates[0]), strings.TrimSpace(
+		string(files[PodNetwork]),
+	); got != want {
 		t.Errorf("the delegate is\n%s\nwant\n%s", got, want)
 	}
 }
@@ -109,7 +112,8 @@ func TestCRIOConfig(t *testing.T) {
 	}
 	for path, wants := range map[string][]string{
 		crioConfig: {
-			`listen = "/run/crio/crio.sock"`, `pause_image = "devcluster.local/pause:1"`, `runtime_path = "/run/devcluster/runtime/usr/bin/restrict"`,
+			`listen = "/run/crio/crio.sock"`, `pause_image = "devcluster.local/pause:1"`,
+			`runtime_path = "/run/devcluster/runtime/usr/bin/restrict"`,
 			`nri_listen = "/var/run/nri/nri.sock"`, `cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]`,
 		},
 		KubeletConfig:   {"containerRuntimeEndpoint: unix:///run/crio/crio.sock"},
@@ -140,15 +144,21 @@ func TestCommands(t *testing.T) {
 		arg     string
 	}{
 		{plane.Etcd(), "/run/devcluster/kubernetes/etcd", "--data-dir=/data/etcd"},
-		{plane.APIServer(), "/run/devcluster/kubernetes/kube-apiserver", "--authorization-mode=Node,RBAC"},
-		{plane.APIServer(), "/run/devcluster/kubernetes/kube-apiserver", "--audit-log-path=/log/audit.log"},
-		{plane.ControllerManager(), "/run/devcluster/kubernetes/kube-controller-manager", "--root-ca-file=/pki/ca.crt"},
-		{plane.Scheduler(), "/run/devcluster/kubernetes/kube-scheduler", "--kubeconfig=/pki/kube-scheduler.kubeconfig"},
-		{node.ContainerRuntime(), "/run/devcluster/runtime/usr/bin/containerd", "--config=/etc/containerd/config.toml"},
+		{plane.APIServer(), "/run/devcluster/kubernetes/kube-apiserver",
+			"--authorization-mode=Node,RBAC"},
+		{plane.APIServer(), "/run/devcluster/kubernetes/kube-apiserver",
+			"--audit-log-path=/log/audit.log"},
+		{plane.ControllerManager(), "/run/devcluster/kubernetes/kube-controller-manager",
+			"--root-ca-file=/pki/ca.crt"},
+		{plane.Scheduler(), "/run/devcluster/kubernetes/kube-scheduler",
+			"--kubeconfig=/pki/kube-scheduler.kubeconfig"},
+		{node.ContainerRuntime(), "/run/devcluster/runtime/usr/bin/containerd",
+			"--config=/etc/containerd/config.toml"},
 		{node.Kubelet(), "/run/devcluster/kubernetes/kubelet", "--node-ip=10.77.0.11"},
 	} {
 		if test.command.Path != test.path || !slices.Contains(test.command.Args, test.arg) {
-			t.Errorf("%s: %s %q lacks %s", test.command.Name, test.command.Path, test.command.Args, test.arg)
+			t.Errorf("%s: %s %q lacks %s", test.command.Name, test.command.Path,
+				test.command.Args, test.arg)
 		}
 	}
 }

@@ -12,8 +12,8 @@ const (
 const (
 	containerdConfig = "/etc/containerd/config.toml"
 	crioConfig       = "/etc/crio/crio.conf"
-	// storageConfig and signaturePolicy are read by everything that shares CRI-O's storage (containers-storage.conf(5) and
-	// containers-policy.json(5)).
+	// storageConfig and signaturePolicy are read by everything that shares CRI-O's storage
+	// (containers-storage.conf(5) and containers-policy.json(5)).
 	storageConfig   = "/etc/containers/storage.conf"
 	signaturePolicy = "/etc/containers/policy.json"
 )
@@ -38,9 +38,13 @@ var (
 // ContainerRuntime runs containers.
 func (n Node) ContainerRuntime() Command {
 	if n.CRIO {
-		return Command{Name: "crio", Path: crioProgram, Args: []string{"--config=" + crioConfig, "--config-dir="}}
+		return Command{
+			Name: "crio", Path: crioProgram,
+			Args: []string{"--config=" + crioConfig, "--config-dir="},
+		}
 	}
-	return Command{Name: "containerd", Path: Runtime + "/usr/bin/containerd", Args: []string{"--config=" + containerdConfig}}
+	return Command{Name: "containerd", Path: Runtime + "/usr/bin/containerd",
+		Args: []string{"--config=" + containerdConfig}}
 }
 
 // RuntimeSocket is where the container runtime listens.
@@ -54,16 +58,24 @@ func (n Node) RuntimeSocket() string {
 // LoadImage imports the archive of an image of this name, so that the kubelet finds it.
 func (n Node) LoadImage(archive, name string) Command {
 	if n.CRIO {
-		return Command{Name: "skopeo copy", Path: skopeo, Args: []string{"--policy=" + signaturePolicy, "copy", "oci-archive:" + archive, "containers-storage:" + name}}
+		return Command{
+			Name: "skopeo copy", Path: skopeo,
+			Args: []string{"--policy=" + signaturePolicy, "copy", "oci-archive:" + archive,
+				"containers-storage:" + name},
+		}
 	}
 	// The namespace is the one that the kubelet's containers and images are in.
-	return Command{Name: "ctr images import", Path: Runtime + "/usr/bin/ctr", Args: []string{"--namespace=k8s.io", "images", "import", archive}}
+	return Command{Name: "ctr images import", Path: Runtime + "/usr/bin/ctr",
+		Args: []string{"--namespace=k8s.io", "images", "import", archive}}
 }
 
 // runtimeTemplates are those of the container runtime's files.
 func (n Node) runtimeTemplates() map[string]string {
 	if n.CRIO {
-		return map[string]string{crioConfig: crioTemplate, storageConfig: storageTemplate, signaturePolicy: policyTemplate}
+		return map[string]string{
+			crioConfig: crioTemplate, storageConfig: storageTemplate,
+			signaturePolicy: policyTemplate,
+		}
 	}
 	return map[string]string{containerdConfig: containerdTemplate}
 }

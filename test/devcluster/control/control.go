@@ -1,6 +1,7 @@
-// Package control is what the parts of a running development cluster say to each other: the devcluster command
-// to a cluster's supervisor, and the supervisor to its nodes. It is JSON over HTTP on unix sockets that only
-// their owner may use, and, while something starts, a stream of events on a pipe.
+// Package control is what the parts of a running development cluster say to each other: the
+// devcluster command to a cluster's supervisor, and the supervisor to its nodes. It is JSON over
+// HTTP on unix sockets that only their owner may use, and, while something starts, a stream of
+// events on a pipe.
 package control
 
 import (
@@ -18,17 +19,19 @@ import (
 
 // Cluster is what inspect prints.
 type Cluster struct {
-	Name              string      `json:"name"`
-	KubernetesVersion string      `json:"kubernetesVersion"`
-	Kubeconfig        string      `json:"kubeconfig"` // path on the machine
-	API               string      `json:"api"`        // URL of the API server on the machine's loopback
-	InitPID           int         `json:"initPID"`    // the supervisor, in the machine's PID namespace
-	NetNS             string      `json:"netns"`      // of the control plane and the bridge
-	Bridge            string      `json:"bridge"`
-	Subnet            string      `json:"subnet"` // CIDR of the bridge
-	Logs              string      `json:"logs"`   // directory; audit.log is in it
-	Components        []Component `json:"components"`
-	Nodes             []Node      `json:"nodes"`
+	Name              string `json:"name"`
+	KubernetesVersion string `json:"kubernetesVersion"`
+	Kubeconfig        string `json:"kubeconfig"` // path on the machine
+	// URL of the API server on the machine's loopback
+	API string `json:"api"`
+	// the supervisor, in the machine's PID namespace
+	InitPID    int         `json:"initPID"`
+	NetNS      string      `json:"netns"` // of the control plane and the bridge
+	Bridge     string      `json:"bridge"`
+	Subnet     string      `json:"subnet"` // CIDR of the bridge
+	Logs       string      `json:"logs"`   // directory; audit.log is in it
+	Components []Component `json:"components"`
+	Nodes      []Node      `json:"nodes"`
 }
 
 // Component is a program of the cluster or of a node.
@@ -89,7 +92,8 @@ func (h Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// Listen makes a unix socket at path, for the owner alone, in place of one that an ended process left.
+// Listen makes a unix socket at path, for the owner alone, in place of one that an ended process
+// left.
 func Listen(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -114,11 +118,16 @@ type Client struct {
 // NewClient returns a client of the server at socket. It connects anew for every call.
 func NewClient(socket string) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return Dial(ctx, socket) }
-	return &Client{socket: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	return &Client{
+		socket: socket,
+		http: &http.Client{
+			Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true},
+		},
+	}
 }
 
-// Dial connects to a unix socket. The path may be longer than the kernel's limit for addresses (107 bytes): the
-// socket is reached through its directory then.
+// Dial connects to a unix socket. The path may be longer than the kernel's limit for addresses (107
+// bytes): the socket is reached through its directory then.
 func Dial(ctx context.Context, socket string) (net.Conn, error) {
 	var dialer net.Dialer
 	if len(socket) < 100 {
@@ -130,7 +139,8 @@ func Dial(ctx context.Context, socket string) (net.Conn, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	return dialer.DialContext(ctx, "unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), socket[slash+1:]))
+	return dialer.DialContext(ctx, "unix",
+		fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), socket[slash+1:]))
 }
 
 // Get asks for path and decodes the answer into result.

@@ -25,12 +25,19 @@ func serve(t *testing.T, socket string, handler http.Handler) {
 
 func TestClient(t *testing.T) {
 	mux := http.NewServeMux()
-	mux.Handle("GET /node", Handler(func(*http.Request) (any, error) { return Node{Name: "node1", Connected: true}, nil }))
+	mux.Handle("GET /node", Handler(func(*http.Request) (any, error) {
+		return Node{
+			Name: "node1", Connected: true,
+		}, nil
+	}))
 	mux.Handle("POST /echo", Handler(func(r *http.Request) (any, error) {
 		content, err := io.ReadAll(r.Body)
 		return string(content), err
 	}))
-	mux.Handle("POST /fail", Handler(func(*http.Request) (any, error) { return nil, errors.New("node9 is stopped") }))
+	mux.Handle("POST /fail", Handler(func(*http.Request) (any, error) {
+		return nil,
+			errors.New("node9 is stopped")
+	}))
 	socket := filepath.Join(t.TempDir(), "s")
 	serve(t, socket, mux)
 	client := NewClient(socket)
@@ -43,13 +50,16 @@ func TestClient(t *testing.T) {
 		t.Errorf("GET (-want +got):\n%s", diff)
 	}
 	var echo string
-	if err := client.Post(t.Context(), "/echo", strings.NewReader("body"), &echo); err != nil || echo != "body" {
+	if err := client.Post(t.Context(), "/echo", strings.NewReader("body"), &echo); err != nil ||
+		echo != "body" {
 		t.Errorf("POST: %q, %v", echo, err)
 	}
-	if err := client.Post(t.Context(), "/fail", nil, nil); err == nil || err.Error() != "node9 is stopped" {
+	if err := client.Post(t.Context(), "/fail", nil, nil); err == nil ||
+		err.Error() != "node9 is stopped" {
 		t.Errorf("the server's error came as %v", err)
 	}
-	if err := client.Get(t.Context(), "/none", nil); err == nil || !strings.Contains(err.Error(), "404") {
+	if err := client.Get(t.Context(), "/none", nil); err == nil ||
+		!strings.Contains(err.Error(), "404") {
 		t.Errorf("an unknown path: %v", err)
 	}
 }
@@ -108,9 +118,18 @@ func TestEvents(t *testing.T) {
 		stages []string
 		want   string // error
 	}{
-		{"ready", func(r *Reporter) { r.Stage("%s Ready", "node1"); r.Finish(nil) }, []string{"node1 Ready"}, ""},
-		{"failed", func(r *Reporter) { r.Stage("one"); r.Finish(errors.New("no disk")) }, []string{"one"}, "no disk"},
-		{"ended", func(r *Reporter) { r.Stage("one"); r.out.Close() }, []string{"one"}, ErrEnded.Error()},
+		{"ready", func(r *Reporter) {
+			r.Stage("%s Ready", "node1")
+			r.Finish(nil)
+		}, []string{"node1 Ready"}, ""},
+		{"failed", func(r *Reporter) {
+			r.Stage("one")
+			r.Finish(errors.New("no disk"))
+		}, []string{"one"}, "no disk"},
+		{"ended", func(r *Reporter) {
+			r.Stage("one")
+			r.out.Close()
+		}, []string{"one"}, ErrEnded.Error()},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			in, out := io.Pipe()

@@ -45,7 +45,8 @@ func (r *Reporter) write(e Event) {
 	_ = json.NewEncoder(r.out).Encode(e)
 }
 
-// Follow reads events until the last one and calls stage for each stage. It returns nil when all is ready.
+// Follow reads events until the last one and calls stage for each stage. It returns nil when all is
+// ready.
 func Follow(in io.Reader, stage func(Event)) error {
 	decoder := json.NewDecoder(in)
 	for {

@@ -19,13 +19,15 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Write makes an index of one image for each Spec, which differ by architecture, and writes it to file as an OCI image
-// layout in a tar, which ctr, podman, skopeo and docker 25 or later import by the name ref (REGISTRY/NAME:TAG). Equal input
-// gives an equal file. created is the time that the images and their files bear.
+// Write makes an index of one image for each Spec, which differ by architecture, and writes it to
+// file as an OCI image layout in a tar, which ctr, podman, skopeo and docker 25 or later import by
+// the name ref (REGISTRY/NAME:TAG). Equal input gives an equal file. created is the time that the
+// images and their files bear.
 func Write(file, ref string, created time.Time, specs ...Spec) error {
 	tag, err := name.NewTag(ref, name.StrictValidation)
 	if err != nil {
-		return fmt.Errorf("image name: want REGISTRY/NAME:TAG, for example devcluster.local/pause:1: %w", err)
+		return fmt.Errorf("image name: want REGISTRY/NAME:TAG, for example "+
+			"devcluster.local/pause:1: %w", err)
 	}
 	index, err := makeIndex(created, specs)
 	if err != nil {
@@ -66,7 +68,8 @@ func writeArchive(file string, tag name.Tag, index v1.ImageIndex) (err error) {
 	if err != nil {
 		return err
 	}
-	// The first name is containerd's, the second the specification's: it is the tag alone by most tools' reading.
+	// The first name is containerd's, the second the specification's: it is the tag alone by most
+	// tools' reading.
 	err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
 		nameAnnotation:                      tag.String(), // Name has index.docker.io for docker.io
 		"org.opencontainers.image.ref.name": tag.TagStr(),
@@ -81,7 +84,8 @@ func writeArchive(file string, tag name.Tag, index v1.ImageIndex) (err error) {
 	return os.Rename(archive, file)
 }
 
-// pack writes a tar of the files below dir, in their order by name and without what the file system adds to them.
+// pack writes a tar of the files below dir, in their order by name and without what the file system
+// adds to them.
 func pack(file, dir string) (err error) {
 	out, err := os.Create(file)
 	if err != nil {
@@ -143,9 +147,11 @@ func Name(archive string) (string, error) {
 				return name, nil
 			}
 		}
-		return "", fmt.Errorf("image archive %s: index.json has no annotation %s", archive, nameAnnotation)
+		return "", fmt.Errorf("image archive %s: index.json has no annotation %s", archive,
+			nameAnnotation)
 	}
 }
 
-// nameAnnotation is by what containerd knows the name of an image in an archive (images.AnnotationImageName in its source).
+// nameAnnotation is by what containerd knows the name of an image in an archive
+// (images.AnnotationImageName in its source).
 const nameAnnotation = "io.containerd.image.name"

@@ -19,13 +19,14 @@ import (
 // Source is what an image is built of, as container engines have it.
 type Source struct {
 	Containerfile string
-	Context       string            // directory that COPY takes files from
-	Args          map[string]string // values of ARGs, by name; TARGETOS and TARGETARCH come from the platform
+	Context       string // directory that COPY takes files from
+	// values of ARGs, by name; TARGETOS and TARGETARCH come from the platform
+	Args map[string]string
 }
 
-// Read makes the Spec of the image for an architecture, as Go names it (amd64, arm64). It knows what an image of static binaries
-// needs, one stage "FROM scratch" with ARG, COPY, LABEL, USER and ENTRYPOINT, and refuses everything else, so that a
-// container engine makes the same of it.
+// Read makes the Spec of the image for an architecture, as Go names it (amd64, arm64). It knows
+// what an image of static binaries needs, one stage "FROM scratch" with ARG, COPY, LABEL, USER and
+// ENTRYPOINT, and refuses everything else, so that a container engine makes the same of it.
 func (s Source) Read(arch string) (Spec, error) {
 	stage, err := s.stage()
 	if err != nil {
@@ -36,10 +37,13 @@ func (s Source) Read(arch string) (Spec, error) {
 		given = map[string]string{}
 	}
 	given["TARGETOS"], given["TARGETARCH"] = "linux", arch
-	b := builder{context: s.Context, given: given, args: map[string]string{}, spec: Spec{Arch: arch}}
+	b := builder{
+		context: s.Context, given: given, args: map[string]string{}, spec: Spec{Arch: arch},
+	}
 	for _, command := range stage.Commands {
 		if err := b.apply(command); err != nil {
-			return Spec{}, fmt.Errorf("%s: line %d: %w", s.Containerfile, command.Location()[0].Start.Line, err)
+			return Spec{}, fmt.Errorf("%s: line %d: %w", s.Containerfile,
+				command.Location()[0].Start.Line, err)
 		}
 	}
 	return b.spec, nil
@@ -96,16 +100,19 @@ func (b *builder) apply(command instructions.Command) error {
 		return nil
 	case *instructions.EntrypointCommand:
 		if c.PrependShell {
-			return fmt.Errorf(`ENTRYPOINT: must be a list, as ["/program"]: there is no shell in the image`)
+			return fmt.Errorf(
+				`ENTRYPOINT: must be a list, as ["/program"]: there is no shell in the image`,
+			)
 		}
 		b.spec.Entrypoint = c.CmdLine
 		return nil
 	}
-	return fmt.Errorf("%s: is not among ARG, COPY, LABEL, USER and ENTRYPOINT", strings.ToUpper(command.Name()))
+	return fmt.Errorf("%s: is not among ARG, COPY, LABEL, USER and ENTRYPOINT",
+		strings.ToUpper(command.Name()))
 }
 
-// expand puts the values of ARGs into a word. A container engine makes an empty string of one that was not declared; here it
-// is an error, because nobody means that.
+// expand puts the values of ARGs into a word. A container engine makes an empty string of one that
+// was not declared; here it is an error, because nobody means that.
 func (b *builder) expand(word string) (string, error) {
 	env := shell.EnvsFromSlice(environ(b.args))
 	result, err := shell.NewLex('\\').ProcessWordWithMatches(word, env)
@@ -113,7 +120,8 @@ func (b *builder) expand(word string) (string, error) {
 		return "", err
 	}
 	if len(result.Unmatched) > 0 {
-		return "", fmt.Errorf("%s is not declared by ARG above", slices.Min(slices.Collect(maps.Keys(result.Unmatched))))
+		return "", fmt.Errorf("%s is not declared by ARG above",
+			slices.Min(slices.Collect(maps.Keys(result.Unmatched))))
 	}
 	return result.Result, nil
 }
@@ -130,7 +138,8 @@ func (b *builder) arg(c *instructions.ArgCommand) error {
 	for _, arg := range c.Args {
 		value, ok := b.given[arg.Key]
 		if !ok && arg.Value == nil {
-			return fmt.Errorf("ARG %s: has neither a default nor a value: give one by --build-arg %s=VALUE", arg.Key, arg.Key)
+			return fmt.Errorf("ARG %s: has neither a default nor a value: give one by "+
+				"--build-arg %s=VALUE", arg.Key, arg.Key)
 		}
 		if !ok {
 			value = *arg.Value
@@ -157,7 +166,8 @@ func (b *builder) copy(c *instructions.CopyCommand) error {
 		if !path.IsAbs(target) || target != path.Clean(target) {
 			return fmt.Errorf("COPY %s: the destination must be an absolute path", source)
 		}
-		b.spec.Files = append(b.spec.Files, File{Source: filepath.Join(b.context, source), Target: target})
+		b.spec.Files = append(b.spec.Files,
+			File{Source: filepath.Join(b.context, source), Target: target})
 	}
 	return nil
 }

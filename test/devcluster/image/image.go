@@ -1,5 +1,5 @@
-// Package image packs static binaries into container images of one layer, by Containerfiles, without a registry or a
-// daemon, and says of what they are made.
+// Package image packs static binaries into container images of one layer, by Containerfiles,
+// without a registry or a daemon, and says of what they are made.
 package image
 
 import (
@@ -32,10 +32,12 @@ type Spec struct {
 	Entrypoint []string          // at least the program
 	User       string            // UID, UID:GID or empty for root
 	Labels     map[string]string // empty for none
-	Files      []File            // belong to root; have mode 0755 if their owner may execute them, else 0644
+	// belong to root; have mode 0755 if their owner may execute them, else 0644
+	Files []File
 }
 
-// build makes the image. Equal input gives an equal image: nothing of the time, the umask or this machine goes in.
+// build makes the image. Equal input gives an equal image: nothing of the time, the umask or this
+// machine goes in.
 func (s Spec) build(created time.Time) (v1.Image, error) {
 	if len(s.Entrypoint) == 0 || len(s.Files) == 0 {
 		return nil, fmt.Errorf("an entrypoint and at least one file are needed")
@@ -50,7 +52,8 @@ func (s Spec) build(created time.Time) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1),
+		types.OCIConfigJSON)
 	img, err := mutate.AppendLayers(base, l)
 	if err != nil {
 		return nil, err
@@ -72,8 +75,8 @@ func (s Spec) build(created time.Time) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
-// layer is the tar of the files and of every directory they need. The empty mount points are those that a
-// runtime would have to create in the image otherwise.
+// layer is the tar of the files and of every directory they need. The empty mount points are those
+// that a runtime would have to create in the image otherwise.
 func layer(files []File, created time.Time) ([]byte, error) {
 	var buffer bytes.Buffer
 	w := tar.NewWriter(&buffer)
@@ -82,7 +85,9 @@ func layer(files []File, created time.Time) ([]byte, error) {
 		if dir == "tmp" {
 			mode = 0o1777
 		}
-		if err := w.WriteHeader(&tar.Header{Name: dir + "/", Typeflag: tar.TypeDir, Mode: mode, ModTime: created}); err != nil {
+		if err := w.WriteHeader(&tar.Header{
+			Name: dir + "/", Typeflag: tar.TypeDir, Mode: mode, ModTime: created,
+		}); err != nil {
 			return nil, err
 		}
 	}
@@ -125,7 +130,9 @@ func addFile(w *tar.Writer, f File, created time.Time) error {
 	if info.Mode()&0o100 != 0 {
 		mode = 0o755
 	}
-	header := &tar.Header{Name: strings.TrimPrefix(f.Target, "/"), Mode: mode, Size: info.Size(), ModTime: created}
+	header := &tar.Header{
+		Name: strings.TrimPrefix(f.Target, "/"), Mode: mode, Size: info.Size(), ModTime: created,
+	}
 	if err := w.WriteHeader(header); err != nil {
 		return err
 	}

@@ -30,8 +30,9 @@ func TestWrite(t *testing.T) {
 	if err := os.WriteFile(source, []byte("binary"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	spec := Spec{Entrypoint: []string{"/usr/bin/app", "-v"}, User: "65532", Labels: map[string]string{"a": "b"},
-		Files: []File{{Source: source, Target: "/usr/bin/app"}}}
+	spec := Spec{Entrypoint: []string{"/usr/bin/app", "-v"}, User: "65532",
+		Labels: map[string]string{"a": "b"},
+		Files:  []File{{Source: source, Target: "/usr/bin/app"}}}
 	amd64, arm64 := spec, spec
 	amd64.Arch, arm64.Arch = "amd64", "arm64"
 	first, second := filepath.Join(dir, "1.tar"), filepath.Join(dir, "2.tar")
@@ -64,9 +65,11 @@ func TestWrite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := Spec{Arch: config.Architecture, Entrypoint: config.Config.Entrypoint, User: config.Config.User, Labels: config.Config.Labels}
+		got := Spec{Arch: config.Architecture, Entrypoint: config.Config.Entrypoint,
+			User: config.Config.User, Labels: config.Config.Labels}
 		want := Spec{Arch: arch, Entrypoint: spec.Entrypoint, User: spec.User, Labels: spec.Labels}
-		if diff := cmp.Diff(want, got); diff != "" || config.OS != "linux" || !config.Created.Equal(created) {
+		if diff := cmp.Diff(want, got); diff != "" || config.OS != "linux" ||
+			!config.Created.Equal(created) {
 			t.Errorf("config %+v, -want +got:\n%s", config, diff)
 		}
 	}
@@ -79,7 +82,8 @@ func TestWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	want := map[string]int64{"dev/": 0o755, "etc/": 0o755, "proc/": 0o755, "sys/": 0o755, "tmp/": 0o1777,
+	want := map[string]int64{"dev/": 0o755, "etc/": 0o755, "proc/": 0o755, "sys/": 0o755,
+		"tmp/": 0o1777,
 		"usr/": 0o755, "usr/bin/": 0o755, "usr/bin/app": 0o755}
 	if diff := cmp.Diff(want, modes(t, r)); diff != "" {
 		t.Errorf("contents (-want +got):\n%s", diff)
@@ -136,8 +140,16 @@ func TestWriteRejects(t *testing.T) {
 		"no image":      {ref, nil},
 		"no entrypoint": {ref, []Spec{{Arch: "amd64", Files: file}}},
 		"no files":      {ref, []Spec{{Arch: "amd64", Entrypoint: []string{"/app"}}}},
-		"no such file":  {ref, []Spec{{Arch: "amd64", Entrypoint: []string{"/app"}, Files: []File{{Source: "/nonexistent", Target: "/app"}}}}},
-		"a directory":   {ref, []Spec{{Arch: "amd64", Entrypoint: []string{"/app"}, Files: []File{{Source: "/", Target: "/app"}}}}},
+		"no such file": {
+			ref,
+			[]Spec{{Arch: "amd64", Entrypoint: []string{"/app"},
+				Files: []File{{Source: "/nonexistent", Target: "/app"}}}},
+		},
+		"a directory": {
+			ref,
+			[]Spec{{Arch: "amd64", Entrypoint: []string{"/app"},
+				Files: []File{{Source: "/", Target: "/app"}}}},
+		},
 	} {
 		out := filepath.Join(t.TempDir(), "out.tar")
 		if err := Write(out, test.ref, created, test.spec...); err == nil {
@@ -152,12 +164,14 @@ func TestWriteRejects(t *testing.T) {
 func TestWriteSBOM(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "pause")
-	if output, err := exec.Command("go", "build", "-o", program, "../cmd/pause").CombinedOutput(); err != nil {
+	if output, err := exec.Command("go", "build", "-o", program,
+		"../cmd/pause").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
 	files := []File{{Source: program, Target: "/app"}}
 	specs := []Spec{
-		{Arch: "amd64", Files: files, Labels: map[string]string{"org.opencontainers.image.version": "v1.2.3"}},
+		{Arch: "amd64", Files: files,
+			Labels: map[string]string{"org.opencontainers.image.version": "v1.2.3"}},
 		{Arch: "arm64", Files: files},
 	}
 	first, second := filepath.Join(dir, "1.json"), filepath.Join(dir, "2.json")
@@ -173,7 +187,8 @@ func TestWriteSBOM(t *testing.T) {
 	if err := json.Unmarshal(read(t, first), &bom); err != nil {
 		t.Fatal(err)
 	}
-	if c := bom.Metadata.Component; bom.SpecVersion != cdx.SpecVersion1_6 || c.Name != "devcluster.local/app:1" || c.Version != "v1.2.3" {
+	if c := bom.Metadata.Component; bom.SpecVersion != cdx.SpecVersion1_6 ||
+		c.Name != "devcluster.local/app:1" || c.Version != "v1.2.3" {
 		t.Errorf("%s of %s %s", bom.SpecVersion, c.Name, c.Version)
 	}
 	sum, err := digest(program)
@@ -196,28 +211,38 @@ func TestWriteSBOM(t *testing.T) {
 			}
 		}
 	}
-	if std := "pkg:golang/std@" + strings.TrimPrefix(runtime.Version(), "go"); found[std].Name != "std" {
+	if std := "pkg:golang/std@" +
+		strings.TrimPrefix(runtime.Version(), "go"); found[std].Name != "std" {
 		t.Errorf("%s is not in the list", std)
 	}
 
 	if err := os.WriteFile(filepath.Join(dir, "text"), []byte("text"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	text := Spec{Arch: "amd64", Files: []File{{Source: filepath.Join(dir, "text"), Target: "/text"}}}
-	if err := WriteSBOM(filepath.Join(dir, "3.json"), "devcluster.local/app:1", text); err == nil || !strings.Contains(err.Error(), "Go programs only") {
+	text := Spec{
+		Arch: "amd64", Files: []File{{Source: filepath.Join(dir, "text"), Target: "/text"}},
+	}
+	if err := WriteSBOM(filepath.Join(dir, "3.json"), "devcluster.local/app:1", text); err == nil ||
+		!strings.Contains(err.Error(), "Go programs only") {
 		t.Errorf("of a text: %v", err)
 	}
 }
 
 func TestModule(t *testing.T) {
-	got := module(debug.Module{Path: "example.com/a", Version: "v2.0.0+incompatible", Sum: "h1:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="})
+	got := module(debug.Module{
+		Path: "example.com/a", Version: "v2.0.0+incompatible",
+		Sum: "h1:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=",
+	})
 	want := cdx.Component{
 		BOMRef:     "pkg:golang/example.com/a@v2.0.0%2Bincompatible",
 		Type:       cdx.ComponentTypeLibrary,
 		Name:       "example.com/a",
 		Version:    "v2.0.0+incompatible",
 		PackageURL: "pkg:golang/example.com/a@v2.0.0%2Bincompatible",
-		Hashes:     &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}},
+		Hashes: &[]cdx.Hash{
+			{Algorithm: cdx.HashAlgoSHA256,
+				Value: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

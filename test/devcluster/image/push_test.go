@@ -13,7 +13,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// TestPush: scripts/push puts every image, with both platforms, and the chart into a registry, and prints their digests.
+// TestPush: scripts/push puts every image, with both platforms, and the chart into a registry, and
+// prints their digests.
 func TestPush(t *testing.T) {
 	const root = "../../.."
 	if _, err := os.Stat(filepath.Join(root, "bin", "chart.tgz")); err != nil {
@@ -39,7 +40,8 @@ func TestPush(t *testing.T) {
 			continue
 		}
 		if i == 4 {
-			if _, err := remote.Get(reference); err != nil || !strings.Contains(words[0], "/charts/xpu-device-plugin@") {
+			if _, err := remote.Get(reference); err != nil ||
+				!strings.Contains(words[0], "/charts/xpu-device-plugin@") {
 				t.Errorf("chart %s: %v", words[0], err)
 			}
 			continue

@@ -18,9 +18,9 @@ import (
 	"github.com/package-url/packageurl-go"
 )
 
-// WriteSBOM writes what the image is made of to file, as CycloneDX 1.6 in JSON: its files, with their digests, and for each the
-// Go modules that are compiled in, by the build information in it. Equal input gives an equal file: there is no
-// serial number and no time in it.
+// WriteSBOM writes what the image is made of to file, as CycloneDX 1.6 in JSON: its files, with
+// their digests, and for each the Go modules that are compiled in, by the build information in it.
+// Equal input gives an equal file: there is no serial number and no time in it.
 func WriteSBOM(file, ref string, specs ...Spec) error {
 	b := inventory{modules: map[string]cdx.Component{}}
 	for _, spec := range specs {
@@ -34,7 +34,8 @@ func WriteSBOM(file, ref string, specs ...Spec) error {
 	if err != nil {
 		return err
 	}
-	err = cdx.NewBOMEncoder(out, cdx.BOMFileFormatJSON).SetPretty(true).Encode(b.bom(ref, specs[0].Labels))
+	err = cdx.NewBOMEncoder(out,
+		cdx.BOMFileFormatJSON).SetPretty(true).Encode(b.bom(ref, specs[0].Labels))
 	if errClose := out.Close(); err == nil {
 		err = errClose
 	}
@@ -69,7 +70,9 @@ func (b *inventory) add(spec Spec, f File) error {
 	if err != nil {
 		return fmt.Errorf("what it is made of is known of Go programs only: %w", err)
 	}
-	modules := []cdx.Component{module(debug.Module{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go")})}
+	modules := []cdx.Component{
+		module(debug.Module{Path: "std", Version: strings.TrimPrefix(info.GoVersion, "go")}),
+	}
 	for _, dep := range info.Deps {
 		if dep.Replace != nil {
 			dep = dep.Replace
@@ -85,10 +88,12 @@ func (b *inventory) add(spec Spec, f File) error {
 	return nil
 }
 
-// module is the component of a Go module. Its digest is that of go.sum (h1, see golang.org/x/mod/sumdb/dirhash).
+// module is the component of a Go module. Its digest is that of go.sum (h1, see
+// golang.org/x/mod/sumdb/dirhash).
 func module(m debug.Module) cdx.Component {
 	namespace, name := path.Split(m.Path)
-	purl := packageurl.NewPackageURL(packageurl.TypeGolang, strings.TrimSuffix(namespace, "/"), name, m.Version, nil, "").ToString()
+	purl := packageurl.NewPackageURL(packageurl.TypeGolang, strings.TrimSuffix(namespace, "/"),
+		name, m.Version, nil, "").ToString()
 	component := cdx.Component{
 		BOMRef:     purl,
 		Type:       cdx.ComponentTypeLibrary,
@@ -96,8 +101,11 @@ func module(m debug.Module) cdx.Component {
 		Version:    m.Version,
 		PackageURL: purl,
 	}
-	if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:")); err == nil && len(sum) == sha256.Size {
-		component.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum)}}
+	if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:")); err == nil &&
+		len(sum) == sha256.Size {
+		component.Hashes = &[]cdx.Hash{
+			{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum)},
+		}
 	}
 	return component
 }

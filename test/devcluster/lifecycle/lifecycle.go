@@ -82,7 +82,8 @@ func (m Manager) Up(ctx context.Context, name string, o Options, artifacts artif
 		defer cancel()
 		return errors.Join(err, m.takeDown(down, dir, name))
 	}
-	fmt.Fprintf(m.Log, "%6.2fs  cluster %s is up: export KUBECONFIG=%s\n", time.Since(start).Seconds(), name, dir.Kubeconfig())
+	fmt.Fprintf(m.Log, "%6.2fs  cluster %s is up: export KUBECONFIG=%s\n",
+		time.Since(start).Seconds(), name, dir.Kubeconfig())
 	return nil
 }
 
@@ -134,7 +135,9 @@ func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Reco
 	}
 	stop := context.AfterFunc(ctx, func() { events.Close() })
 	defer stop()
-	err = control.Follow(events, func(e control.Event) { fmt.Fprintf(m.Log, "%6.2fs  %s\n", e.Seconds, e.Stage) })
+	err = control.Follow(events, func(e control.Event) {
+		fmt.Fprintf(m.Log, "%6.2fs  %s\n", e.Seconds, e.Stage)
+	})
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -145,8 +148,8 @@ func (m Manager) supervise(ctx context.Context, dir state.Dir, record state.Reco
 	return err
 }
 
-// spawn starts this program again as PID 1 of new namespaces, in a session of its own so that the end of the
-// caller's terminal or process group is not the cluster's.
+// spawn starts this program again as PID 1 of new namespaces, in a session of its own so that the
+// end of the caller's terminal or process group is not the cluster's.
 func spawn(dir state.Dir, api, report, hold *os.File) (*exec.Cmd, error) {
 	log, err := process.OpenLog(dir.Log("supervisor"))
 	if err != nil {
@@ -170,8 +173,8 @@ func spawn(dir state.Dir, api, report, hold *os.File) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// RunCluster is the supervisor's side of Up: it takes over the file descriptors and waits until the cluster's
-// record is complete, so that there is never a cluster that Down does not know.
+// RunCluster is the supervisor's side of Up: it takes over the file descriptors and waits until the
+// cluster's record is complete, so that there is never a cluster that Down does not know.
 func RunCluster(ctx context.Context, dir state.Dir) error {
 	api, err := net.FileListener(os.NewFile(fdAPI, "api"))
 	if err != nil {
@@ -180,7 +183,8 @@ func RunCluster(ctx context.Context, dir state.Dir) error {
 	report := control.NewReporter(os.NewFile(fdEvents, "events"))
 	hold := os.NewFile(fdGo, "go")
 	if _, err := io.ReadFull(hold, make([]byte, 1)); err != nil {
-		return fmt.Errorf("the command that started this ended before the cluster was recorded: %w", err)
+		return fmt.Errorf("the command that started this ended before the cluster was recorded: %w",
+			err)
 	}
 	hold.Close()
 	return cluster.Run(ctx, dir, api, report)
@@ -234,8 +238,8 @@ func (m Manager) takeDown(ctx context.Context, dir state.Dir, name string) error
 	return nil
 }
 
-// clear removes the control groups and the files of a cluster whose processes are gone, but not the directory
-// itself, which is the lock.
+// clear removes the control groups and the files of a cluster whose processes are gone, but not the
+// directory itself, which is the lock.
 func (m Manager) clear(dir state.Dir, name string) error {
 	if err := cgroup.New(cluster.CgroupRoot, name).RemoveAll(downLimit / 2); err != nil {
 		return err

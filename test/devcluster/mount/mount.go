@@ -1,5 +1,5 @@
-// Package mount builds the file systems that the processes of a cluster and of a node see. Everything in it
-// changes the mount namespace of the calling process, which must be a private one.
+// Package mount builds the file systems that the processes of a cluster and of a node see.
+// Everything in it changes the mount namespace of the calling process, which must be a private one.
 package mount
 
 import (
@@ -18,8 +18,8 @@ func Private() error {
 	return do("private", "none", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 }
 
-// Shared lets mounts propagate between this namespace and those made from it, as container runtimes expect of a
-// node (mountPropagation: Bidirectional).
+// Shared lets mounts propagate between this namespace and those made from it, as container runtimes
+// expect of a node (mountPropagation: Bidirectional).
 func Shared() error {
 	return do("shared", "none", "/", "", unix.MS_REC|unix.MS_SHARED, "")
 }
@@ -37,8 +37,9 @@ func Bind(source, target string) error {
 	return do("bind", source, target, "", unix.MS_BIND, "")
 }
 
-// Overlay mounts a writable copy of lower at target, which it creates. Lower may be several directories, the uppermost
-// first, with colons between them. Changes go to below disk, a directory that must not be inside lower.
+// Overlay mounts a writable copy of lower at target, which it creates. Lower may be several
+// directories, the uppermost first, with colons between them. Changes go to below disk, a directory
+// that must not be inside lower.
 func Overlay(lower, disk, target string) error {
 	upper, work := filepath.Join(disk, "upper"), filepath.Join(disk, "work")
 	for _, dir := range []string{upper, work, target} {
@@ -46,17 +47,20 @@ func Overlay(lower, disk, target string) error {
 			return err
 		}
 	}
-	return do("overlay", "overlay", target, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work))
+	return do("overlay", "overlay", target, "overlay",
+		0, fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", lower, upper, work))
 }
 
-// FreshRun replaces /run by an empty tmpfs in which the binds (source to target, a path below /run) are there
-// from the start: their sources may be in the old /run or anywhere.
+// FreshRun replaces /run by an empty tmpfs in which the binds (source to target, a path below /run)
+// are there from the start: their sources may be in the old /run or anywhere.
 func FreshRun(binds map[string]string) error {
 	if err := os.MkdirAll("/run", 0o755); err != nil {
 		return err
 	}
-	// A mount point inside the old /run would be a directory left on the machine; a tmpfs on top of it is not.
-	if err := do("tmpfs", "tmpfs", "/mnt", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+	// A mount point inside the old /run would be a directory left on the machine; a tmpfs on top of
+	// it is not.
+	if err := do("tmpfs", "tmpfs", "/mnt", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV,
+		"mode=0755"); err != nil {
 		return err
 	}
 	for source, target := range binds {
@@ -71,8 +75,8 @@ func FreshRun(binds map[string]string) error {
 	return do("move", "/mnt", "/run", "", unix.MS_MOVE, "")
 }
 
-// Sysfs mounts a sysfs that shows the network namespace of this process, with the control groups where they
-// were.
+// Sysfs mounts a sysfs that shows the network namespace of this process, with the control groups
+// where they were.
 func Sysfs() error {
 	const aside = "/run/devcluster.cgroup"
 	if err := os.Mkdir(aside, 0o700); err != nil {
@@ -81,7 +85,8 @@ func Sysfs() error {
 	if err := do("bind", "/sys/fs/cgroup", aside, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return err
 	}
-	if err := do("sysfs", "sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+	if err := do("sysfs", "sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC,
+		""); err != nil {
 		return err
 	}
 	if err := do("bind", aside, "/sys/fs/cgroup", "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
@@ -93,8 +98,8 @@ func Sysfs() error {
 	return os.Remove(aside)
 }
 
-// machineSettings are the kernel settings that a kubelet writes for the whole machine, with the values it wants
-// (k8s.io/component-helpers/node/util/sysctl).
+// machineSettings are the kernel settings that a kubelet writes for the whole machine, with the
+// values it wants (k8s.io/component-helpers/node/util/sysctl).
 var machineSettings = [...][2]string{
 	{"vm/overcommit_memory", "1"},
 	{"vm/panic_on_oom", "0"},
@@ -104,8 +109,8 @@ var machineSettings = [...][2]string{
 	{"kernel/keys/root_maxbytes", "25000000"},
 }
 
-// ShieldSettings puts plain files, kept in dir, over the kernel settings that a kubelet would change for the
-// whole machine. Call it after Proc.
+// ShieldSettings puts plain files, kept in dir, over the kernel settings that a kubelet would
+// change for the whole machine. Call it after Proc.
 func ShieldSettings(dir string) error {
 	for _, s := range machineSettings {
 		if err := shield(dir, filepath.Join("/proc/sys", s[0]), s[1]); err != nil {
@@ -115,11 +120,13 @@ func ShieldSettings(dir string) error {
 	return nil
 }
 
-// BootID gives the node a boot id of its own: the kernel's is the machine's and does not change when a node is
-// stopped and started. Only the node's own /proc shows it, not the proc that a runtime mounts in a container.
+// BootID gives the node a boot id of its own: the kernel's is the machine's and does not change
+// when a node is stopped and started. Only the node's own /proc shows it, not the proc that a
+// runtime mounts in a container.
 func BootID(dir, id string) error { return shield(dir, "/proc/sys/kernel/random/boot_id", id) }
 
-// HideControllers takes from /proc/cgroups the controllers of cgroup v1 that are not mounted. CRI-O would use them.
+// HideControllers takes from /proc/cgroups the controllers of cgroup v1 that are not mounted. CRI-O
+// would use them.
 func HideControllers(dir string) error {
 	text, err := os.ReadFile("/proc/cgroups")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -135,7 +142,8 @@ func HideControllers(dir string) error {
 	return shield(dir, "/proc/cgroups", mounted)
 }
 
-// mountedControllers are the lines of /proc/cgroups (cgroups(7): name, hierarchy, number, enabled) of controllers that have a hierarchy, "" if none has.
+// mountedControllers are the lines of /proc/cgroups (cgroups(7): name, hierarchy, number, enabled)
+// of controllers that have a hierarchy, "" if none has.
 func mountedControllers(cgroups string) string {
 	var kept []string
 	for line := range strings.Lines(cgroups) {

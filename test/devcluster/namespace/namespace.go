@@ -22,20 +22,23 @@ var kinds = [...]struct {
 	{"mnt", unix.CLONE_NEWNS},
 }
 
-// The main goroutine keeps the process's first thread: that one would not end with a goroutine locked to it, and stay in
-// the other namespaces, where /proc/self is then.
+// The main goroutine keeps the process's first thread: that one would not end with a goroutine
+// locked to it, and stay in the other namespaces, where /proc/self is then.
 func init() { runtime.LockOSThread() }
 
-// Start starts the command named by args in all namespaces of process pid. The program is looked up there, by
-// the variable PATH of environment. prepare may set the rest of the command.
-func Start(pid int, args, environment []string, path string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
+// Start starts the command named by args in all namespaces of process pid. The program is looked up
+// there, by the variable PATH of environment. prepare may set the rest of the command.
+func Start(
+	pid int, args, environment []string, path string, prepare func(*exec.Cmd),
+) (*exec.Cmd, error) {
 	type result struct {
 		cmd *exec.Cmd
 		err error
 	}
 	done := make(chan result)
 	go func() {
-		// This thread stays in the other namespaces, so it is not unlocked: it ends with the goroutine.
+		// This thread stays in the other namespaces, so it is not unlocked: it ends with the
+		// goroutine.
 		runtime.LockOSThread()
 		cmd, err := start(pid, args, environment, path, prepare)
 		done <- result{cmd, err}
@@ -44,7 +47,9 @@ func Start(pid int, args, environment []string, path string, prepare func(*exec.
 	return r.cmd, r.err
 }
 
-func start(pid int, args, environment []string, path string, prepare func(*exec.Cmd)) (*exec.Cmd, error) {
+func start(
+	pid int, args, environment []string, path string, prepare func(*exec.Cmd),
+) (*exec.Cmd, error) {
 	if err := enter(pid); err != nil {
 		return nil, err
 	}
@@ -67,7 +72,8 @@ func enter(pid int) error {
 		defer f.Close()
 		files[i] = f
 	}
-	// A mount namespace cannot be entered by a thread that shares its working directory with others.
+	// A mount namespace cannot be entered by a thread that shares its working directory with
+	// others.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("namespaces of process %d: %w", pid, err)
 	}

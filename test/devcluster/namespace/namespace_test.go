@@ -27,7 +27,8 @@ func TestStart(t *testing.T) {
 	})
 	own, want := network(t, os.Getpid()), network(t, other.Process.Pid)
 	for range 20 {
-		cmd, err := Start(other.Process.Pid, []string{"sleep", "0.01"}, nil, os.Getenv("PATH"), func(*exec.Cmd) {})
+		cmd, err := Start(other.Process.Pid, []string{"sleep", "0.01"}, nil, os.Getenv("PATH"),
+			func(*exec.Cmd) {})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,5 +1,5 @@
-// Package network lays out the addresses of a cluster and makes its links: a bridge in the cluster's network
-// namespace and one veth pair to every node's.
+// Package network lays out the addresses of a cluster and makes its links: a bridge in the
+// cluster's network namespace and one veth pair to every node's.
 //
 // Every cluster has network namespaces of its own, so all use the same addresses.
 package network
@@ -43,8 +43,8 @@ func PodSubnet(number int) string { return fmt.Sprintf("10.88.%d.0/24", number) 
 // Port is the bridge's end of a node's veth pair.
 func Port(node string) string { return node }
 
-// SetUpCluster makes the bridge and the Service address in the network namespace of the caller and turns on
-// forwarding.
+// SetUpCluster makes the bridge and the Service address in the network namespace of the caller and
+// turns on forwarding.
 func SetUpCluster() error {
 	if err := Loopback(); err != nil {
 		return err
@@ -53,7 +53,9 @@ func SetUpCluster() error {
 	if err != nil {
 		return fmt.Errorf("network: lo: %w", err)
 	}
-	service := &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP(ServiceAddress), Mask: net.CIDRMask(32, 32)}}
+	service := &netlink.Addr{
+		IPNet: &net.IPNet{IP: net.ParseIP(ServiceAddress), Mask: net.CIDRMask(32, 32)},
+	}
 	if err := netlink.AddrAdd(lo, service); err != nil {
 		return fmt.Errorf("network: address %s: %w", ServiceAddress, err)
 	}
@@ -90,9 +92,9 @@ func forward() error {
 	return nil
 }
 
-// Attach makes the veth pair of a node whose PID 1 is pid (in the caller's PID namespace), gives the node its
-// address and default route, and routes its pods' subnet to it. It replaces what an earlier life of the node
-// left.
+// Attach makes the veth pair of a node whose PID 1 is pid (in the caller's PID namespace), gives
+// the node its address and default route, and routes its pods' subnet to it. It replaces what an
+// earlier life of the node left.
 func Attach(node string, number, pid int) error {
 	if err := attach(node, number, pid); err != nil {
 		return fmt.Errorf("network: %s: %w", node, err)
@@ -108,7 +110,9 @@ func attach(node string, number, pid int) error {
 	if err != nil {
 		return fmt.Errorf("bridge %s: %w", Bridge, err)
 	}
-	veth := &netlink.Veth{LinkAttrs: netlink.NewLinkAttrs(), PeerName: Uplink, PeerNamespace: netlink.NsPid(pid)}
+	veth := &netlink.Veth{
+		LinkAttrs: netlink.NewLinkAttrs(), PeerName: Uplink, PeerNamespace: netlink.NsPid(pid),
+	}
 	veth.Name = Port(node)
 	veth.MasterIndex = bridge.Attrs().Index
 	if err := netlink.LinkAdd(veth); err != nil {
@@ -124,7 +128,9 @@ func attach(node string, number, pid int) error {
 	if err != nil {
 		return err
 	}
-	if err := netlink.RouteReplace(&netlink.Route{Dst: pods, Gw: net.ParseIP(NodeAddress(number)), LinkIndex: bridge.Attrs().Index}); err != nil {
+	if err := netlink.RouteReplace(&netlink.Route{
+		Dst: pods, Gw: net.ParseIP(NodeAddress(number)), LinkIndex: bridge.Attrs().Index,
+	}); err != nil {
 		return fmt.Errorf("route to %s: %w", pods, err)
 	}
 	return nil
@@ -151,7 +157,9 @@ func configureUplink(pid int, own string) error {
 	if err := handle.LinkSetUp(uplink); err != nil {
 		return err
 	}
-	if err := handle.RouteAdd(&netlink.Route{Gw: net.ParseIP(Gateway), LinkIndex: uplink.Attrs().Index}); err != nil {
+	if err := handle.RouteAdd(&netlink.Route{
+		Gw: net.ParseIP(Gateway), LinkIndex: uplink.Attrs().Index,
+	}); err != nil {
 		return fmt.Errorf("default route: %w", err)
 	}
 	return nil
@@ -190,5 +198,7 @@ func Connect(node string, connected bool) error {
 }
 
 func address(ip string) *netlink.Addr {
-	return &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP(ip).To4(), Mask: net.CIDRMask(prefixLength, 32)}}
+	return &netlink.Addr{
+		IPNet: &net.IPNet{IP: net.ParseIP(ip).To4(), Mask: net.CIDRMask(prefixLength, 32)},
+	}
 }

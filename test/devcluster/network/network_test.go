@@ -37,7 +37,9 @@ func inCluster(t *testing.T) {
 func startNode(t *testing.T) int {
 	t.Helper()
 	cmd := exec.Command("sleep", "60")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL,
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -79,9 +81,9 @@ func TestSetUpCluster(t *testing.T) {
 	}
 }
 
-// reachable tells whether something at an address answers, and be it with a refusal. It makes its system calls
-// itself to stay on the thread that is in the namespace. The time is enough for packets lost while a carrier
-// comes up to be sent again.
+// reachable tells whether something at an address answers, and be it with a refusal. It makes its
+// system calls itself to stay on the thread that is in the namespace. The time is enough for
+// packets lost while a carrier comes up to be sent again.
 func reachable(t *testing.T, address string) bool {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
@@ -90,7 +92,8 @@ func reachable(t *testing.T, address string) bool {
 	}
 	defer syscall.Close(fd)
 	timeout := syscall.NsecToTimeval((4 * time.Second).Nanoseconds())
-	if err := syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO, &timeout); err != nil {
+	if err := syscall.SetsockoptTimeval(fd, syscall.SOL_SOCKET, syscall.SO_SNDTIMEO,
+		&timeout); err != nil {
 		t.Fatal(err)
 	}
 	to := &syscall.SockaddrInet4{Port: 9, Addr: [4]byte(net.ParseIP(address).To4())}

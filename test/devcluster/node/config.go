@@ -1,5 +1,6 @@
-// Package node is a node of a development cluster: PID 1 of PID, mount, network, UTS and IPC namespaces of its
-// own, which makes the node's file systems and runs a container runtime and the kubelet.
+// Package node is a node of a development cluster: PID 1 of PID, mount, network, UTS and IPC
+// namespaces of its own, which makes the node's file systems and runs a container runtime and the
+// kubelet.
 package node
 
 import (
@@ -14,7 +15,8 @@ import (
 // Own is where a node sees its own directory of the cluster's state.
 const Own = state.NodeDir("/run/devcluster/node")
 
-// Images is the directory of images to load at the first start, as the cluster and its nodes see it.
+// Images is the directory of images to load at the first start, as the cluster and its nodes see
+// it.
 const Images = "/run/devcluster/images"
 
 // EventsFD is the file descriptor that a node's PID 1 is given for the events of its start.

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// enter turns the namespaces this process was started in, copies of the cluster's, into those of a node. dir is
-// the node's directory as the cluster sees it.
+// enter turns the namespaces this process was started in, copies of the cluster's, into those of a
+// node. dir is the node's directory as the cluster sees it.
 func enter(dir state.NodeDir, c Config) error {
 	if err := mount.Proc(); err != nil {
 		return err
@@ -57,8 +57,8 @@ func enter(dir state.NodeDir, c Config) error {
 	return mount.Shared()
 }
 
-// mountDisk gives the node directories of its own. /etc and /opt start as the machine's, /var/lib and /var/log
-// as empty ones; the rest of the file system is the machine's.
+// mountDisk gives the node directories of its own. /etc and /opt start as the machine's, /var/lib
+// and /var/log as empty ones; the rest of the file system is the machine's.
 func mountDisk() error {
 	disk := Own.Disk()
 	for name, target := range map[string]string{"var-lib": "/var/lib", "var-log": "/var/log"} {
@@ -77,17 +77,19 @@ func mountDisk() error {
 		return err
 	}
 	// Of two plugins with the same name the first is seen.
-	return mount.Overlay(component.Plugins+":"+component.Runtime+"/usr/lib/cni", filepath.Join(disk, "cni"), "/opt/cni/bin")
+	return mount.Overlay(component.Plugins+":"+component.Runtime+"/usr/lib/cni",
+		filepath.Join(disk, "cni"), "/opt/cni/bin")
 }
 
-// provision writes the node's configuration, once in the life of its disk: what pods change later stays.
-// It returns false when that was done in an earlier life.
+// provision writes the node's configuration, once in the life of its disk: what pods change later
+// stays. It returns false when that was done in an earlier life.
 func provision(c Config) (bool, error) {
 	if _, err := os.Stat(Own.Provisioned()); !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
 	// The machine may be a node of a real cluster; this one inherits none of that.
-	for _, dir := range []string{"/etc/cni", "/etc/cdi", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/kubernetes"} {
+	for _, dir := range []string{"/etc/cni", "/etc/cdi", "/etc/containerd", "/etc/containers",
+		"/etc/crio", "/etc/kubernetes"} {
 		if err := os.RemoveAll(dir); err != nil {
 			return false, err
 		}

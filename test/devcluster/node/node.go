@@ -28,7 +28,8 @@ const (
 	startLimit = 30 * time.Second
 	// stopGrace is how long a program may take to end by itself.
 	stopGrace = 10 * time.Second
-	// probeEvery is the interval of looking whether a starting program answers; it has no event for that.
+	// probeEvery is the interval of looking whether a starting program answers; it has no event for
+	// that.
 	probeEvery = 20 * time.Millisecond
 )
 
@@ -58,9 +59,9 @@ type Node struct {
 	programs map[string]*process.Process
 }
 
-// Run is the life of a node, in namespaces made for it. dir is the node's directory as the cluster sees it. It
-// reports when its container runtime runs and the node's control socket is there: the kubelet is started through that. Run
-// returns when ctx ends or the start fails.
+// Run is the life of a node, in namespaces made for it. dir is the node's directory as the cluster
+// sees it. It reports when its container runtime runs and the node's control socket is there: the
+// kubelet is started through that. Run returns when ctx ends or the start fails.
 func Run(ctx context.Context, dir state.NodeDir, report *control.Reporter) error {
 	n, err := boot(ctx, dir)
 	if err == nil {
@@ -94,7 +95,8 @@ func boot(ctx context.Context, dir state.NodeDir) (*Node, error) {
 	if err := os.MkdirAll(Own.Logs(), 0o755); err != nil {
 		return nil, err
 	}
-	n := &Node{config: config, table: process.NewTable(ctx), programs: map[string]*process.Process{}}
+	n := &Node{config: config, table: process.NewTable(ctx),
+		programs: map[string]*process.Process{}}
 	if err := n.restartRuntime(ctx); err != nil {
 		return nil, err
 	}
@@ -115,11 +117,22 @@ func boot(ctx context.Context, dir state.NodeDir) (*Node, error) {
 
 func (n *Node) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET "+PathStatus, control.Handler(func(*http.Request) (any, error) { return n.status(), nil }))
-	mux.Handle("POST "+PathRestartKubelet, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartKubelet(r.Context()) }))
-	mux.Handle("POST "+PathRestartProxy, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartProxy(r.Context()) }))
-	mux.Handle("POST "+PathRestartRuntime, control.Handler(func(r *http.Request) (any, error) { return nil, n.restartRuntime(r.Context()) }))
-	mux.Handle("POST "+PathImages, control.Handler(func(r *http.Request) (any, error) { return nil, n.load(r.Context(), r.Body) }))
+	mux.Handle("GET "+PathStatus, control.Handler(func(*http.Request) (any, error) {
+		return n.status(), nil
+	}))
+	mux.Handle("POST "+PathRestartKubelet, control.Handler(func(r *http.Request) (any, error) {
+		return nil, n.restartKubelet(r.Context())
+	}))
+	mux.Handle("POST "+PathRestartProxy, control.Handler(func(r *http.Request) (any, error) {
+		return nil, n.restartProxy(r.Context())
+	}))
+	mux.Handle("POST "+PathRestartRuntime, control.Handler(func(r *http.Request) (any, error) {
+		return nil, n.restartRuntime(r.Context())
+	}))
+	mux.Handle("POST "+PathImages, control.Handler(func(r *http.Request) (any, error) {
+		return nil,
+			n.load(r.Context(), r.Body)
+	}))
 	return mux
 }
 
@@ -183,9 +196,11 @@ func healthy(url string) func(context.Context) error {
 	}
 }
 
-// restart ends a program if it runs, starts it, and returns when it answers. Containers are not touched: they
-// have a parent of their own.
-func (n *Node) restart(ctx context.Context, c component.Command, answers func(context.Context) error) error {
+// restart ends a program if it runs, starts it, and returns when it answers. Containers are not
+// touched: they have a parent of their own.
+func (n *Node) restart(
+	ctx context.Context, c component.Command, answers func(context.Context) error,
+) error {
 	n.change.Lock()
 	defer n.change.Unlock()
 	n.mu.Lock()
@@ -199,13 +214,14 @@ func (n *Node) restart(ctx context.Context, c component.Command, answers func(co
 		return err
 	}
 	var last error
-	err = wait.PollUntilContextTimeout(ctx, probeEvery, startLimit, true, func(ctx context.Context) (bool, error) {
-		if err := p.Err(); err != nil {
-			return false, err
-		}
-		last = answers(ctx)
-		return last == nil, nil
-	})
+	err = wait.PollUntilContextTimeout(ctx, probeEvery, startLimit, true,
+		func(ctx context.Context) (bool, error) {
+			if err := p.Err(); err != nil {
+				return false, err
+			}
+			last = answers(ctx)
+			return last == nil, nil
+		})
 	if err != nil && p.Running() {
 		return fmt.Errorf("%s does not answer: %w", c.Name, errors.Join(err, last))
 	}

@@ -7,12 +7,16 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Kubeconfig returns a kubeconfig with everything in it, so that it works wherever it is copied to. server is
-// the URL of the API server; cluster is the name that kubectl shows.
+// Kubeconfig returns a kubeconfig with everything in it, so that it works wherever it is copied to.
+// server is the URL of the API server; cluster is the name that kubectl shows.
 func (a *Authority) Kubeconfig(cluster, server string, identity Identity) ([]byte, error) {
 	config := clientcmdapi.NewConfig()
-	config.Clusters[cluster] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: a.Certificate()}
-	config.AuthInfos[cluster] = &clientcmdapi.AuthInfo{ClientCertificateData: identity.Certificate, ClientKeyData: identity.Key}
+	config.Clusters[cluster] = &clientcmdapi.Cluster{
+		Server: server, CertificateAuthorityData: a.Certificate(),
+	}
+	config.AuthInfos[cluster] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: identity.Certificate, ClientKeyData: identity.Key,
+	}
 	config.Contexts[cluster] = &clientcmdapi.Context{Cluster: cluster, AuthInfo: cluster}
 	config.CurrentContext = cluster
 	content, err := clientcmd.Write(*config)

@@ -1,5 +1,5 @@
-// Package pki is the certificate authority of a development cluster: it issues every certificate and kubeconfig
-// that the cluster's components and its administrator use.
+// Package pki is the certificate authority of a development cluster: it issues every certificate
+// and kubeconfig that the cluster's components and its administrator use.
 package pki
 
 import (
@@ -79,8 +79,8 @@ func (a *Authority) Certificate() []byte { return encode("CERTIFICATE", a.certif
 // Key is the authority's private key, PEM: the controller manager signs with it.
 func (a *Authority) Key() ([]byte, error) { return encodeKey(a.key) }
 
-// Issue makes a key and a certificate for it that serves as client and, when the request has addresses or
-// names, as server.
+// Issue makes a key and a certificate for it that serves as client and, when the request has
+// addresses or names, as server.
 func (a *Authority) Issue(r Request) (Identity, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -44,9 +44,14 @@ func TestIssue(t *testing.T) {
 		request Request
 		usage   []x509.ExtKeyUsage
 	}{
-		{"client", Request{CommonName: "system:node:node1", Organizations: []string{"system:nodes"}},
+		{"client", Request{
+			CommonName: "system:node:node1", Organizations: []string{"system:nodes"},
+		},
 			[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}},
-		{"server", Request{CommonName: "kube-apiserver", Addresses: []net.IP{net.IPv4(127, 0, 0, 1)}, Names: []string{"kubernetes"}},
+		{"server", Request{
+			CommonName: "kube-apiserver", Addresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+			Names: []string{"kubernetes"},
+		},
 			[]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -68,14 +73,19 @@ func TestIssue(t *testing.T) {
 				t.Errorf("usage (-want +got):\n%s", diff)
 			}
 			for _, usage := range test.usage {
-				if _, err := c.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+				if _, err := c.Verify(x509.VerifyOptions{
+					Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage},
+				}); err != nil {
 					t.Errorf("usage %v: %v", usage, err)
 				}
 			}
-			if _, err := c.Verify(x509.VerifyOptions{Roots: strangers, KeyUsages: test.usage}); err == nil {
+			if _, err := c.Verify(x509.VerifyOptions{
+				Roots: strangers, KeyUsages: test.usage,
+			}); err == nil {
 				t.Error("another authority of the same name vouches for it")
 			}
-			for _, name := range append(test.request.Names, addressStrings(test.request.Addresses)...) {
+			for _, name := range append(test.request.Names,
+				addressStrings(test.request.Addresses)...) {
 				if err := c.VerifyHostname(name); err != nil {
 					t.Error(err)
 				}

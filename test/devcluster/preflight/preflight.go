@@ -1,5 +1,5 @@
-// Package preflight finds out before anything is done whether a machine can build and run a development
-// cluster, and says in one line each what is missing.
+// Package preflight finds out before anything is done whether a machine can build and run a
+// development cluster, and says in one line each what is missing.
 package preflight
 
 import (
@@ -18,7 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/cgroup"
 )
 
-// Disk space that is needed, in bytes: a build fills the Go caches too; a cluster holds images and logs.
+// Disk space that is needed, in bytes: a build fills the Go caches too; a cluster holds images and
+// logs.
 const (
 	buildSpace = 6 << 30
 	runSpace   = 1 << 30
@@ -56,7 +57,8 @@ func Run(stateRoot string, kubeProxy bool) error {
 
 func root(uid int) error {
 	if uid != 0 {
-		return fmt.Errorf("user: running as UID %d, but namespaces, mounts and control groups need root", uid)
+		return fmt.Errorf("user: running as UID %d, but namespaces, mounts and control groups "+
+			"need root", uid)
 	}
 	return nil
 }
@@ -81,7 +83,8 @@ func space(dir string, need uint64) error {
 		return fmt.Errorf("disk space: %s: %w", existing, err)
 	}
 	if free := fs.Bavail * uint64(fs.Bsize); free < need {
-		return fmt.Errorf("disk space: %s has %.1f GiB free, %d GiB are needed", existing, float64(free)/(1<<30), need>>30)
+		return fmt.Errorf("disk space: %s has %.1f GiB free, %d GiB are needed", existing,
+			float64(free)/(1<<30), need>>30)
 	}
 	return nil
 }
@@ -99,8 +102,8 @@ func overlay(filesystems string) error {
 	return errors.New("overlay file system: the kernel has none: run modprobe overlay")
 }
 
-// groups checks that the controllers the kubelet needs are usable: below root under version 2, by their own
-// hierarchies under version 1.
+// groups checks that the controllers the kubelet needs are usable: below root under version 2, by
+// their own hierarchies under version 1.
 func groups(root, table string) error {
 	if cgroup.Unified(root) {
 		content, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
@@ -128,13 +131,15 @@ func groups(root, table string) error {
 func missing(have []string) error {
 	for _, c := range controllers {
 		if !slices.Contains(have, c) {
-			return fmt.Errorf("control groups: controller %s is not available under /sys/fs/cgroup, which the kubelet needs", c)
+			return fmt.Errorf("control groups: controller %s is not available under "+
+				"/sys/fs/cgroup, which the kubelet needs", c)
 		}
 	}
 	return nil
 }
 
-// enabled reads the names of enabled controllers from /proc/cgroups: name, hierarchy, groups, enabled.
+// enabled reads the names of enabled controllers from /proc/cgroups: name, hierarchy, groups,
+// enabled.
 func enabled(r io.Reader) ([]string, error) {
 	var names []string
 	scanner := bufio.NewScanner(r)

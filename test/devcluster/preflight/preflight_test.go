@@ -44,8 +44,11 @@ func TestGroups(t *testing.T) {
 		{name: "version 2", unified: "cpuset cpu io memory pids\n"},
 		{name: "version 2 without memory", unified: "cpuset cpu io pids\n", want: "memory"},
 		{name: "version 1", mounted: []string{"cpu", "cpuset", "memory", "pids"}, table: all},
-		{name: "version 1 without a mount", mounted: []string{"cpu", "memory", "pids"}, table: all, want: "cpuset"},
-		{name: "version 1 with a controller off", mounted: []string{"cpu", "cpuset", "memory", "pids"}, table: strings.Replace(all, "pids 1 1 1", "pids 1 1 0", 1), want: "pids"},
+		{name: "version 1 without a mount", mounted: []string{"cpu", "memory", "pids"}, table: all,
+			want: "cpuset"},
+		{name: "version 1 with a controller off",
+			mounted: []string{"cpu", "cpuset", "memory", "pids"},
+			table:   strings.Replace(all, "pids 1 1 1", "pids 1 1 0", 1), want: "pids"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			root := t.TempDir()
@@ -57,7 +60,8 @@ func TestGroups(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			check(t, groups(root, write(t, filepath.Join(t.TempDir(), "cgroups"), test.table)), test.want)
+			check(t, groups(root, write(t, filepath.Join(t.TempDir(), "cgroups"), test.table)),
+				test.want)
 		})
 	}
 }
@@ -65,7 +69,8 @@ func TestGroups(t *testing.T) {
 func TestOverlay(t *testing.T) {
 	dir := t.TempDir()
 	check(t, overlay(write(t, filepath.Join(dir, "a"), "nodev\tproc\nnodev\toverlay\n")), "")
-	check(t, overlay(write(t, filepath.Join(dir, "b"), "nodev\toverlayish\n\text4\n")), "modprobe overlay")
+	check(t, overlay(write(t, filepath.Join(dir, "b"), "nodev\toverlayish\n\text4\n")),
+		"modprobe overlay")
 }
 
 func TestSpace(t *testing.T) {
@@ -90,7 +95,8 @@ func check(t *testing.T, err error, want string) {
 	switch {
 	case want == "" && err != nil:
 		t.Errorf("got %v, want no error", err)
-	case want != "" && (err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")):
+	case want != "" &&
+		(err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n")):
 		t.Errorf("got %v, want one line with %q", err, want)
 	}
 }

@@ -1,7 +1,8 @@
 // Package process starts and ends the processes of a PID namespace from its PID 1.
 //
-// PID 1 inherits every orphan of its namespace and must reap it; os/exec would race with that for the exit
-// status of its own children. So one Table waits for all of them, and every child is started through it.
+// PID 1 inherits every orphan of its namespace and must reap it; os/exec would race with that for
+// the exit status of its own children. So one Table waits for all of them, and every child is
+// started through it.
 package process
 
 import (
@@ -17,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Table starts processes and reaps all children of this process, its own and inherited ones. Make one per
-// process. It is safe for concurrent use.
+// Table starts processes and reaps all children of this process, its own and inherited ones. Make
+// one per process. It is safe for concurrent use.
 type Table struct {
 	mu       sync.Mutex
 	children map[int]*Process
@@ -54,8 +55,8 @@ func NewTable(ctx context.Context) *Table {
 	return t
 }
 
-// Start starts cmd, whose Wait must not be called. Output goes where cmd says: it must be files, because a pipe
-// would need Wait.
+// Start starts cmd, whose Wait must not be called. Output goes where cmd says: it must be files,
+// because a pipe would need Wait.
 func (t *Table) Start(name string, cmd *exec.Cmd) (*Process, error) {
 	// The lock is held until the child is known, so that reap cannot miss one that ends at once.
 	t.mu.Lock()
@@ -71,8 +72,8 @@ func (t *Table) Start(name string, cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Run starts cmd, waits for its end and returns an error unless it exited with 0. When ctx ends the process is
-// killed.
+// Run starts cmd, waits for its end and returns an error unless it exited with 0. When ctx ends the
+// process is killed.
 func (t *Table) Run(ctx context.Context, name string, cmd *exec.Cmd) error {
 	p, err := t.Start(name, cmd)
 	if err != nil {
@@ -137,7 +138,8 @@ func (p *Process) Err() error {
 
 // Signal sends a signal unless the process has ended.
 func (p *Process) Signal(s syscall.Signal) {
-	// Under the lock nothing is reaped, and the number of a process that is not reaped is no other's.
+	// Under the lock nothing is reaped, and the number of a process that is not reaped is no
+	// other's.
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
 	if p.Running() {
@@ -146,7 +148,8 @@ func (p *Process) Signal(s syscall.Signal) {
 	}
 }
 
-// Stop ends the process: with SIGTERM and, after grace, with SIGKILL. It returns when the process is gone.
+// Stop ends the process: with SIGTERM and, after grace, with SIGKILL. It returns when the process
+// is gone.
 func (p *Process) Stop(grace time.Duration) {
 	p.Signal(syscall.SIGTERM)
 	select {

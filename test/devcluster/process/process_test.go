@@ -59,7 +59,8 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 func TestOrphansAreReaped(t *testing.T) {
-	// As PID 1 does by itself, a subreaper inherits the children of its dead descendants (prctl(2)).
+	// As PID 1 does by itself, a subreaper inherits the children of its dead descendants
+	// (prctl(2)).
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +71,8 @@ func TestOrphansAreReaped(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The orphan ends when its number has been read.
-	p, err := table.Start("parent", exec.Command("sh", "-c", `sh -c 'echo $$ > "$0"' "$0" & exit 0`, fifo))
+	p, err := table.Start("parent",
+		exec.Command("sh", "-c", `sh -c 'echo $$ > "$0"' "$0" & exit 0`, fifo))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +104,8 @@ func TestStop(t *testing.T) {
 		name, script, want string
 	}{
 		{"obeys", `echo > "$0"; exec sleep 60`, "killed by SIGTERM"},
-		{"does not obey", `trap "" TERM; echo > "$0"; while :; do sleep 0.01; done`, "killed by SIGKILL"},
+		{"does not obey", `trap "" TERM; echo > "$0"; while :; do sleep 0.01; done`,
+			"killed by SIGKILL"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p, err := table.Start("x", exec.Command("sh", "-c", test.script, ready))

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Leader identifies the supervisor of a cluster, PID 1 of its PID namespace, beyond the number that another
-// process may get later.
+// Leader identifies the supervisor of a cluster, PID 1 of its PID namespace, beyond the number that
+// another process may get later.
 type Leader struct {
 	PID    int    `json:"pid"`    // in the machine's PID namespace
 	Start  uint64 `json:"start"`  // clock ticks since boot (proc_pid_stat(5), starttime)
@@ -46,8 +46,8 @@ func (l Leader) Alive() bool {
 // errGone says that the process has ended.
 var errGone = errors.New("process has ended")
 
-// Kill ends the process, and with it the kernel ends every process of its PID namespace. It returns when all
-// are gone; at once if they were before.
+// Kill ends the process, and with it the kernel ends every process of its PID namespace. It returns
+// when all are gone; at once if they were before.
 func (l Leader) Kill(ctx context.Context) error {
 	fd, err := l.open()
 	if errors.Is(err, errGone) {
@@ -57,10 +57,12 @@ func (l Leader) Kill(ctx context.Context) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil &&
+		!errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill process %d: %w", l.PID, err)
 	}
-	// A pidfd becomes readable when its process ends, which PID 1 does after the rest of its namespace.
+	// A pidfd becomes readable when its process ends, which PID 1 does after the rest of its
+	// namespace.
 	for {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("process %d does not end: %w", l.PID, err)
@@ -75,8 +77,8 @@ func (l Leader) Kill(ctx context.Context) error {
 	}
 }
 
-// open returns a pidfd of the process, or errGone. The identity is checked after the descriptor is there, so it
-// cannot come to mean another process.
+// open returns a pidfd of the process, or errGone. The identity is checked after the descriptor is
+// there, so it cannot come to mean another process.
 func (l Leader) open() (int, error) {
 	if l.PID <= 1 {
 		return 0, errGone
@@ -123,8 +125,8 @@ func startTime(pid int) (uint64, error) {
 	return start, nil
 }
 
-// parseStat reads the fields of proc_pid_stat(5) that identify a process. The program's name, the second field,
-// is in parentheses and may hold anything, spaces and parentheses too.
+// parseStat reads the fields of proc_pid_stat(5) that identify a process. The program's name, the
+// second field, is in parentheses and may hold anything, spaces and parentheses too.
 func parseStat(stat string) (start uint64, dead bool, err error) {
 	_, rest, ok := cutLast(stat, ")")
 	fields := strings.Fields(rest)

@@ -1,5 +1,5 @@
-// Package state is the directory of a cluster on the machine: where everything is, which process leads the
-// cluster, and who may change it.
+// Package state is the directory of a cluster on the machine: where everything is, which process
+// leads the cluster, and who may change it.
 package state
 
 import (
@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultRoot holds one directory per cluster. It is on disk: a cluster's images and logs may be large.
+// DefaultRoot holds one directory per cluster. It is on disk: a cluster's images and logs may be
+// large.
 const DefaultRoot = "/var/lib/xpu-device-plugin/devcluster"
 
 // Dir is the directory of one cluster. It belongs to root, mode 0700.
@@ -79,7 +80,8 @@ var nameSyntax = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 // Dir returns the directory of a cluster, which need not be there.
 func (s Store) Dir(name string) (Dir, error) {
 	if !nameSyntax.MatchString(name) {
-		return "", fmt.Errorf("cluster name %q: want 1 to 32 lower-case letters, digits and hyphens, a letter or digit first and last", name)
+		return "", fmt.Errorf("cluster name %q: want 1 to 32 lower-case letters, digits and "+
+			"hyphens, a letter or digit first and last", name)
 	}
 	return Dir(filepath.Join(s.Root, name)), nil
 }
@@ -149,8 +151,8 @@ func WriteRecord(dir Dir, record Record) error {
 	return os.Rename(next, dir.Record())
 }
 
-// Lock makes the cluster's directory if need be and takes the right to start or end the cluster. The lock ends
-// with the process, with unlock, or with the directory.
+// Lock makes the cluster's directory if need be and takes the right to start or end the cluster.
+// The lock ends with the process, with unlock, or with the directory.
 func (s Store) Lock(name string) (dir Dir, unlock func(), err error) {
 	dir, err = s.Dir(name)
 	if err != nil {
@@ -166,13 +168,15 @@ func (s Store) Lock(name string) (dir Dir, unlock func(), err error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return "", nil, fmt.Errorf("cluster %s: another devcluster up or down is at work on it", name)
+			return "", nil, fmt.Errorf("cluster %s: another devcluster up or down is at work on it",
+				name)
 		}
 		return "", nil, fmt.Errorf("cluster %s: lock: %w", name, err)
 	}
 	if !same(f, string(dir)) {
 		f.Close()
-		return "", nil, fmt.Errorf("cluster %s: another devcluster down has just ended it: try again", name)
+		return "", nil,
+			fmt.Errorf("cluster %s: another devcluster down has just ended it: try again", name)
 	}
 	return dir, func() { f.Close() }, nil
 }

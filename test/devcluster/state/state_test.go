@@ -17,7 +17,8 @@ func TestNames(t *testing.T) {
 	store := Store{Root: "/state"}
 	for name, valid := range map[string]bool{
 		"main": true, "a": true, "a-b": true, "a1": true, strings.Repeat("a", 32): true,
-		"": false, "-a": false, "a-": false, "A": false, "a.b": false, "a/b": false, "..": false, strings.Repeat("a", 33): false,
+		"": false, "-a": false, "a-": false, "A": false, "a.b": false, "a/b": false, "..": false,
+		strings.Repeat("a", 33): false,
 	} {
 		if _, err := store.Dir(name); (err == nil) != valid {
 			t.Errorf("%q: %v, want valid %t", name, err, valid)
@@ -35,7 +36,10 @@ func TestRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	want := Record{Name: "main", Nodes: 2, API: "https://127.0.0.1:1", Leader: Leader{PID: 7, Start: 8, BootID: "9"}}
+	want := Record{
+		Name: "main", Nodes: 2, API: "https://127.0.0.1:1",
+		Leader: Leader{PID: 7, Start: 8, BootID: "9"},
+	}
 	for range 2 {
 		if err := WriteRecord(dir, want); err != nil {
 			t.Fatal(err)
@@ -154,7 +158,8 @@ func TestParseStat(t *testing.T) {
 		{stat: "12 (sleep) S" + strings.Replace(tail, "4711", "x", 1), fails: true},
 	} {
 		start, dead, err := parseStat(test.stat)
-		if (err != nil) != test.fails || (err == nil && (start != test.start || dead != test.dead)) {
+		if (err != nil) != test.fails ||
+			(err == nil && (start != test.start || dead != test.dead)) {
 			t.Errorf("%q: %d, %t, %v", test.stat, start, dead, err)
 		}
 	}
@@ -172,7 +177,8 @@ func FuzzParseStat(f *testing.F) {
 
 func TestPathsAreBelowTheDirectory(t *testing.T) {
 	dir := Dir("/state/main")
-	for _, path := range []string{dir.Record(), dir.Kubeconfig(), dir.Socket(), dir.Logs(), dir.Log("etcd"), dir.PKI(), dir.Config(), dir.Data(), dir.Settings(),
+	for _, path := range []string{dir.Record(), dir.Kubeconfig(), dir.Socket(), dir.Logs(),
+		dir.Log("etcd"), dir.PKI(), dir.Config(), dir.Data(), dir.Settings(),
 		dir.Node("node1").Disk(), dir.Node("node1").Socket(), dir.Node("node1").Log("kubelet")} {
 		if rel, err := filepath.Rel(string(dir), path); err != nil || strings.HasPrefix(rel, "..") {
 			t.Errorf("%s is not below %s", path, dir)

@@ -29,13 +29,17 @@ import (
 // dashboardTime is for how long pods come and go: the dashboard's rates are over five minutes.
 const dashboardTime = 8 * time.Minute
 
-// DashboardSteps run Prometheus beside the product, and write what the dashboard's queries give to a file, for a picture.
+// DashboardSteps run Prometheus beside the product, and write what the dashboard's queries give to
+// a file, for a picture.
 func (w *World) DashboardSteps(out string) []Step {
 	return append(w.claimSteps()[:4],
 		Step{"Pools for the device plugin beside those for claims", w.declareResources},
 		Step{"Prometheus scrapes agents, controllers and opi-bridge", w.startPrometheus},
-		Step{"Pods come and go, two exchange packets, and an OPI agent is away for a while", w.makeHistory},
-		Step{"What the dashboard shows", func(ctx context.Context) error { return w.writeDashboard(ctx, out) }},
+		Step{"Pods come and go, two exchange packets, and an OPI agent is away for a while",
+			w.makeHistory},
+		Step{"What the dashboard shows", func(ctx context.Context) error {
+			return w.writeDashboard(ctx, out)
+		}},
 	)
 }
 
@@ -51,7 +55,8 @@ func (w *World) startPrometheus(ctx context.Context) error {
 	}
 	jobs := map[string][]target{}
 	add := func(job, address, instance string) {
-		jobs[job] = append(jobs[job], target{[]string{address}, map[string]string{"instance": instance}})
+		jobs[job] = append(jobs[job],
+			target{[]string{address}, map[string]string{"instance": instance}})
 	}
 	for _, node := range w.cluster.Nodes {
 		add("xpu-agent", net.JoinHostPort(node.IP, "9810"), node.Name)
@@ -60,7 +65,8 @@ func (w *World) startPrometheus(ctx context.Context) error {
 		add("opi-bridge", net.JoinHostPort(x.address, bridgeMetricsPort), x.node.Name)
 	}
 	var pods corev1.PodList
-	if err := w.client.List(ctx, &pods, client.InNamespace(namespace), client.MatchingLabels{"app.kubernetes.io/name": "xpu-controller"}); err != nil {
+	if err := w.client.List(ctx, &pods, client.InNamespace(namespace),
+		client.MatchingLabels{"app.kubernetes.io/name": "xpu-controller"}); err != nil {
 		return err
 	}
 	for _, pod := range pods.Items {
@@ -70,7 +76,9 @@ func (w *World) startPrometheus(ctx context.Context) error {
 	for job, targets := range jobs {
 		scrapes = append(scrapes, map[string]any{"job_name": job, "static_configs": targets})
 	}
-	config, err := yaml.Marshal(map[string]any{"global": map[string]any{"scrape_interval": "5s"}, "scrape_configs": scrapes})
+	config, err := yaml.Marshal(map[string]any{
+		"global": map[string]any{"scrape_interval": "5s"}, "scrape_configs": scrapes,
+	})
 	if err != nil {
 		return err
 	}
@@ -78,30 +86,33 @@ func (w *World) startPrometheus(ctx context.Context) error {
 	if err := os.WriteFile(file, config, 0o600); err != nil {
 		return err
 	}
-	if _, err := w.start("prometheus", w.cluster.NetNS, filepath.Join(w.Bin, "prometheus"), "--config.file="+file,
-		"--storage.tsdb.path="+filepath.Join(w.dir, "prometheus"), "--web.listen-address="+prometheusAddress); err != nil {
+	if _, err := w.start("prometheus", w.cluster.NetNS, filepath.Join(w.Bin, "prometheus"),
+		"--config.file="+file,
+		"--storage.tsdb.path="+filepath.Join(w.dir, "prometheus"), "--web.listen-address="+
+			prometheusAddress); err != nil {
 		return err
 	}
-	return poll(ctx, time.Minute, "Prometheus reaches all targets", func(ctx context.Context) error {
-		query, err := w.prometheus()
-		if err != nil {
-			return err
-		}
-		found, err := query.Targets(ctx)
-		if err != nil {
-			return err
-		}
-		for _, t := range found.Active {
-			if t.Health != promv1.HealthGood {
-				return fmt.Errorf("%s is %s: %s", t.ScrapeURL, t.Health, t.LastError)
+	return poll(ctx, time.Minute, "Prometheus reaches all targets",
+		func(ctx context.Context) error {
+			query, err := w.prometheus()
+			if err != nil {
+				return err
 			}
-		}
-		if len(found.Active) == 0 {
-			return errors.New("it has no target yet")
-		}
-		w.Detail("%d targets", len(found.Active))
-		return nil
-	})
+			found, err := query.Targets(ctx)
+			if err != nil {
+				return err
+			}
+			for _, t := range found.Active {
+				if t.Health != promv1.HealthGood {
+					return fmt.Errorf("%s is %s: %s", t.ScrapeURL, t.Health, t.LastError)
+				}
+			}
+			if len(found.Active) == 0 {
+				return errors.New("it has no target yet")
+			}
+			w.Detail("%d targets", len(found.Active))
+			return nil
+		})
 }
 
 // prometheus is the API of the Prometheus that was started.
@@ -113,7 +124,9 @@ func (w *World) prometheus() (promv1.API, error) {
 		})
 		return conn, err
 	}
-	c, err := promapi.NewClient(promapi.Config{Address: "http://" + prometheusAddress, RoundTripper: &http.Transport{DialContext: dial}})
+	c, err := promapi.NewClient(promapi.Config{
+		Address: "http://" + prometheusAddress, RoundTripper: &http.Transport{DialContext: dial},
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -163,13 +176,15 @@ type panel struct {
 	Series  []series       `json:"series"`
 }
 
-// series is a line of a panel: pairs of Unix time in milliseconds and value, null where there is none.
+// series is a line of a panel: pairs of Unix time in milliseconds and value, null where there is
+// none.
 type series struct {
 	Name   string        `json:"name"`
 	Points [][2]*float64 `json:"points"`
 }
 
-// writeDashboard evaluates the queries of deploy/monitoring/dashboard.json over the time that the pods were there.
+// writeDashboard evaluates the queries of deploy/monitoring/dashboard.json over the time that the
+// pods were there.
 func (w *World) writeDashboard(ctx context.Context, out string) error {
 	content, err := os.ReadFile(filepath.Join(w.Source, "deploy/monitoring/dashboard.json"))
 	if err != nil {
@@ -194,7 +209,10 @@ func (w *World) writeDashboard(ctx context.Context, out string) error {
 	when := promv1.Range{Start: end.Add(-dashboardTime), End: end, Step: 5 * time.Second}
 	var panels []panel
 	for _, p := range dashboard.Panels {
-		shown := panel{Type: p.Type, Title: p.Title, GridPos: p.GridPos, Unit: p.FieldConfig.Defaults.Unit, Series: []series{}}
+		shown := panel{
+			Type: p.Type, Title: p.Title, GridPos: p.GridPos, Unit: p.FieldConfig.Defaults.Unit,
+			Series: []series{},
+		}
 		for _, t := range p.Targets {
 			value, _, err := query.QueryRange(ctx, strings.ReplaceAll(t.Expr, "$node", ".*"), when)
 			if err != nil {
@@ -202,7 +220,8 @@ func (w *World) writeDashboard(ctx context.Context, out string) error {
 			}
 			matrix, ok := value.(model.Matrix)
 			if !ok {
-				return fmt.Errorf("panel %s: %s gives %s, not series", p.Title, t.Expr, value.Type())
+				return fmt.Errorf("panel %s: %s gives %s, not series", p.Title, t.Expr,
+					value.Type())
 			}
 			for _, line := range matrix {
 				shown.Series = append(shown.Series, seriesOf(line, t.LegendFormat))

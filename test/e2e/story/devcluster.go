@@ -15,8 +15,8 @@ type Devcluster struct {
 	Program string
 	// Name is the cluster's.
 	Name string
-	// Kubernetes, Runtime and Multus are others than those of the project, as "1.34", "containerd-2" or "cri-o", and "4.2"; see
-	// "devcluster up --help".
+	// Kubernetes, Runtime and Multus are others than those of the project, as "1.34",
+	// "containerd-2" or "cri-o", and "4.2"; see "devcluster up --help".
 	Kubernetes, Runtime, Multus string
 }
 
@@ -44,7 +44,8 @@ func (d Devcluster) Run(ctx context.Context, command string, args ...string) (st
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems
 	if err := cmd.Run(); err != nil {
-		return out.String(), fmt.Errorf("devcluster %s: %w: %s", command, err, strings.TrimSpace(problems.String()+out.String()))
+		return out.String(), fmt.Errorf("devcluster %s: %w: %s", command,
+			err, strings.TrimSpace(problems.String()+out.String()))
 	}
 	return out.String(), nil
 }

@@ -7,7 +7,8 @@ import (
 
 func (w *World) directSteps() []Step {
 	return []Step{
-		{"Everything is uninstalled; agents come back that call the OPI agents themselves", w.goDirect},
+		{"Everything is uninstalled; agents come back that call the OPI agents themselves",
+			w.goDirect},
 		{"The same pods", w.runResourcePods},
 		{"Packets, as before", w.exchangeResources},
 		{"Pods are deleted, and everything is as it was", w.deleteResourcePods},
@@ -20,7 +21,8 @@ func (w *World) goDirect(ctx context.Context) error {
 		return err
 	}
 	w.direct = true
-	if _, err := w.Cluster.Kubectl(ctx, "apply", "-k", filepath.Join(w.Source, "test/e2e/direct")); err != nil {
+	if _, err := w.Cluster.Kubectl(ctx, "apply", "-k",
+		filepath.Join(w.Source, "test/e2e/direct")); err != nil {
 		return err
 	}
 	if err := w.giveIdentity(ctx, "xpu-agent"); err != nil {

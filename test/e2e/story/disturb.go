@@ -18,7 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// asBefore waits until the world is as it was before all pods. The ResourceSlices may have been written since.
+// asBefore waits until the world is as it was before all pods. The ResourceSlices may have been
+// written since.
 func (w *World) asBefore(ctx context.Context) error {
 	// A Function that was refused stays tainted for a minute.
 	return poll(ctx, 90*time.Second, "everything is as it was", func(ctx context.Context) error {
@@ -40,7 +41,8 @@ func (w *World) removePod(ctx context.Context, name string) error {
 	if err := w.client.Delete(ctx, pod); err != nil {
 		return err
 	}
-	if _, err := w.Cluster.Kubectl(ctx, "delete", "resourceclaim", name+"-nic-0", "--wait=false"); err != nil {
+	if _, err := w.Cluster.Kubectl(ctx, "delete", "resourceclaim", name+"-nic-0",
+		"--wait=false"); err != nil {
 		return err
 	}
 	return poll(ctx, 30*time.Second, "pod "+name+" is gone", func(ctx context.Context) error {
@@ -66,20 +68,22 @@ func (w *World) stopProcess(ctx context.Context, name string, signal syscall.Sig
 	return nil
 }
 
-// rebootCard takes an OPI agent's memory and what it made of it, as a reboot of the card would, and starts it again.
+// rebootCard takes an OPI agent's memory and what it made of it, as a reboot of the card would, and
+// starts it again.
 func (w *World) rebootCard(ctx context.Context, x *xpu) error {
 	name := "opi-bridge-" + x.node.Name
 	if err := w.stopProcess(ctx, name, syscall.SIGKILL); err != nil {
 		return err
 	}
-	if err := errors.Join(x.removeBridges(), os.Remove(filepath.Join(w.dir, name+".db"))); err != nil {
+	if err := errors.Join(x.removeBridges(),
+		os.Remove(filepath.Join(w.dir, name+".db"))); err != nil {
 		return err
 	}
 	return w.startBridge(ctx, x)
 }
 
-// killAgent ends a node's xpu-agent, hard. The kubelet starts it again, after a while if it happens often, so the pod
-// is deleted with it, and the DaemonSet makes another.
+// killAgent ends a node's xpu-agent, hard. The kubelet starts it again, after a while if it happens
+// often, so the pod is deleted with it, and the DaemonSet makes another.
 func (w *World) killAgent(ctx context.Context, node string) error {
 	pids, err := w.agentsOf(node)
 	if err != nil {
@@ -90,12 +94,14 @@ func (w *World) killAgent(ctx context.Context, node string) error {
 			return err
 		}
 	}
-	_, err = w.Cluster.Kubectl(ctx, "-n", namespace, "delete", "pod", "--wait=false", "--grace-period=0", "--force",
+	_, err = w.Cluster.Kubectl(ctx, "-n", namespace, "delete", "pod", "--wait=false",
+		"--grace-period=0", "--force",
 		"-l", "app.kubernetes.io/name=xpu-agent", "--field-selector", "spec.nodeName="+node)
 	return err
 }
 
-// agentsOf finds the processes of a node's agent: those called xpu-agent in the node's network namespace.
+// agentsOf finds the processes of a node's agent: those called xpu-agent in the node's network
+// namespace.
 func (w *World) agentsOf(node string) ([]int, error) {
 	i := slices.IndexFunc(w.cluster.Nodes, func(n Node) bool { return n.Name == node })
 	want, err := os.Readlink(w.cluster.Nodes[i].NetNS)
@@ -142,7 +148,8 @@ func (w *World) Diagnose(ctx context.Context) string {
 	for _, args := range [][]string{
 		{"get", "pods,resourceclaims,xpuports,xpunetworks,xpus,devicepools", "-A", "-o", "wide"},
 		{"get", "events", "-n", "default", "--sort-by=.lastTimestamp"},
-		{"-n", namespace, "logs", "-l", "app.kubernetes.io/name=xpu-agent", "--tail=60", "--prefix"},
+		{"-n", namespace, "logs", "-l", "app.kubernetes.io/name=xpu-agent", "--tail=60",
+			"--prefix"},
 		{"-n", namespace, "logs", "-l", "app.kubernetes.io/name=xpu-controller", "--tail=60"},
 	} {
 		text, err := w.Cluster.Kubectl(ctx, args...)

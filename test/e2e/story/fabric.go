@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fabric is the network between the xPUs: a switch that is a VTEP and a router as well, as a leaf of a data center's fabric is. It
-// is in the cluster's network namespace, which routes between nodes and pods.
+// fabric is the network between the xPUs: a switch that is a VTEP and a router as well, as a leaf
+// of a data center's fabric is. It is in the cluster's network namespace, which routes between
+// nodes and pods.
 type fabric struct {
 	links *netlink.Handle
 	ns    vnetns.NsHandle
@@ -36,7 +37,8 @@ func newFabric(cluster Cluster) (*fabric, error) {
 	f := &fabric{links, ns}
 	// Without a querier a bridge that snoops on IGMP would forget who wants a VXLAN's group.
 	snooping := false
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fabricBridge, MTU: underlayMTU}, MulticastSnooping: &snooping}
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: fabricBridge, MTU: underlayMTU},
+		MulticastSnooping: &snooping}
 	if err := f.add(bridge, fabricAddress); err != nil {
 		return nil, errors.Join(err, f.close())
 	}
@@ -67,8 +69,10 @@ func (f *fabric) plug(x *xpu, address string) error {
 		return err
 	}
 	port := &netlink.Veth{
-		LinkAttrs: netlink.LinkAttrs{Name: "up-" + x.node.Name, MTU: underlayMTU, MasterIndex: bridge.Attrs().Index},
-		PeerName:  "uplink", PeerNamespace: netlink.NsFd(x.ns), PeerMTU: underlayMTU,
+		LinkAttrs: netlink.LinkAttrs{
+			Name: "up-" + x.node.Name, MTU: underlayMTU, MasterIndex: bridge.Attrs().Index,
+		},
+		PeerName: "uplink", PeerNamespace: netlink.NsFd(x.ns), PeerMTU: underlayMTU,
 	}
 	if err := f.links.LinkAdd(port); err != nil {
 		return fmt.Errorf("uplink of xPU %s: %w", x.node.Name, err)
@@ -76,8 +80,8 @@ func (f *fabric) plug(x *xpu, address string) error {
 	return errors.Join(f.links.LinkSetUp(port), x.setUp("uplink", address))
 }
 
-// route makes the fabric the router of a VXLAN segment, by an address with its prefix length. Nodes and pods reach the segment, and the
-// segment reaches them.
+// route makes the fabric the router of a VXLAN segment, by an address with its prefix length. Nodes
+// and pods reach the segment, and the segment reaches them.
 func (f *fabric) route(vni int, address string) error {
 	bridge, err := f.links.LinkByName(fabricBridge)
 	if err != nil {

@@ -33,7 +33,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// Federation is an infra cluster whose nodes are xPUs, and two tenant clusters with the hosts of these.
+// Federation is an infra cluster whose nodes are xPUs, and two tenant clusters with the hosts of
+// these.
 type Federation struct {
 	// Infra, A and B are the clusters.
 	Infra, A, B *World
@@ -42,13 +43,20 @@ type Federation struct {
 // Steps are the story of several clusters.
 func (f *Federation) Steps() []Step {
 	return []Step{
-		{"Three real clusters: two of tenants, with two hosts and one, and one of infra whose nodes are their xPUs", f.bringUp},
-		{"A simulated SmartNIC in each host, whose representors are in a node of infra", f.insertCards},
-		{"Infra: opi-bridge on every node, xpu-controller, the broker; an XPU appears for each node", f.installInfra},
-		{"Tenants: agents and xpu-controller; each joins with a token, and nobody types a card", f.installTenants},
+		{"Three real clusters: two of tenants, with two hosts and one, and one of infra whose " +
+			"nodes are their xPUs", f.bringUp},
+		{"A simulated SmartNIC in each host, whose representors are in a node of infra",
+			f.insertCards},
+		{
+			"Infra: opi-bridge on every node, xpu-controller, the broker; an XPU appears for " +
+				"each node", f.installInfra,
+		},
+		{"Tenants: agents and xpu-controller; each joins with a token, and nobody types a card",
+			f.installTenants},
 		{"The same pools, networks, names and numbers in both tenants", f.declare},
 		{"Pods claim VFs; the xPU in the other cluster is ready before they run", f.runPods},
-		{"Packets between the pods of a tenant, and none to the other, which has the same addresses", f.exchange},
+		{"Packets between the pods of a tenant, and none to the other, which has the same " +
+			"addresses", f.exchange},
 		{"The broker is killed, and a pod comes", f.killBroker},
 		{"A tenant leaves: the xPUs let its ports go, and the other notices nothing", f.leave},
 		{"Pods are deleted, and everything is as it was", f.deletePods},
@@ -60,7 +68,8 @@ func (f *Federation) tenants() map[string]*World { return map[string]*World{"a":
 // bringUp starts the clusters. Each node of a tenant has a node of infra behind it.
 func (f *Federation) bringUp(ctx context.Context) error {
 	f.A.pods, f.A.tries = pods, tries
-	f.B.pods = []podSpec{{"blue-1", "node1", "blue", "blue"}, {"blue-2", "node1", "blue", "blue"}, {"red-1", "node1", "red", "red"}}
+	f.B.pods = []podSpec{{"blue-1", "node1", "blue", "blue"}, {"blue-2", "node1", "blue", "blue"},
+		{"red-1", "node1", "red", "red"}}
 	f.B.tries = []try{{"blue-1", "blue-2", true}, {"red-1", "blue-2", false}}
 	for _, cluster := range []struct {
 		*World
@@ -85,7 +94,8 @@ func (f *Federation) insertCards(ctx context.Context) error {
 			if err := f.insertCard(ctx, w, host, dpu, serial); err != nil {
 				return err
 			}
-			w.Detail("tenant %s: card %s in %s, its xPU is %s of infra", tenant, serial, host.Name, dpu.Name)
+			w.Detail("tenant %s: card %s in %s, its xPU is %s of infra", tenant, serial,
+				host.Name, dpu.Name)
 		}
 	}
 	return nil
@@ -101,7 +111,8 @@ func (f *Federation) insertCard(_ context.Context, w *World, host, dpu Node, ser
 	if err := os.WriteFile(filepath.Join(config, "host-pfs"), []byte(told), 0o600); err != nil {
 		return err
 	}
-	out, err := w.start("simhost-"+host.Name, "", filepath.Join(w.Bin, "simhost"), "--root", root, "--host-netns", host.NetNS, "--xpu-netns", dpu.NetNS,
+	out, err := w.start("simhost-"+host.Name, "", filepath.Join(w.Bin, "simhost"), "--root",
+		root, "--host-netns", host.NetNS, "--xpu-netns", dpu.NetNS,
 		"--pfs", "2", "--vfs", strconv.Itoa(vfsOfPF), "--serial", serial, "--controller", "1")
 	if err != nil {
 		return err
@@ -132,14 +143,17 @@ func (f *Federation) installInfra(ctx context.Context) error {
 	if err := w.installChart(ctx, "infra", "xpu", "xpu-controller", "opi-bridge"); err != nil {
 		return err
 	}
-	if err := errors.Join(w.giveIdentity(ctx, "xpu-controller"), w.client.Create(ctx, server.secret("opi-bridge-tls"))); err != nil {
+	if err := errors.Join(w.giveIdentity(ctx, "xpu-controller"),
+		w.client.Create(ctx, server.secret("opi-bridge-tls"))); err != nil {
 		return err
 	}
-	if _, err := w.Cluster.Kubectl(ctx, "label", "nodes", "--all", "xpu.opiproject.org/opi-bridge="); err != nil {
+	if _, err := w.Cluster.Kubectl(ctx, "label", "nodes", "--all",
+		"xpu.opiproject.org/opi-bridge="); err != nil {
 		return err
 	}
 	const brokers = 2
-	if err := errors.Join(w.waitForPods(ctx, namespace, controllers+len(w.cluster.Nodes)), w.waitForPods(ctx, "xpu-tenants", brokers)); err != nil {
+	if err := errors.Join(w.waitForPods(ctx, namespace, controllers+len(w.cluster.Nodes)),
+		w.waitForPods(ctx, "xpu-tenants", brokers)); err != nil {
 		return err
 	}
 	return poll(ctx, 30*time.Second, "an XPU for each xPU", func(ctx context.Context) error {
@@ -148,7 +162,9 @@ func (f *Federation) installInfra(ctx context.Context) error {
 			return err
 		}
 		for _, x := range xpus.Items {
-			if ready := v1alpha1.ReadyOf(x.Status.Conditions); ready.Reason != v1alpha1.ReasonConnected {
+			if ready := v1alpha1.ReadyOf(
+				x.Status.Conditions,
+			); ready.Reason != v1alpha1.ReasonConnected {
 				return fmt.Errorf("XPU %s: %s: %s", x.Name, ready.Reason, ready.Message)
 			}
 		}
@@ -159,10 +175,13 @@ func (f *Federation) installInfra(ctx context.Context) error {
 	})
 }
 
-// installTenants applies what a tenant needs, joins it, and waits until the XPU of each node is known there.
+// installTenants applies what a tenant needs, joins it, and waits until the XPU of each node is
+// known there.
 func (f *Federation) installTenants(ctx context.Context) error {
 	xpus := map[string][]string{"a": {"node1", "node2"}, "b": {"node3"}}
-	vlans := map[string]v1alpha1.VLANRange{"a": {First: 1000, Last: 1099}, "b": {First: 2000, Last: 2099}}
+	vlans := map[string]v1alpha1.VLANRange{
+		"a": {First: 1000, Last: 1099}, "b": {First: 2000, Last: 2099},
+	}
 	for name, w := range f.tenants() {
 		if err := w.installChart(ctx, "tenant", "host", "xpu-agent", "xpu-controller"); err != nil {
 			return err
@@ -176,7 +195,9 @@ func (f *Federation) installTenants(ctx context.Context) error {
 		tenant := &v1alpha1.XPUTenant{Spec: v1alpha1.XPUTenantSpec{
 			Member: v1alpha1.TenantMember{SecretName: name},
 			XPUs:   v1alpha1.TenantXPUs{Names: xpus[name]},
-			VLANs:  vlans[name], VNIs: &v1alpha1.VNIRange{First: 10 * vlans[name].First, Last: 10 * vlans[name].Last},
+			VLANs:  vlans[name], VNIs: &v1alpha1.VNIRange{
+				First: 10 * vlans[name].First, Last: 10 * vlans[name].Last,
+			},
 			MaxPorts: ptr.To[int32](100), DeletionPolicy: v1alpha1.DeletionDelete,
 		}}
 		tenant.Name = name
@@ -193,10 +214,15 @@ func (f *Federation) installTenants(ctx context.Context) error {
 	return nil
 }
 
-// giveToken makes the Secret by which the broker reaches a tenant's cluster, with a token of the ServiceAccount that it has there.
+// giveToken makes the Secret by which the broker reaches a tenant's cluster, with a token of the
+// ServiceAccount that it has there.
 func (f *Federation) giveToken(ctx context.Context, name string, w *World) error {
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "xpu-broker"}}
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 3600)}}
+	account := &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "xpu-broker"},
+	}
+	request := &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 3600)},
+	}
 	if err := w.client.SubResource("token").Create(ctx, account, request); err != nil {
 		return err
 	}
@@ -209,9 +235,13 @@ func (f *Federation) giveToken(ctx context.Context, name string, w *World) error
 		return err
 	}
 	config := clientcmdapi.NewConfig()
-	config.Clusters["member"] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: admin.CAData}
+	config.Clusters["member"] = &clientcmdapi.Cluster{
+		Server: server, CertificateAuthorityData: admin.CAData,
+	}
 	config.AuthInfos["xpu-broker"] = &clientcmdapi.AuthInfo{Token: request.Status.Token}
-	config.Contexts["member"] = &clientcmdapi.Context{Cluster: "member", AuthInfo: "xpu-broker", Namespace: namespace}
+	config.Contexts["member"] = &clientcmdapi.Context{
+		Cluster: "member", AuthInfo: "xpu-broker", Namespace: namespace,
+	}
 	config.CurrentContext = "member"
 	data, err := clientcmd.Write(*config)
 	if err != nil {
@@ -223,8 +253,9 @@ func (f *Federation) giveToken(ctx context.Context, name string, w *World) error
 	return f.Infra.client.Create(ctx, secret)
 }
 
-// reach gives the infra cluster a way to an API server that listens on the machine: the clusters have the same addresses, so that there
-// is no route between them. It returns the address in the infra cluster.
+// reach gives the infra cluster a way to an API server that listens on the machine: the clusters
+// have the same addresses, so that there is no route between them. It returns the address in the
+// infra cluster.
 func (f *Federation) reach(host string) (string, error) {
 	target, err := url.Parse(host)
 	if err != nil {
@@ -263,36 +294,43 @@ func forward(to, from net.Conn) {
 }
 
 func (f *Federation) joined(ctx context.Context, tenant *v1alpha1.XPUTenant) error {
-	return poll(ctx, 30*time.Second, "XPUTenant "+tenant.Name+" is synced", func(ctx context.Context) error {
-		if err := f.Infra.client.Get(ctx, client.ObjectKeyFromObject(tenant), tenant); err != nil {
-			return err
-		}
-		if !meta.IsStatusConditionTrue(tenant.Status.Conditions, v1alpha1.ConditionSynced) {
-			return fmt.Errorf("it is not: %+v", tenant.Status.Conditions)
-		}
-		return nil
-	})
+	return poll(ctx, 30*time.Second, "XPUTenant "+tenant.Name+" is synced",
+		func(ctx context.Context) error {
+			if err := f.Infra.client.Get(ctx, client.ObjectKeyFromObject(tenant),
+				tenant); err != nil {
+				return err
+			}
+			if !meta.IsStatusConditionTrue(tenant.Status.Conditions, v1alpha1.ConditionSynced) {
+				return fmt.Errorf("it is not: %+v", tenant.Status.Conditions)
+			}
+			return nil
+		})
 }
 
 // xpusFound waits until the tenant knows which XPUs serve its nodes.
 func (w *World) xpusFound(ctx context.Context, want int) error {
 	var xpus v1alpha1.XPUList
-	err := poll(ctx, 30*time.Second, "the XPUs of the nodes are known", func(ctx context.Context) error {
-		if err := w.client.List(ctx, &xpus); err != nil {
-			return err
-		}
-		if len(xpus.Items) != want {
-			return fmt.Errorf("%d are", len(xpus.Items))
-		}
-		for _, x := range xpus.Items {
-			if ready := v1alpha1.ReadyOf(x.Status.Conditions); ready.Reason != v1alpha1.ReasonConnected || x.Node() == "" {
-				return fmt.Errorf("XPU %s on node %q: %s: %s", x.Name, x.Node(), ready.Reason, ready.Message)
+	err := poll(ctx, 30*time.Second, "the XPUs of the nodes are known",
+		func(ctx context.Context) error {
+			if err := w.client.List(ctx, &xpus); err != nil {
+				return err
 			}
-		}
-		return nil
-	})
+			if len(xpus.Items) != want {
+				return fmt.Errorf("%d are", len(xpus.Items))
+			}
+			for _, x := range xpus.Items {
+				if ready := v1alpha1.ReadyOf(
+					x.Status.Conditions,
+				); ready.Reason != v1alpha1.ReasonConnected || x.Node() == "" {
+					return fmt.Errorf("XPU %s on node %q: %s: %s", x.Name, x.Node(), ready.Reason,
+						ready.Message)
+				}
+			}
+			return nil
+		})
 	for _, x := range xpus.Items {
-		w.Detail("%s: XPU %s is the card %s of %s", w.Cluster.Name, x.Name, x.Status.Serial, x.Node())
+		w.Detail("%s: XPU %s is the card %s of %s", w.Cluster.Name, x.Name,
+			x.Status.Serial, x.Node())
 	}
 	return err
 }
@@ -312,7 +350,9 @@ func (f *Federation) onBoth(ctx context.Context, do func(context.Context, *World
 }
 
 func (f *Federation) declare(ctx context.Context) error {
-	return f.onBoth(ctx, func(ctx context.Context, w *World) error { return w.declarePools(ctx, vfsOfPF*len(w.cluster.Nodes)) })
+	return f.onBoth(ctx, func(ctx context.Context, w *World) error {
+		return w.declarePools(ctx, vfsOfPF*len(w.cluster.Nodes))
+	})
 }
 
 func (f *Federation) runPods(ctx context.Context) error {
@@ -321,7 +361,9 @@ func (f *Federation) runPods(ctx context.Context) error {
 
 // exchange also shows that the tenants' segments differ although all else is the same.
 func (f *Federation) exchange(ctx context.Context) error {
-	if err := f.onBoth(ctx, func(ctx context.Context, w *World) error { return w.exchange(ctx) }); err != nil {
+	if err := f.onBoth(ctx, func(ctx context.Context, w *World) error {
+		return w.exchange(ctx)
+	}); err != nil {
 		return err
 	}
 	// No pod of b has this address, so that only a's could answer.
@@ -340,10 +382,12 @@ func (f *Federation) exchange(ctx context.Context) error {
 	seen := map[int32]string{}
 	for _, network := range networks.Items {
 		if other := seen[network.Spec.VLAN]; other != "" {
-			return fmt.Errorf("XPUNetworks %s and %s have VLAN %d", network.Name, other, network.Spec.VLAN)
+			return fmt.Errorf("XPUNetworks %s and %s have VLAN %d", network.Name,
+				other, network.Spec.VLAN)
 		}
 		seen[network.Spec.VLAN] = network.Name
-		f.Infra.Detail("infra: XPUNetwork %s has VLAN %d, VNI %d", network.Name, network.Spec.VLAN, ptr.Deref(network.Spec.VNI, 0))
+		f.Infra.Detail("infra: XPUNetwork %s has VLAN %d, VNI %d", network.Name, network.Spec.VLAN,
+			ptr.Deref(network.Spec.VNI, 0))
 	}
 	return nil
 }
@@ -351,7 +395,8 @@ func (f *Federation) exchange(ctx context.Context) error {
 // killBroker kills both replicas of the broker at once, and makes a pod that needs the next one.
 func (f *Federation) killBroker(ctx context.Context) error {
 	late := podSpec{"late", "node1", "blue", "blue"}
-	if _, err := f.Infra.Cluster.Kubectl(ctx, "-n", "xpu-tenants", "delete", "pods", "--all", "--force", "--grace-period=0"); err != nil {
+	if _, err := f.Infra.Cluster.Kubectl(ctx, "-n", "xpu-tenants", "delete", "pods", "--all",
+		"--force", "--grace-period=0"); err != nil {
 		return err
 	}
 	if err := f.A.client.Create(ctx, late.pod()); err != nil {
@@ -371,7 +416,8 @@ func (f *Federation) killBroker(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, f.A.explain(ctx, late.name))
 	}
-	f.A.Detail("pod late is Ready %s after the broker was killed", time.Since(begin).Round(100*time.Millisecond))
+	f.A.Detail("pod late is Ready %s after the broker was killed",
+		time.Since(begin).Round(100*time.Millisecond))
 	f.A.pods = append(slices.Clone(f.A.pods), late)
 	return f.A.exchange(ctx)
 }
@@ -382,21 +428,25 @@ func (f *Federation) leave(ctx context.Context) error {
 	if err := f.Infra.client.Delete(ctx, tenant); err != nil {
 		return err
 	}
-	err := poll(ctx, 60*time.Second, "nothing of tenant b is left", func(ctx context.Context) error {
-		of := client.MatchingLabels{v1alpha1.LabelTenant: "b"}
-		for _, list := range []client.ObjectList{&v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUNodeList{}} {
-			if err := f.Infra.client.List(ctx, list, of); err != nil {
-				return err
+	err := poll(ctx, 60*time.Second, "nothing of tenant b is left",
+		func(ctx context.Context) error {
+			of := client.MatchingLabels{v1alpha1.LabelTenant: "b"}
+			for _, list := range []client.ObjectList{
+				&v1alpha1.XPUPortList{}, &v1alpha1.XPUNetworkList{}, &v1alpha1.XPUNodeList{},
+			} {
+				if err := f.Infra.client.List(ctx, list, of); err != nil {
+					return err
+				}
+				if n := meta.LenList(list); n > 0 {
+					return fmt.Errorf("%d %T", n, list)
+				}
 			}
-			if n := meta.LenList(list); n > 0 {
-				return fmt.Errorf("%d %T", n, list)
+			if err := f.Infra.client.Get(ctx, client.ObjectKeyFromObject(tenant),
+				tenant); client.IgnoreNotFound(err) != nil || err == nil {
+				return fmt.Errorf("XPUTenant b is still there: %w", err)
 			}
-		}
-		if err := f.Infra.client.Get(ctx, client.ObjectKeyFromObject(tenant), tenant); client.IgnoreNotFound(err) != nil || err == nil {
-			return fmt.Errorf("XPUTenant b is still there: %w", err)
-		}
-		return nil
-	})
+			return nil
+		})
 	if err != nil {
 		return err
 	}
@@ -405,7 +455,9 @@ func (f *Federation) leave(ctx context.Context) error {
 		return err
 	}
 	for _, port := range ports.Items {
-		if ready := v1alpha1.ReadyOf(port.Status.Conditions); ready.Reason != v1alpha1.ReasonLeaving {
+		if ready := v1alpha1.ReadyOf(
+			port.Status.Conditions,
+		); ready.Reason != v1alpha1.ReasonLeaving {
 			return fmt.Errorf("XPUPort %s of tenant b is %s, want Leaving", port.Name, ready.Reason)
 		}
 	}

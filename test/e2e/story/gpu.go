@@ -11,9 +11,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// gpuBesideVF has a pod claim a GPU of another driver and a VF below one PCIe root, and both drivers prepare their part.
+// gpuBesideVF has a pod claim a GPU of another driver and a VF below one PCIe root, and both
+// drivers prepare their part.
 func (w *World) gpuBesideVF(ctx context.Context) error {
-	if _, err := w.Cluster.Run(ctx, "load", filepath.Join(w.Bin, "images", "gpudriver.tar")); err != nil {
+	if _, err := w.Cluster.Run(ctx, "load",
+		filepath.Join(w.Bin, "images", "gpudriver.tar")); err != nil {
 		return err
 	}
 	manifest := filepath.Join(w.Source, "test/e2e/manifests/gpu.yaml")
@@ -34,23 +36,29 @@ func (w *World) gpuBesideVF(ctx context.Context) error {
 		return err
 	}
 	var c resourceapi.ResourceClaim
-	key := types.NamespacedName{Namespace: pod.Namespace, Name: *pod.Status.ResourceClaimStatuses[0].ResourceClaimName}
+	key := types.NamespacedName{
+		Namespace: pod.Namespace, Name: *pod.Status.ResourceClaimStatuses[0].ResourceClaimName,
+	}
 	if err := w.client.Get(ctx, key, &c); err != nil {
 		return err
 	}
 	results := c.Status.Allocation.Devices.Results
 	if len(results) != 2 || results[0].Device != "gpu-1" {
-		return fmt.Errorf("the claim has %+v, want the GPU at the SmartNIC's PCIe root, and a VF", results)
+		return fmt.Errorf("the claim has %+v, want the GPU at the SmartNIC's PCIe root, and a VF",
+			results)
 	}
 	if len(c.Status.Devices) != 1 || c.Status.Devices[0].NetworkData == nil {
-		return fmt.Errorf("the claim's devices are %+v, want the VF with its interface", c.Status.Devices)
+		return fmt.Errorf("the claim's devices are %+v, want the VF with its interface",
+			c.Status.Devices)
 	}
 	w.Detail("training has %s of %s and VF %s, with interface %s, below pci0000:3a",
-		results[0].Device, results[0].Driver, results[1].Device, c.Status.Devices[0].NetworkData.InterfaceName)
+		results[0].Device, results[0].Driver, results[1].Device,
+		c.Status.Devices[0].NetworkData.InterfaceName)
 	return w.endGPUs(ctx, pod.Name, manifest)
 }
 
-// endGPUs deletes the pod, then its driver with what it offered, and sees that the world is as it was.
+// endGPUs deletes the pod, then its driver with what it offered, and sees that the world is as it
+// was.
 func (w *World) endGPUs(ctx context.Context, pod, manifest string) error {
 	// Without the driver no kubelet could unprepare the claim.
 	if err := w.deletePod(ctx, pod); err != nil {
@@ -60,7 +68,8 @@ func (w *World) endGPUs(ctx context.Context, pod, manifest string) error {
 		return err
 	}
 	// The kubelet would delete them too, some time after the driver is gone.
-	_, err := w.Cluster.Kubectl(ctx, "delete", "resourceslices", "--field-selector", "spec.driver=gpu.example.com", "--ignore-not-found")
+	_, err := w.Cluster.Kubectl(ctx, "delete", "resourceslices", "--field-selector",
+		"spec.driver=gpu.example.com", "--ignore-not-found")
 	if err != nil {
 		return err
 	}

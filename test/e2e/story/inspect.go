@@ -16,11 +16,13 @@ import (
 
 // xpuctl calls the program as an administrator does, and returns what it prints.
 func (w *World) xpuctl(ctx context.Context, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(w.Bin, "xpuctl"), append(args, "--kubeconfig="+w.cluster.Kubeconfig)...)
+	cmd := exec.CommandContext(ctx, filepath.Join(w.Bin, "xpuctl"),
+		append(args, "--kubeconfig="+w.cluster.Kubeconfig)...)
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems
 	if err := cmd.Run(); err != nil {
-		return out.String(), fmt.Errorf("xpuctl %s: %w: %s%s", strings.Join(args, " "), err, &problems, &out)
+		return out.String(), fmt.Errorf("xpuctl %s: %w: %s%s", strings.Join(args, " "), err,
+			&problems, &out)
 	}
 	return out.String(), nil
 }
@@ -61,7 +63,8 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 			return err
 		}
 		if !strings.Contains(out, "Attached") {
-			return fmt.Errorf("xpuctl discover --node=%s shows no Function in a pod:\n%s", node.Name, out)
+			return fmt.Errorf("xpuctl discover --node=%s shows no Function in a pod:\n%s",
+				node.Name, out)
 		}
 		if node.Name == w.cluster.Nodes[0].Name {
 			w.tell("xpuctl discover --node="+node.Name, out)
@@ -74,7 +77,8 @@ func (w *World) inspect(ctx context.Context, names []string) error {
 		}
 		for line := range strings.Lines(out) {
 			// What is wrong with something, but for what an older Kubernetes lacks.
-			if strings.HasPrefix(line, " ") && !strings.HasPrefix(line, "  "+v1alpha1.ConditionSupported+" ") {
+			if strings.HasPrefix(line, " ") &&
+				!strings.HasPrefix(line, "  "+v1alpha1.ConditionSupported+" ") {
 				return fmt.Errorf("xpuctl %s says\n%s", command, out)
 			}
 		}
@@ -94,7 +98,8 @@ func (w *World) collect(ctx context.Context) error {
 	if _, err := w.xpuctl(ctx, "bundle", "--filename="+file); err != nil {
 		return err
 	}
-	missing, err := exec.CommandContext(ctx, "tar", "--extract", "--to-stdout", "--wildcards", "--file="+file, "*/errors.txt").Output()
+	missing, err := exec.CommandContext(ctx, "tar", "--extract", "--to-stdout", "--wildcards",
+		"--file="+file, "*/errors.txt").Output()
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}

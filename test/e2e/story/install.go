@@ -31,8 +31,10 @@ func (w *World) installChart(ctx context.Context, mode, values string, images ..
 	if _, err := w.Cluster.Run(ctx, "load", w.images(images...)...); err != nil {
 		return err
 	}
-	return w.helm(ctx, "install", "xpu", filepath.Join(w.productDir(), "chart.tgz"), "--namespace", namespace, "--create-namespace",
-		"--set", "mode="+mode, "--values", filepath.Join(w.Source, "test/e2e/values", values+".yaml"))
+	return w.helm(ctx, "install", "xpu", filepath.Join(w.productDir(), "chart.tgz"), "--namespace",
+		namespace, "--create-namespace",
+		"--set", "mode="+mode, "--values",
+		filepath.Join(w.Source, "test/e2e/values", values+".yaml"))
 }
 
 // productDir is the directory that the product is installed from.
@@ -60,13 +62,15 @@ func (w *World) install(ctx context.Context) error {
 // upgrade has every pod of the product replaced. number must differ from that of the last upgrade.
 func (w *World) upgrade(ctx context.Context, number int) error {
 	annotation := fmt.Sprintf("podAnnotations.example\\.com/upgrade=%d", number)
-	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace", namespace, "--reuse-values",
+	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace",
+		namespace, "--reuse-values",
 		"--set-string", "agent."+annotation, "--set-string", "controller."+annotation)
 	if err != nil {
 		return err
 	}
 	for _, workload := range []string{"daemonset/xpu-agent", "deployment/xpu-controller"} {
-		if _, err := w.Cluster.Kubectl(ctx, "-n", namespace, "rollout", "status", workload, "--timeout=90s"); err != nil {
+		if _, err := w.Cluster.Kubectl(ctx, "-n", namespace, "rollout", "status", workload,
+			"--timeout=90s"); err != nil {
 			return err
 		}
 	}
@@ -78,11 +82,13 @@ func (w *World) uninstall(ctx context.Context) error {
 	if _, err := w.Cluster.Run(ctx, "load", w.images("xpuctl")...); err != nil {
 		return err
 	}
-	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace", namespace, "--reuse-values", "--set", "crds.keep=false")
+	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(w.Bin, "chart.tgz"), "--namespace",
+		namespace, "--reuse-values", "--set", "crds.keep=false")
 	if err != nil {
 		return err
 	}
-	if err := w.helm(ctx, "uninstall", "xpu", "--namespace", namespace, "--wait", "--timeout=150s"); err != nil {
+	if err := w.helm(ctx, "uninstall", "xpu", "--namespace", namespace, "--wait",
+		"--timeout=150s"); err != nil {
 		return err
 	}
 	_, err = w.Cluster.Kubectl(ctx, "delete", "namespace", namespace, "--timeout=60s")

@@ -7,11 +7,12 @@ import (
 	"time"
 )
 
-// migrate does with two pods what KubeVirt does with those of a virtual machine: the second, on the other node, runs before the first
-// ends. A third pod sees who has the address.
+// migrate does with two pods what KubeVirt does with those of a virtual machine: the second, on the
+// other node, runs before the first ends. A third pod sees who has the address.
 func (w *World) migrate(ctx context.Context) error {
 	source, target := launcher("machine-1", "node1"), launcher("machine-2", "node2")
-	// Both are the first of their nodes. So their VFs have one PCI address, and their ports one id at the two agents: the harder case.
+	// Both are the first of their nodes. So their VFs have one PCI address, and their ports one id
+	// at the two agents: the harder case.
 	if err := w.startResourcePod(ctx, source); err != nil {
 		return err
 	}
@@ -31,7 +32,8 @@ func (w *World) migrate(ctx context.Context) error {
 		return err
 	}
 	if is[0].MAC != was[0].MAC || !slices.Equal(is[0].IPs, was[0].IPs) {
-		return fmt.Errorf("%s has %s %q, want %s %q as %s", target.name, is[0].MAC, is[0].IPs, was[0].MAC, was[0].IPs, source.name)
+		return fmt.Errorf("%s has %s %q, want %s %q as %s", target.name, is[0].MAC, is[0].IPs,
+			was[0].MAC, was[0].IPs, source.name)
 	}
 	if err := w.try(ctx, try{"here", source.name, true}, address); err != nil {
 		return fmt.Errorf("while %s stands by: %w", target.name, err)
@@ -40,11 +42,14 @@ func (w *World) migrate(ctx context.Context) error {
 	if err := w.deletePod(ctx, source.name); err != nil {
 		return err
 	}
-	moved := func(ctx context.Context) error { return w.try(ctx, try{"here", target.name, true}, address) }
+	moved := func(ctx context.Context) error {
+		return w.try(ctx, try{"here", target.name, true}, address)
+	}
 	if err := poll(ctx, 20*time.Second, target.name+" has the address", moved); err != nil {
 		return err
 	}
-	w.Detail("%s after %s was deleted, %s has %s and %s", time.Since(begin).Round(time.Millisecond), source.name, target.name, was[0].MAC, address)
+	w.Detail("%s after %s was deleted, %s has %s and %s", time.Since(begin).Round(time.Millisecond),
+		source.name, target.name, was[0].MAC, address)
 	return w.endResourcePods(ctx, "here", target.name)
 }
 

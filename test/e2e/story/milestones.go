@@ -32,8 +32,12 @@ type watcher struct {
 
 // newWatcher follows the pods, claims and ports of a namespace.
 func newWatcher(ctx context.Context, c client.WithWatch, namespace string) (*watcher, error) {
-	w := &watcher{lives: map[string]*Life{}, pods: map[string]corev1.Pod{}, changed: make(chan struct{})}
-	for _, list := range []client.ObjectList{&corev1.PodList{}, &resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{}} {
+	w := &watcher{
+		lives: map[string]*Life{}, pods: map[string]corev1.Pod{}, changed: make(chan struct{}),
+	}
+	for _, list := range []client.ObjectList{
+		&corev1.PodList{}, &resourceapi.ResourceClaimList{}, &v1alpha1.XPUPortList{},
+	} {
 		events, err := c.Watch(ctx, list, client.InNamespace(namespace))
 		if err != nil {
 			return nil, fmt.Errorf("watch %T: %w", list, err)
@@ -63,7 +67,9 @@ func (w *watcher) note(event watch.Event, now time.Time) {
 	case *resourceapi.ResourceClaim:
 		w.noteClaim(object, now)
 	case *v1alpha1.XPUPort:
-		if owner := podOfClaim(object.Spec.Claim.Name); meta.IsStatusConditionTrue(object.Status.Conditions, v1alpha1.ConditionReady) {
+		if owner := podOfClaim(object.Spec.Claim.Name); meta.IsStatusConditionTrue(
+			object.Status.Conditions, v1alpha1.ConditionReady,
+		) {
 			first(&w.life(owner).Provisioned, now)
 		}
 	}
@@ -120,8 +126,12 @@ func first(t *time.Time, now time.Time) {
 	}
 }
 
-// wait returns when every pod fulfils the condition; the error says which does not and how far it got.
-func (w *watcher) wait(ctx context.Context, what string, pods []string, done func(pod corev1.Pod, exists bool, life Life) bool) error {
+// wait returns when every pod fulfils the condition; the error says which does not and how far it
+// got.
+func (w *watcher) wait(
+	ctx context.Context, what string, pods []string,
+	done func(pod corev1.Pod, exists bool, life Life) bool,
+) error {
 	for {
 		w.mutex.Lock()
 		changed, missing := w.changed, ""

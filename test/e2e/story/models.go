@@ -23,7 +23,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/function"
 )
 
-// chooseModels has a DevicePool offer a PF in other ways than VF by VF: as ports that claims share, and as a whole or its VFs.
+// chooseModels has a DevicePool offer a PF in other ways than VF by VF: as ports that claims share,
+// and as a whole or its VFs.
 func (w *World) chooseModels(ctx context.Context) error {
 	manifest := filepath.Join(w.Source, "test/e2e/manifests/models.yaml")
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
@@ -46,36 +47,41 @@ func (w *World) chooseModels(ctx context.Context) error {
 
 // modelled waits until node1 offers so many devices of the DevicePool.
 func (w *World) modelled(ctx context.Context, want int) error {
-	return poll(ctx, 30*time.Second, fmt.Sprintf("node1 offers %d devices of pool modelled", want), func(ctx context.Context) error {
-		devices, err := w.devicesOf(ctx, "node1")
-		if err != nil {
-			return err
-		}
-		devices = slices.DeleteFunc(devices, func(d resourceapi.Device) bool {
-			pool := d.Attributes["pool"].StringValue
-			return pool == nil || *pool != "modelled"
+	return poll(ctx, 30*time.Second, fmt.Sprintf("node1 offers %d devices of pool modelled", want),
+		func(ctx context.Context) error {
+			devices, err := w.devicesOf(ctx, "node1")
+			if err != nil {
+				return err
+			}
+			devices = slices.DeleteFunc(devices, func(d resourceapi.Device) bool {
+				pool := d.Attributes["pool"].StringValue
+				return pool == nil || *pool != "modelled"
+			})
+			if len(devices) != want {
+				return fmt.Errorf("there are %d", len(devices))
+			}
+			return nil
 		})
-		if len(devices) != want {
-			return fmt.Errorf("there are %d", len(devices))
-		}
-		return nil
-	})
 }
 
-// quotaCounts waits until the quota's status tells so many used devices. The API server refuses nothing by a quota that has no status yet, and
-// kube-controller-manager, which writes the first, pauses for seconds whenever it finds new kinds of objects, as those of CustomResourceDefinitions.
+// quotaCounts waits until the quota's status tells so many used devices. The API server refuses
+// nothing by a quota that has no status yet, and kube-controller-manager, which writes the first,
+// pauses for seconds whenever it finds new kinds of objects, as those of CustomResourceDefinitions.
 func (w *World) quotaCounts(ctx context.Context, used string) error {
-	return poll(ctx, 60*time.Second, "quota modelled counts "+used+" devices", func(ctx context.Context) error {
-		var quota corev1.ResourceQuota
-		if err := w.client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceDefault, Name: "modelled"}, &quota); err != nil {
-			return err
-		}
-		got, counted := quota.Status.Used["xpu-modelled.deviceclass.resource.k8s.io/devices"]
-		if !counted || got.String() != used {
-			return fmt.Errorf("its status is %+v", quota.Status)
-		}
-		return nil
-	})
+	return poll(ctx, 60*time.Second, "quota modelled counts "+used+" devices",
+		func(ctx context.Context) error {
+			var quota corev1.ResourceQuota
+			if err := w.client.Get(ctx, client.ObjectKey{
+				Namespace: corev1.NamespaceDefault, Name: "modelled",
+			}, &quota); err != nil {
+				return err
+			}
+			got, counted := quota.Status.Used["xpu-modelled.deviceclass.resource.k8s.io/devices"]
+			if !counted || got.String() != used {
+				return fmt.Errorf("its status is %+v", quota.Status)
+			}
+			return nil
+		})
 }
 
 // sharePF has two pods take a port each of a PF, and a quota refuse a third.
@@ -115,7 +121,8 @@ func (w *World) sharePF(ctx context.Context) error {
 // share is the VF that the agent chose for a pod's claim, and the device that the scheduler did.
 func (w *World) share(ctx context.Context, pod string) (function.ID, string, error) {
 	var c resourceapi.ResourceClaim
-	if err := w.client.Get(ctx, client.ObjectKey{Namespace: "default", Name: pod + "-nic-0"}, &c); err != nil {
+	if err := w.client.Get(ctx, client.ObjectKey{Namespace: "default", Name: pod + "-nic-0"},
+		&c); err != nil {
 		return function.ID{}, "", err
 	}
 	devices, err := claim.Devices(&c)
@@ -123,7 +130,8 @@ func (w *World) share(ctx context.Context, pod string) (function.ID, string, err
 		return function.ID{}, "", err
 	}
 	if d := devices[0]; d.Share == "" || d.Function.Address == "" || d.Function.Address == d.ID.PF {
-		return function.ID{}, "", fmt.Errorf("claim %s has %+v, want a VF that was chosen for a share", c.Name, d)
+		return function.ID{}, "",
+			fmt.Errorf("claim %s has %+v, want a VF that was chosen for a share", c.Name, d)
 	}
 	return devices[0].Function, devices[0].Name, nil
 }
@@ -131,19 +139,22 @@ func (w *World) share(ctx context.Context, pod string) (function.ID, string, err
 // takeWholePF has a pod want a PF of which another has a VF, and get it when that one is gone.
 func (w *World) takeWholePF(ctx context.Context) error {
 	patch := `{"spec": {"model": "` + string(v1alpha1.ModelCounters) + `"}}`
-	if _, err := w.Cluster.Kubectl(ctx, "patch", "devicepool", "modelled", "--type=merge", "--patch", patch); err != nil {
+	if _, err := w.Cluster.Kubectl(ctx, "patch", "devicepool", "modelled", "--type=merge",
+		"--patch", patch); err != nil {
 		return err
 	}
 	if err := w.modelled(ctx, 1+vfsOfPF); err != nil {
 		return err
 	}
-	if err := w.claimedOf(ctx, "xpu-modelled-vf", "one-vf", "node1", `"network": "blue"`); err != nil {
+	if err := w.claimedOf(ctx, "xpu-modelled-vf", "one-vf", "node1",
+		`"network": "blue"`); err != nil {
 		return err
 	}
 	if err := w.ready(ctx, "one-vf"); err != nil {
 		return err
 	}
-	if err := w.claimedOf(ctx, "xpu-modelled-pf", "whole", "node1", `"interfaceName": "net1"`); err != nil {
+	if err := w.claimedOf(ctx, "xpu-modelled-pf", "whole", "node1",
+		`"interfaceName": "net1"`); err != nil {
 		return err
 	}
 	const short = "short of counter functions"
@@ -163,10 +174,12 @@ func (w *World) takeWholePF(ctx context.Context) error {
 	return w.end(ctx, "whole")
 }
 
-// monitorAll has a pod see all VFs of a pool on a node, while another pod has one of them, and take none.
+// monitorAll has a pod see all VFs of a pool on a node, while another pod has one of them, and take
+// none.
 func (w *World) monitorAll(ctx context.Context) error {
 	const label = resourceapi.DRAAdminNamespaceLabelKey
-	if _, err := w.Cluster.Kubectl(ctx, "label", "namespace", "default", label+"=true"); err != nil {
+	if _, err := w.Cluster.Kubectl(ctx, "label", "namespace", "default",
+		label+"=true"); err != nil {
 		return err
 	}
 	if err := w.claimed(ctx, "user", "node1", `"network": "blue"`); err != nil {
@@ -177,7 +190,8 @@ func (w *World) monitorAll(ctx context.Context) error {
 	}
 	all := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
 		Name: "all", Exactly: &resourceapi.ExactDeviceRequest{
-			DeviceClassName: "xpu-fast", AllocationMode: resourceapi.DeviceAllocationModeAll, AdminAccess: ptr.To(true),
+			DeviceClassName: "xpu-fast", AllocationMode: resourceapi.DeviceAllocationModeAll,
+			AdminAccess: ptr.To(true),
 		},
 	}}}}}
 	all.Namespace, all.Name = "default", "monitor-nic-0"
@@ -198,10 +212,13 @@ func (w *World) monitorAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(devices) != poolSize || slices.ContainsFunc(devices, func(d claim.Device) bool { return !d.Admin }) {
+	if len(devices) != poolSize || slices.ContainsFunc(devices, func(d claim.Device) bool {
+		return !d.Admin
+	}) {
 		return fmt.Errorf("the monitor has %+v, want to look at all %d VFs", devices, poolSize)
 	}
-	said := meta.FindStatusCondition(all.Status.Devices[0].Conditions, v1alpha1.ConditionProvisioned)
+	said := meta.FindStatusCondition(all.Status.Devices[0].Conditions,
+		v1alpha1.ConditionProvisioned)
 	if said == nil || said.Reason != v1alpha1.ReasonNoPortNeeded {
 		return fmt.Errorf("the monitor is told %+v, want that it takes nothing", said)
 	}
@@ -228,7 +245,8 @@ func (w *World) claimsGone(ctx context.Context, pods []string) error {
 	return poll(ctx, 30*time.Second, "the pods' claims are gone", func(ctx context.Context) error {
 		for _, name := range pods {
 			var c resourceapi.ResourceClaim
-			err := w.client.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceDefault, Name: name + "-nic-0"}, &c)
+			err := w.client.Get(ctx,
+				client.ObjectKey{Namespace: corev1.NamespaceDefault, Name: name + "-nic-0"}, &c)
 			if !apierrors.IsNotFound(err) {
 				return errors.Join(fmt.Errorf("claim %s is still there", c.Name), err)
 			}
@@ -245,21 +263,24 @@ func cutTo(text, mark string) string {
 	return text
 }
 
-// unsupported is the message of a DevicePool's condition Supported if that is False, "" if it is True.
+// unsupported is the message of a DevicePool's condition Supported if that is False, "" if it is
+// True.
 func (w *World) unsupported(ctx context.Context, name string) (message string, err error) {
-	err = poll(ctx, 30*time.Second, "DevicePool "+name+" has the condition Supported", func(ctx context.Context) error {
-		var pool v1alpha1.DevicePool
-		if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
-			return err
-		}
-		c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionSupported)
-		if c == nil || pool.Status.Functions == 0 {
-			return fmt.Errorf("conditions are %v, with %d Functions", pool.Status.Conditions, pool.Status.Functions)
-		}
-		if message = ""; c.Status == metav1.ConditionFalse {
-			message = c.Message
-		}
-		return nil
-	})
+	err = poll(ctx, 30*time.Second, "DevicePool "+name+" has the condition Supported",
+		func(ctx context.Context) error {
+			var pool v1alpha1.DevicePool
+			if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
+				return err
+			}
+			c := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionSupported)
+			if c == nil || pool.Status.Functions == 0 {
+				return fmt.Errorf("conditions are %v, with %d Functions", pool.Status.Conditions,
+					pool.Status.Functions)
+			}
+			if message = ""; c.Status == metav1.ConditionFalse {
+				message = c.Message
+			}
+			return nil
+		})
 	return message, err
 }

@@ -23,7 +23,8 @@ type authority struct {
 
 func newAuthority() (*authority, error) {
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "demo OPI CA"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		Subject: pkix.Name{CommonName: "demo OPI CA"}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign,
 	}
 	a := &authority{}
 	var err error
@@ -40,7 +41,8 @@ func (a *authority) sign(template *x509.Certificate) (*x509.Certificate, *ecdsa.
 	if template.SerialNumber, err = rand.Int(rand.Reader, big.NewInt(1<<62)); err != nil {
 		return nil, nil, err
 	}
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(30*24*time.Hour)
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().
+		Add(30*24*time.Hour)
 	parent, signer := a.cert, a.key
 	if parent == nil {
 		parent, signer = template, key
@@ -88,8 +90,10 @@ func (a *authority) issueFiles(dir, name, ip string) (identityFiles, error) {
 		return identityFiles{}, err
 	}
 	files := identityFiles{
-		cert: filepath.Join(dir, name+".crt"), key: filepath.Join(dir, name+".key"), ca: filepath.Join(dir, name+"-ca.crt"),
+		cert: filepath.Join(dir, name+".crt"), key: filepath.Join(dir, name+".key"),
+		ca: filepath.Join(dir, name+"-ca.crt"),
 	}
 	return files, errors.Join(
-		os.WriteFile(files.cert, id.cert, 0o600), os.WriteFile(files.key, id.key, 0o600), os.WriteFile(files.ca, id.ca, 0o600))
+		os.WriteFile(files.cert, id.cert, 0o600), os.WriteFile(files.key, id.key, 0o600),
+		os.WriteFile(files.ca, id.ca, 0o600))
 }

@@ -25,8 +25,8 @@ const probeImage = "devcluster.local/pause:1"
 // podSpec is a pod of the story.
 type podSpec struct{ name, node, template, network string }
 
-// pods of the story: two on blue that can talk, one on red that cannot, and one whose pod is held until its xPU is
-// ready.
+// pods of the story: two on blue that can talk, one on red that cannot, and one whose pod is held
+// until its xPU is ready.
 var pods = []podSpec{
 	{"blue-1", "node1", "blue", "blue"},
 	{"blue-2", "node2", "blue", "blue"},
@@ -60,19 +60,23 @@ func (w *World) declare(ctx context.Context) error {
 	return w.declarePools(ctx, 32)
 }
 
-// declarePools applies what an administrator writes beside XPUs, and waits until so many devices are offered.
+// declarePools applies what an administrator writes beside XPUs, and waits until so many devices
+// are offered.
 func (w *World) declarePools(ctx context.Context, devices int) error {
-	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", filepath.Join(w.Source, "test/e2e/manifests/pools.yaml")); err != nil {
+	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f",
+		filepath.Join(w.Source, "test/e2e/manifests/pools.yaml")); err != nil {
 		return err
 	}
-	err := poll(ctx, 30*time.Second, "the VFs are in ResourceSlices, and the networks are up", func(ctx context.Context) error {
-		return errors.Join(w.devicesPublished(ctx, devices), w.networksReady(ctx))
-	})
+	err := poll(ctx, 30*time.Second, "the VFs are in ResourceSlices, and the networks are up",
+		func(ctx context.Context) error {
+			return errors.Join(w.devicesPublished(ctx, devices), w.networksReady(ctx))
+		})
 	if err != nil {
 		return err
 	}
 	w.before, err = w.snapshot(ctx)
-	w.Detail("%d ResourceSlices; snapshot of %d netdevs and %d representors", len(w.before.SliceVersions), len(w.before.Netdevs), len(w.before.Representors))
+	w.Detail("%d ResourceSlices; snapshot of %d netdevs and %d representors",
+		len(w.before.SliceVersions), len(w.before.Netdevs), len(w.before.Representors))
 	return err
 }
 
@@ -86,7 +90,8 @@ func (w *World) devicesPublished(ctx context.Context, want int) error {
 		devices += len(slice.Spec.Devices)
 	}
 	if devices != want {
-		return fmt.Errorf("%d devices in %d ResourceSlices, want %d", devices, len(list.Items), want)
+		return fmt.Errorf("%d devices in %d ResourceSlices, want %d", devices,
+			len(list.Items), want)
 	}
 	return nil
 }
@@ -109,7 +114,9 @@ func (p podSpec) pod() *corev1.Pod {
 	pod := &corev1.Pod{Spec: corev1.PodSpec{
 		NodeSelector:                  map[string]string{corev1.LabelHostname: p.node},
 		TerminationGracePeriodSeconds: ptr.To(int64(1)),
-		ResourceClaims:                []corev1.PodResourceClaim{{Name: "nic", ResourceClaimTemplateName: &p.template}},
+		ResourceClaims: []corev1.PodResourceClaim{
+			{Name: "nic", ResourceClaimTemplateName: &p.template},
+		},
 		Containers: []corev1.Container{{
 			Name: "server", Image: probeImage, ImagePullPolicy: corev1.PullNever,
 			Args:      []string{"serve"},
@@ -134,7 +141,8 @@ func (w *World) runPods(ctx context.Context) error {
 		if err := w.client.Create(ctx, p.pod()); err != nil {
 			return err
 		}
-		err := watcher.wait(watching, "Ready with its status in the claim", []string{p.name}, readyAndAttached)
+		err := watcher.wait(watching, "Ready with its status in the claim", []string{p.name},
+			readyAndAttached)
 		if err != nil {
 			return errors.Join(err, w.explain(ctx, p.name))
 		}
@@ -171,7 +179,9 @@ func (w *World) show(ctx context.Context, p podSpec, life Life) error {
 		return err
 	}
 	var port v1alpha1.XPUPort
-	key := types.NamespacedName{Namespace: "default", Name: claim.PortName(devices[0].ID.Node, devices[0].Function)}
+	key := types.NamespacedName{
+		Namespace: "default", Name: claim.PortName(devices[0].ID.Node, devices[0].Function),
+	}
 	if err := w.client.Get(ctx, key, &port); err != nil {
 		return err
 	}
@@ -180,26 +190,33 @@ func (w *World) show(ctx context.Context, p podSpec, life Life) error {
 	case data == nil || data.InterfaceName == "" || len(data.IPs) == 0:
 		return fmt.Errorf("pod %s: claim %s has no network data: %+v", p.name, c.Name, data)
 	case data.HardwareAddress != port.Spec.MAC:
-		return fmt.Errorf("pod %s: MAC %s, but the xPU expects %s", p.name, data.HardwareAddress, port.Spec.MAC)
+		return fmt.Errorf("pod %s: MAC %s, but the xPU expects %s", p.name, data.HardwareAddress,
+			port.Spec.MAC)
 	case port.Spec.Network != p.network || port.Spec.NodeName != p.node:
-		return fmt.Errorf("pod %s: XPUPort %s is on network %s of %s", p.name, port.Name, port.Spec.Network, port.Spec.NodeName)
+		return fmt.Errorf("pod %s: XPUPort %s is on network %s of %s", p.name, port.Name,
+			port.Spec.Network, port.Spec.NodeName)
 	case devices[0].BeforeBind && life.Bound.Before(life.Provisioned):
-		return fmt.Errorf("pod %s: bound %s before its xPU was ready", p.name, life.Provisioned.Sub(life.Bound))
+		return fmt.Errorf("pod %s: bound %s before its xPU was ready", p.name,
+			life.Provisioned.Sub(life.Bound))
 	}
 	mode := "OnPrepare"
 	if devices[0].BeforeBind {
 		mode = "BeforeBind"
 	}
 	w.Detail("%s on %s (%s): VF %s, port %s, %s %s %s", p.name, p.node, mode,
-		devices[0].Function, port.Status.BridgePort, data.InterfaceName, strings.Join(data.IPs, " "), data.HardwareAddress)
+		devices[0].Function, port.Status.BridgePort, data.InterfaceName,
+		strings.Join(data.IPs, " "), data.HardwareAddress)
 	since := func(t time.Time) time.Duration { return t.Sub(life.Created).Round(time.Millisecond) }
 	w.Detail("  allocated %s, xPU up %s, bound %s, attached %s, Ready %s",
-		since(life.Allocated), since(life.Provisioned), since(life.Bound), since(life.Attached), since(life.Ready))
+		since(life.Allocated), since(life.Provisioned), since(life.Bound), since(life.Attached),
+		since(life.Ready))
 	return nil
 }
 
 // claimOf is the claim that was generated for a pod, and its one device.
-func (w *World) claimOf(ctx context.Context, pod string) (*resourceapi.ResourceClaim, resourceapi.AllocatedDeviceStatus, error) {
+func (w *World) claimOf(
+	ctx context.Context, pod string,
+) (*resourceapi.ResourceClaim, resourceapi.AllocatedDeviceStatus, error) {
 	var list resourceapi.ResourceClaimList
 	if err := w.client.List(ctx, &list, client.InNamespace("default")); err != nil {
 		return nil, resourceapi.AllocatedDeviceStatus{}, err
@@ -209,11 +226,12 @@ func (w *World) claimOf(ctx context.Context, pod string) (*resourceapi.ResourceC
 			return &c, c.Status.Devices[0], nil
 		}
 	}
-	return nil, resourceapi.AllocatedDeviceStatus{}, fmt.Errorf("pod %s has no claim with one device in its status", pod)
+	return nil, resourceapi.AllocatedDeviceStatus{},
+		fmt.Errorf("pod %s has no claim with one device in its status", pod)
 }
 
-// exchange sends packets between the pods. The networks have the same subnet, so that red-1 looks for the blue pods on
-// its own network, and only the xPUs keep them apart.
+// exchange sends packets between the pods. The networks have the same subnet, so that red-1 looks
+// for the blue pods on its own network, and only the xPUs keep them apart.
 func (w *World) exchange(ctx context.Context) error {
 	addresses := map[string]string{}
 	for _, p := range w.pods {
@@ -245,15 +263,18 @@ func (w *World) try(ctx context.Context, t try, address string) error {
 	case t.passes && !strings.Contains(answer, t.to):
 		return fmt.Errorf("%s asked %s at %s, and %q answered", t.from, t.to, address, answer)
 	case !t.passes && err == nil:
-		return fmt.Errorf("%s reached %s at %s, though they are on different networks: %q", t.from, t.to, address, answer)
-	case !t.passes && !strings.Contains(err.Error(), "no route to host") && !strings.Contains(err.Error(), "deadline exceeded"):
+		return fmt.Errorf("%s reached %s at %s, though they are on different networks: %q",
+			t.from, t.to, address, answer)
+	case !t.passes && !strings.Contains(err.Error(), "no route to host") &&
+		!strings.Contains(err.Error(), "deadline exceeded"):
 		return fmt.Errorf("%s could not look for %s at %s: %w", t.from, t.to, address, err)
 	}
 	verb := "reaches"
 	if !t.passes {
 		verb = "does not reach"
 	}
-	w.Detail("%s %s %s at %s (%s)", t.from, verb, t.to, address, time.Since(begin).Round(time.Millisecond))
+	w.Detail("%s %s %s at %s (%s)", t.from, verb, t.to, address,
+		time.Since(begin).Round(time.Millisecond))
 	return nil
 }
 
@@ -283,6 +304,7 @@ func (w *World) deletePods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.Detail("VFs back in their nodes with name, MAC and MTU; bridge ports, XPUPorts and claims gone; slices not even rewritten")
+	w.Detail("VFs back in their nodes with name, MAC and MTU; bridge ports, XPUPorts and claims " +
+		"gone; slices not even rewritten")
 	return nil
 }

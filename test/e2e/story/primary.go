@@ -25,8 +25,9 @@ const (
 	greenGateway = "10.50.0.1/24"
 )
 
-// runOnVFAlone runs pods whose only interface is a VF: the kubelet probes them over it, a Service leads to them, and their metrics are
-// scraped. Without the way through the fabric they are not ready.
+// runOnVFAlone runs pods whose only interface is a VF: the kubelet probes them over it, a Service
+// leads to them, and their metrics are scraped. Without the way through the fabric they are not
+// ready.
 func (w *World) runOnVFAlone(ctx context.Context) error {
 	if err := w.fabric.route(greenVNI, greenGateway); err != nil {
 		return err
@@ -35,7 +36,8 @@ func (w *World) runOnVFAlone(ctx context.Context) error {
 	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", manifest); err != nil {
 		return err
 	}
-	if _, err := w.Cluster.Kubectl(ctx, "rollout", "status", "deployment/web", "--timeout=60s"); err != nil {
+	if _, err := w.Cluster.Kubectl(ctx, "rollout", "status", "deployment/web",
+		"--timeout=60s"); err != nil {
 		return err
 	}
 	pods, err := w.podsOfWeb(ctx)
@@ -76,7 +78,8 @@ func (w *World) runOnVFAlone(ctx context.Context) error {
 
 func (w *World) podsOfWeb(ctx context.Context) ([]corev1.Pod, error) {
 	var pods corev1.PodList
-	if err := w.client.List(ctx, &pods, client.InNamespace("default"), client.MatchingLabels{"app": "web"}); err != nil {
+	if err := w.client.List(ctx, &pods, client.InNamespace("default"),
+		client.MatchingLabels{"app": "web"}); err != nil {
 		return nil, err
 	}
 	if len(pods.Items) != 2 || pods.Items[0].Spec.NodeName == pods.Items[1].Spec.NodeName {
@@ -96,7 +99,10 @@ func (w *World) onlyVF(ctx context.Context, pod corev1.Pod) error {
 	if err := w.client.List(ctx, &ports); err != nil {
 		return err
 	}
-	i := slices.IndexFunc(ports.Items, func(p v1alpha1.XPUPort) bool { return p.Spec.Pod != nil && p.Spec.Pod.Name == pod.Name })
+	i := slices.IndexFunc(ports.Items, func(p v1alpha1.XPUPort) bool {
+		return p.Spec.Pod != nil &&
+			p.Spec.Pod.Name == pod.Name
+	})
 	switch {
 	case len(all) != 1 || all[0].Name != "default/green" || all[0].Interface != "eth0":
 		return fmt.Errorf("network-status is not of eth0 on green alone: %s", text)
@@ -126,25 +132,28 @@ func (w *World) startClient(ctx context.Context, p resourcePod) error {
 // serves sees that the Service's address leads every client to every pod.
 func (w *World) serves(ctx context.Context, pods []corev1.Pod, clients []resourcePod) error {
 	var service corev1.Service
-	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: "web"}, &service); err != nil {
+	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: "web"},
+		&service); err != nil {
 		return err
 	}
 	for _, c := range clients {
 		answered := map[string]bool{}
-		err := poll(ctx, 30*time.Second, "Service web leads "+c.name+" to both pods", func(ctx context.Context) error {
-			out, err := w.Cluster.Kubectl(ctx, "exec", c.name, "--", "/pause", "get", "http://"+service.Spec.ClusterIP)
-			if err != nil {
-				return err
-			}
-			name, _, _ := strings.Cut(out, " ")
-			answered[name] = true
-			for _, pod := range pods {
-				if !answered[pod.Name] {
-					return fmt.Errorf("%s did not answer yet", pod.Name)
+		err := poll(ctx, 30*time.Second, "Service web leads "+c.name+" to both pods",
+			func(ctx context.Context) error {
+				out, err := w.Cluster.Kubectl(ctx, "exec", c.name, "--", "/pause", "get",
+					"http://"+service.Spec.ClusterIP)
+				if err != nil {
+					return err
 				}
-			}
-			return nil
-		})
+				name, _, _ := strings.Cut(out, " ")
+				answered[name] = true
+				for _, pod := range pods {
+					if !answered[pod.Name] {
+						return fmt.Errorf("%s did not answer yet", pod.Name)
+					}
+				}
+				return nil
+			})
 		if err != nil {
 			return err
 		}
@@ -156,7 +165,8 @@ func (w *World) serves(ctx context.Context, pods []corev1.Pod, clients []resourc
 // scraped sees that the pods' metrics can be read at their addresses, as Prometheus reads them.
 func (w *World) scraped(ctx context.Context, pods []corev1.Pod, from string) error {
 	for _, pod := range pods {
-		out, err := w.Cluster.Kubectl(ctx, "exec", from, "--", "/pause", "get", "http://"+pod.Status.PodIP+":8080/metrics")
+		out, err := w.Cluster.Kubectl(ctx, "exec", from, "--", "/pause",
+			"get", "http://"+pod.Status.PodIP+":8080/metrics")
 		if err != nil {
 			return err
 		}
@@ -169,7 +179,8 @@ func (w *World) scraped(ctx context.Context, pods []corev1.Pod, from string) err
 	return nil
 }
 
-// probesGoThroughTheFabric takes the gateway away: the pods are not ready, and nobody is led to them, until it is back.
+// probesGoThroughTheFabric takes the gateway away: the pods are not ready, and nobody is led to
+// them, until it is back.
 func (w *World) probesGoThroughTheFabric(ctx context.Context) error {
 	if err := w.fabric.unroute(greenVNI); err != nil {
 		return err
@@ -183,29 +194,31 @@ func (w *World) probesGoThroughTheFabric(ctx context.Context) error {
 	if err := w.readyEndpoints(ctx, 2); err != nil {
 		return err
 	}
-	w.Detail("without the network's gateway the probes fail and Service web leads nowhere; with it all is well again")
+	w.Detail("without the network's gateway the probes fail and Service web leads nowhere; with " +
+		"it all is well again")
 	return nil
 }
 
 // readyEndpoints waits until Service web has so many.
 func (w *World) readyEndpoints(ctx context.Context, want int) error {
-	return poll(ctx, 30*time.Second, fmt.Sprintf("Service web has %d ready endpoints", want), func(ctx context.Context) error {
-		var list discoveryv1.EndpointSliceList
-		labels := client.MatchingLabels{discoveryv1.LabelServiceName: "web"}
-		if err := w.client.List(ctx, &list, client.InNamespace("default"), labels); err != nil {
-			return err
-		}
-		ready := 0
-		for _, slice := range list.Items {
-			for _, endpoint := range slice.Endpoints {
-				if endpoint.Conditions.Ready != nil && *endpoint.Conditions.Ready {
-					ready++
+	return poll(ctx, 30*time.Second, fmt.Sprintf("Service web has %d ready endpoints", want),
+		func(ctx context.Context) error {
+			var list discoveryv1.EndpointSliceList
+			labels := client.MatchingLabels{discoveryv1.LabelServiceName: "web"}
+			if err := w.client.List(ctx, &list, client.InNamespace("default"), labels); err != nil {
+				return err
+			}
+			ready := 0
+			for _, slice := range list.Items {
+				for _, endpoint := range slice.Endpoints {
+					if endpoint.Conditions.Ready != nil && *endpoint.Conditions.Ready {
+						ready++
+					}
 				}
 			}
-		}
-		if ready != want {
-			return errors.New("it has " + fmt.Sprint(ready))
-		}
-		return nil
-	})
+			if ready != want {
+				return errors.New("it has " + fmt.Sprint(ready))
+			}
+			return nil
+		})
 }

@@ -27,12 +27,14 @@ import (
 
 func (w *World) resourceSteps() []Step {
 	return []Step{
-		{"Pools for the device plugin beside those for claims; the kubelet counts extended resources", w.declareResources},
+		{"Pools for the device plugin beside those for claims; the kubelet counts extended " +
+			"resources", w.declareResources},
 		{"Pods ask for extended resources and name networks", w.runResourcePods},
 		{"Packets, as before", w.exchangeResources},
 		{"What an administrator sees, as before", w.inspectResourcePods},
 		{
-			"Both worlds on one node: by the device plugin, by a claim, and by a claim that the scheduler writes",
+			"Both worlds on one node: by the device plugin, by a claim, and by a claim that the " +
+				"scheduler writes",
 			w.runBothWorlds,
 		},
 		{"A VF as the pods' only interface: probes, a Service and a scrape", w.runOnVFAlone},
@@ -78,8 +80,8 @@ var definitions = map[string]definition{
 	"yellow-early": {"yellow", poolEarly},
 }
 
-// resourcePods of the story: two on blue that can talk, one on red that cannot, one with two Functions of a pool on a
-// network each, and one with Functions of two pools.
+// resourcePods of the story: two on blue that can talk, one on red that cannot, one with two
+// Functions of a pool on a network each, and one with Functions of two pools.
 var resourcePods = []resourcePod{
 	{name: "plain-1", node: "node1", resources: map[string]int{poolPlain: 1}, networks: []selection{
 		{Name: "blue", IPs: []string{"10.10.0.41/24"}, MAC: "02:00:00:00:00:41"},
@@ -90,30 +92,37 @@ var resourcePods = []resourcePod{
 		{Name: "blue", IPs: []string{"10.10.0.44/24"}},
 		{Name: "yellow"},
 	}},
-	{name: "mixed", node: "node1", resources: map[string]int{poolPlain: 1, poolEarly: 1}, networks: []selection{
-		{Name: "blue", Interface: "storage", IPs: []string{"10.10.0.45/24"}},
-		{Name: "yellow-early"},
-	}, program: "show"},
+	{name: "mixed", node: "node1", resources: map[string]int{poolPlain: 1, poolEarly: 1},
+		networks: []selection{
+			{Name: "blue", Interface: "storage", IPs: []string{"10.10.0.45/24"}},
+			{Name: "yellow-early"},
+		}, program: "show"},
 }
 
 // onNetwork is a pod with one Function on network blue or red, at 10.10.0.<host>.
 func onNetwork(network, name, node string, host int) resourcePod {
-	return resourcePod{name: name, node: node, resources: map[string]int{poolPlain: 1}, networks: []selection{
-		{Name: network, IPs: []string{fmt.Sprintf("10.10.0.%d/24", host)}},
-	}}
+	return resourcePod{name: name, node: node, resources: map[string]int{poolPlain: 1},
+		networks: []selection{
+			{Name: network, IPs: []string{fmt.Sprintf("10.10.0.%d/24", host)}},
+		}}
 }
 
-// declareResources applies what an administrator writes for the device plugin, and waits until the kubelets offer it.
+// declareResources applies what an administrator writes for the device plugin, and waits until the
+// kubelets offer it.
 func (w *World) declareResources(ctx context.Context) error {
-	for _, file := range []string{"manifests/device-plugin.yaml", "manifests/networks.yaml", "direct/pools.yaml"} {
-		if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", filepath.Join(w.Source, "test/e2e", file)); err != nil {
+	for _, file := range []string{
+		"manifests/device-plugin.yaml", "manifests/networks.yaml", "direct/pools.yaml",
+	} {
+		if _, err := w.Cluster.Kubectl(ctx, "apply",
+			"-f", filepath.Join(w.Source, "test/e2e", file)); err != nil {
 			return err
 		}
 	}
 	return w.expectResources(ctx)
 }
 
-// expectResources waits until all Functions of the device plugin can be had, and takes the snapshot to come back to.
+// expectResources waits until all Functions of the device plugin can be had, and takes the snapshot
+// to come back to.
 func (w *World) expectResources(ctx context.Context) error {
 	const what = "the nodes have extended resources, and the networks are up"
 	err := poll(ctx, 30*time.Second, what, func(ctx context.Context) error {
@@ -152,7 +161,8 @@ func (w *World) resourcesOf(ctx context.Context, name string, want int, pools ..
 	for _, pool := range pools {
 		allocatable := node.Status.Allocatable[resourceName(pool)]
 		if got := int(allocatable.Value()); got != want {
-			return fmt.Errorf("%s has %d of %s to give, want %d", name, got, resourceName(pool), want)
+			return fmt.Errorf("%s has %d of %s to give, want %d", name,
+				got, resourceName(pool), want)
 		}
 	}
 	return nil
@@ -173,7 +183,8 @@ func (w *World) describe(ctx context.Context, node string) error {
 		if !strings.HasPrefix(line, " ") {
 			section, _, _ = strings.Cut(strings.TrimSpace(line), ":")
 		}
-		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[0], v1alpha1.GroupName+"/") {
+		if fields := strings.Fields(line); len(fields) > 1 &&
+			strings.HasPrefix(fields[0], v1alpha1.GroupName+"/") {
 			name := strings.TrimSuffix(fields[0], ":")
 			numbers[name] = append(numbers[name], strings.ToLower(section)+" "+fields[1])
 		}
@@ -184,7 +195,8 @@ func (w *World) describe(ctx context.Context, node string) error {
 	return nil
 }
 
-// pod makes the pod: one container that asks for the resources, and the annotation that Multus reads.
+// pod makes the pod: one container that asks for the resources, and the annotation that Multus
+// reads.
 func (p resourcePod) pod() (*corev1.Pod, error) {
 	networks, err := json.Marshal(p.networks)
 	if err != nil {
@@ -193,7 +205,8 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 	pod := podSpec{name: p.name, node: p.node}.pod()
 	if p.machineUID != "" {
 		pod.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm", UID: p.machineUID, Controller: new(true),
+			APIVersion: "kubevirt.io/v1", Kind: "VirtualMachineInstance", Name: "vm",
+			UID: p.machineUID, Controller: new(true),
 		}}
 	}
 	pod.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": string(networks)}
@@ -201,7 +214,8 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 	container := &pod.Spec.Containers[0]
 	container.Resources = corev1.ResourceRequirements{Limits: corev1.ResourceList{}}
 	for pool, count := range p.resources {
-		container.Resources.Limits[resourceName(pool)] = *resource.NewQuantity(int64(count), resource.DecimalSI)
+		container.Resources.Limits[resourceName(pool)] = *resource.NewQuantity(int64(count),
+			resource.DecimalSI)
 	}
 	if p.program != "" {
 		container.Args = []string{p.program}
@@ -209,7 +223,8 @@ func (p resourcePod) pod() (*corev1.Pod, error) {
 	return pod, nil
 }
 
-// runResourcePods makes the pods one after the other, so that each is timed alone, and shows what each got.
+// runResourcePods makes the pods one after the other, so that each is timed alone, and shows what
+// each got.
 func (w *World) runResourcePods(ctx context.Context) error {
 	for _, p := range resourcePods {
 		if err := w.startResourcePod(ctx, p); err != nil {
@@ -227,7 +242,9 @@ func (w *World) startResourcePod(ctx context.Context, p resourcePod) error {
 	}
 	begin := time.Now()
 	// The world may be as before while a pod of the same name is not gone from the API server yet.
-	err = poll(ctx, 30*time.Second, "pod "+p.name+" is made", func(ctx context.Context) error { return w.client.Create(ctx, pod) })
+	err = poll(ctx, 30*time.Second, "pod "+p.name+" is made", func(ctx context.Context) error {
+		return w.client.Create(ctx, pod)
+	})
 	if err != nil {
 		return err
 	}
@@ -274,10 +291,12 @@ type deviceInfo struct {
 	} `json:"pci"`
 }
 
-// attachedTo is what Multus says of a pod's networks, in the order in which the pod names them, checked.
+// attachedTo is what Multus says of a pod's networks, in the order in which the pod names them,
+// checked.
 func (w *World) attachedTo(ctx context.Context, p resourcePod) ([]status, error) {
 	var pod corev1.Pod
-	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: p.name}, &pod); err != nil {
+	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: p.name},
+		&pod); err != nil {
 		return nil, err
 	}
 	text := pod.Annotations["k8s.v1.cni.cncf.io/network-status"]
@@ -291,7 +310,8 @@ func (w *World) attachedTo(ctx context.Context, p resourcePod) ([]status, error)
 	}
 	for i, s := range all[1:] {
 		if err := s.check(p.networks[i], i); err != nil {
-			return nil, fmt.Errorf("pod %s: network-status: network %d %w: %s", p.name, i+1, err, text)
+			return nil, fmt.Errorf("pod %s: network-status: network %d %w: %s", p.name,
+				i+1, err, text)
 		}
 	}
 	return all[1:], nil
@@ -320,7 +340,8 @@ func (s status) check(asked selection, index int) error {
 	case s.MAC == "" || asked.MAC != "" && s.MAC != asked.MAC:
 		return fmt.Errorf("has MAC %q, want %q", s.MAC, asked.MAC)
 	case !s.DeviceInfo.complete():
-		return fmt.Errorf("has device-info %+v, want a PCI device of version 1.1.0 with its PF", s.DeviceInfo)
+		return fmt.Errorf("has device-info %+v, want a PCI device of version 1.1.0 with its PF",
+			s.DeviceInfo)
 	}
 	return nil
 }
@@ -329,7 +350,8 @@ func (d deviceInfo) complete() bool {
 	return d.Type == "pci" && d.Version == "1.1.0" && d.PCI.Address != "" && d.PCI.PFAddress != ""
 }
 
-// portOf checks the XPUPort that backs a pod's interface and says its name on the xPU. In direct mode there is none.
+// portOf checks the XPUPort that backs a pod's interface and says its name on the xPU. In direct
+// mode there is none.
 func (w *World) portOf(ctx context.Context, p resourcePod, s status, d definition) (string, error) {
 	if w.direct {
 		return "", nil
@@ -349,15 +371,19 @@ func (w *World) portOf(ctx context.Context, p resourcePod, s status, d definitio
 		return "", fmt.Errorf("pod %s: XPUPort %s is on network %s of %s",
 			p.name, port.Name, port.Spec.Network, port.Spec.NodeName)
 	case port.Spec.MAC != s.MAC:
-		return "", fmt.Errorf("pod %s: MAC %s, but the xPU expects %s", p.name, s.MAC, port.Spec.MAC)
+		return "", fmt.Errorf("pod %s: MAC %s, but the xPU expects %s", p.name, s.MAC,
+			port.Spec.MAC)
 	case podName != p.name && d.pool != poolEarly:
 		return "", fmt.Errorf("pod %s: XPUPort %s is for pod %q", p.name, port.Name, podName)
 	}
 	return ", port " + port.Status.BridgePort, nil
 }
 
-// environmentIs checks, of a pod that shows its environment, the variables that say which devices it has.
-func (w *World) environmentIs(ctx context.Context, p resourcePod, devices map[string][]string) error {
+// environmentIs checks, of a pod that shows its environment, the variables that say which devices
+// it has.
+func (w *World) environmentIs(
+	ctx context.Context, p resourcePod, devices map[string][]string,
+) error {
 	if p.program != "show" {
 		return nil
 	}
@@ -366,7 +392,8 @@ func (w *World) environmentIs(ctx context.Context, p resourcePod, devices map[st
 		return err
 	}
 	for _, pool := range slices.Sorted(maps.Keys(devices)) {
-		line := "PCIDEVICE_XPU_OPIPROJECT_ORG_" + strings.ToUpper(pool) + "=" + strings.Join(devices[pool], ",")
+		line := "PCIDEVICE_XPU_OPIPROJECT_ORG_" + strings.ToUpper(pool) + "=" +
+			strings.Join(devices[pool], ",")
 		if !strings.Contains(logs, line+"\n") {
 			return fmt.Errorf("pod %s: its environment has no %s:\n%s", p.name, line, logs)
 		}
@@ -400,15 +427,17 @@ func (w *World) exchangeResources(ctx context.Context) error {
 	return group.Wait()
 }
 
-// runBothWorlds runs pods that got their Functions in each way on one node, and sees that all talk to a pod on the
-// other node and that none has a Function of another.
+// runBothWorlds runs pods that got their Functions in each way on one node, and sees that all talk
+// to a pod on the other node and that none has a Function of another.
 func (w *World) runBothWorlds(ctx context.Context) error {
 	const byClass = "by-class"
-	if err := w.claimed(ctx, "by-claim", "node1", `"network": "blue", "addresses": ["10.10.0.52/24"]`); err != nil {
+	if err := w.claimed(ctx, "by-claim", "node1",
+		`"network": "blue", "addresses": ["10.10.0.52/24"]`); err != nil {
 		return err
 	}
 	byPlugin := resourcePod{
-		name: "by-plugin", node: "node1", resources: map[string]int{poolPlain: 1}, networks: []selection{{Name: "blue-given"}},
+		name: "by-plugin", node: "node1", resources: map[string]int{poolPlain: 1},
+		networks: []selection{{Name: "blue-given"}},
 	}
 	if err := w.startResourcePod(ctx, byPlugin); err != nil {
 		return err
@@ -426,7 +455,8 @@ func (w *World) runBothWorlds(ctx context.Context) error {
 		return err
 	}
 	if class.Spec.ExtendedResourceName == nil {
-		w.Detail("the cluster lacks feature gate DRAExtendedResource: no claim is written for extended resources")
+		w.Detail("the cluster lacks feature gate DRAExtendedResource: no claim is written for " +
+			"extended resources")
 	} else if addresses[byClass], err = w.runByClass(ctx, byClass); err != nil {
 		return err
 	}
@@ -462,14 +492,17 @@ func (w *World) addressByClass(ctx context.Context, name string) (address string
 	what := "pod " + name + " has an address in the status of its claim"
 	err = poll(ctx, 10*time.Second, what, func(ctx context.Context) error {
 		var pod corev1.Pod
-		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
+		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
+			&pod); err != nil {
 			return err
 		}
 		if pod.Status.ExtendedResourceClaimStatus == nil {
 			return errors.New("it has no claim")
 		}
 		var c resourceapi.ResourceClaim
-		key := types.NamespacedName{Namespace: "default", Name: pod.Status.ExtendedResourceClaimStatus.ResourceClaimName}
+		key := types.NamespacedName{
+			Namespace: "default", Name: pod.Status.ExtendedResourceClaimStatus.ResourceClaimName,
+		}
 		if err := w.client.Get(ctx, key, &c); err != nil {
 			return err
 		}
@@ -489,7 +522,8 @@ func (w *World) addressByClass(ctx context.Context, name string) (address string
 	return address, err
 }
 
-// allDifferent sees that no Function was given twice: each pod has an XPUPort of its own for each of its interfaces.
+// allDifferent sees that no Function was given twice: each pod has an XPUPort of its own for each
+// of its interfaces.
 func (w *World) allDifferent(ctx context.Context) error {
 	var ports v1alpha1.XPUPortList
 	if err := w.client.List(ctx, &ports); err != nil {
@@ -499,7 +533,8 @@ func (w *World) allDifferent(ctx context.Context) error {
 	for _, port := range ports.Items {
 		key := port.Spec.NodeName + "/" + claim.FunctionOf(port.Spec.Function).String()
 		if other := owners[key]; other != "" {
-			return fmt.Errorf("Function %s has two XPUPorts: %s and %s/%s", key, other, port.Namespace, port.Name)
+			return fmt.Errorf("Function %s has two XPUPorts: %s and %s/%s", key, other,
+				port.Namespace, port.Name)
 		}
 		owners[key] = port.Namespace + "/" + port.Name
 	}
@@ -514,14 +549,16 @@ func (w *World) deleteResourcePods(ctx context.Context) error {
 		return err
 	}
 	if !w.direct {
-		if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{}, client.InNamespace("default")); err != nil {
+		if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{},
+			client.InNamespace("default")); err != nil {
 			return err
 		}
 	}
 	if err := w.asBefore(ctx); err != nil {
 		return err
 	}
-	w.Detail("after %s: VFs back in their nodes with name, MAC and MTU; bridge ports, journals' entries and addresses gone",
+	w.Detail("after %s: VFs back in their nodes with name, MAC and MTU; bridge ports, journals' "+
+		"entries and addresses gone",
 		time.Since(begin).Round(time.Millisecond))
 	return nil
 }

@@ -13,8 +13,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// SkewSteps run this version and the one before it beside each other, forth and back. In every stage pods start, and those of the
-// stage before end: what one version wrote into journals, states of opi-bridge and objects, the other reads.
+// SkewSteps run this version and the one before it beside each other, forth and back. In every
+// stage pods start, and those of the stage before end: what one version wrote into journals, states
+// of opi-bridge and objects, the other reads.
 func (w *World) SkewSteps() []Step {
 	var stream *packets
 	stage := 0
@@ -29,33 +30,49 @@ func (w *World) SkewSteps() []Step {
 		}
 	}
 	return []Step{
-		{"A cluster with the version before: opi-bridge, agents and controllers", func(ctx context.Context) error {
-			w.product = w.BeforeBin
-			for _, step := range []func(context.Context) error{w.bringUp, w.insertCards, w.install, w.declare, w.declareResources} {
-				if err := step(ctx); err != nil {
+		{"A cluster with the version before: opi-bridge, agents and controllers",
+			func(ctx context.Context) error {
+				w.product = w.BeforeBin
+				for _, step := range []func(context.Context) error{
+					w.bringUp, w.insertCards, w.install, w.declare, w.declareResources,
+				} {
+					if err := step(ctx); err != nil {
+						return err
+					}
+				}
+				return nil
+			}},
+		{"Pods that stay, and packets between them until the end",
+			func(ctx context.Context) (err error) {
+				if err := errors.Join(w.claimedCouple(ctx), w.couple(ctx)); err != nil {
 					return err
 				}
-			}
-			return nil
-		}},
-		{"Pods that stay, and packets between them until the end", func(ctx context.Context) (err error) {
-			if err := errors.Join(w.claimedCouple(ctx), w.couple(ctx)); err != nil {
+				stream, err = sendPackets("10.10.0.21", "10.10.0.22")
 				return err
-			}
-			stream, err = sendPackets("10.10.0.21", "10.10.0.22")
-			return err
-		}},
+			}},
 		{"The version before alone", lives(func(context.Context) error { return nil })},
-		{"This version's controller beside agents of the version before", lives(func(ctx context.Context) error { return w.change(ctx, w.Bin, "OnDelete") })},
-		{"This version alone", lives(func(ctx context.Context) error { return w.changeAll(ctx, w.Bin) })},
-		{"The controller of the version before beside this version's agents", lives(func(ctx context.Context) error { return w.change(ctx, w.BeforeBin, "OnDelete") })},
-		{"The version before alone again", lives(func(ctx context.Context) error { return w.changeAll(ctx, w.BeforeBin) })},
-		{"All pods end, no packet was lost, and everything is as it was", func(ctx context.Context) error {
-			if err := w.noneLost(stream); err != nil {
-				return err
-			}
-			return w.gone(ctx, "steady", "witness", "here", "there", claimedOfStage(stage), byPluginOfStage(stage).name)
-		}},
+		{"This version's controller beside agents of the version before",
+			lives(func(ctx context.Context) error { return w.change(ctx, w.Bin, "OnDelete") })},
+		{"This version alone", lives(func(ctx context.Context) error {
+			return w.changeAll(ctx,
+				w.Bin)
+		})},
+		{"The controller of the version before beside this version's agents",
+			lives(func(ctx context.Context) error {
+				return w.change(ctx, w.BeforeBin,
+					"OnDelete")
+			})},
+		{"The version before alone again", lives(func(ctx context.Context) error {
+			return w.changeAll(ctx, w.BeforeBin)
+		})},
+		{"All pods end, no packet was lost, and everything is as it was",
+			func(ctx context.Context) error {
+				if err := w.noneLost(stream); err != nil {
+					return err
+				}
+				return w.gone(ctx, "steady", "witness", "here", "there", claimedOfStage(stage),
+					byPluginOfStage(stage).name)
+			}},
 	}
 }
 
@@ -72,11 +89,13 @@ func (w *World) change(ctx context.Context, product, strategy string) error {
 	was := w.product
 	w.product = product
 	if was != product {
-		if _, err := w.Cluster.Run(ctx, "load", w.images("xpu-agent", "xpu-controller")...); err != nil {
+		if _, err := w.Cluster.Run(ctx, "load",
+			w.images("xpu-agent", "xpu-controller")...); err != nil {
 			return err
 		}
 	}
-	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(product, "chart.tgz"), "--namespace", namespace, "--reset-then-reuse-values",
+	err := w.helm(ctx, "upgrade", "xpu", filepath.Join(product, "chart.tgz"), "--namespace",
+		namespace, "--reset-then-reuse-values",
 		"--set", "agent.updateStrategy.type="+strategy)
 	if err != nil {
 		return err
@@ -86,7 +105,8 @@ func (w *World) change(ctx context.Context, product, strategy string) error {
 		workloads = append(workloads, "daemonset/xpu-agent")
 	}
 	for _, workload := range workloads {
-		if _, err := w.Cluster.Kubectl(ctx, "-n", namespace, "rollout", "status", workload, "--timeout=90s"); err != nil {
+		if _, err := w.Cluster.Kubectl(ctx, "-n", namespace, "rollout", "status", workload,
+			"--timeout=90s"); err != nil {
 			return err
 		}
 	}
@@ -122,19 +142,23 @@ func (w *World) nextGeneration(ctx context.Context, stage int) error {
 		return err
 	}
 	byPlugin := byPluginOfStage(stage)
-	if err := errors.Join(w.ready(ctx, claimedOfStage(stage)), w.startResourcePod(ctx, byPlugin)); err != nil {
+	if err := errors.Join(w.ready(ctx, claimedOfStage(stage)),
+		w.startResourcePod(ctx, byPlugin)); err != nil {
 		return err
 	}
 	address, _, _ := strings.Cut(byPlugin.networks[0].IPs[0], "/")
-	if err := errors.Join(w.try(ctx, try{claimedOfStage(stage), byPlugin.name, true}, address), w.talk(ctx)); err != nil {
+	if err := errors.Join(w.try(ctx, try{claimedOfStage(stage), byPlugin.name, true}, address),
+		w.talk(ctx)); err != nil {
 		return err
 	}
 	if stage > 1 {
-		if err := errors.Join(w.removePod(ctx, claimedOfStage(stage-1)), w.deletePod(ctx, byPluginOfStage(stage-1).name)); err != nil {
+		if err := errors.Join(w.removePod(ctx, claimedOfStage(stage-1)),
+			w.deletePod(ctx, byPluginOfStage(stage-1).name)); err != nil {
 			return err
 		}
 	}
-	w.Detail("pods of this stage run, those of the stage before are gone, after %s", time.Since(begin).Round(time.Millisecond))
+	w.Detail("pods of this stage run, those of the stage before are gone, after %s",
+		time.Since(begin).Round(time.Millisecond))
 	return nil
 }
 

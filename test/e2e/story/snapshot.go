@@ -31,7 +31,8 @@ type Snapshot struct {
 	Devices map[string][]resourceapi.Device
 	// SliceVersions are the resource versions of the slices: nobody may even have written them.
 	SliceVersions map[string]string
-	// Resources are the extended resources of the nodes, "node1/xpu.opiproject.org/plain": "8 of 8" can be had.
+	// Resources are the extended resources of the nodes, "node1/xpu.opiproject.org/plain": "8 of 8"
+	// can be had.
 	Resources map[string]string
 	// Ports and Claims are the names of what should not be there any more.
 	Ports, Claims []string
@@ -53,10 +54,12 @@ type Netdev struct {
 func (w *World) snapshot(ctx context.Context) (Snapshot, error) {
 	s := Snapshot{
 		Netdevs: map[string]Netdev{}, Representors: map[string]string{},
-		Devices: map[string][]resourceapi.Device{}, SliceVersions: map[string]string{}, Resources: map[string]string{},
+		Devices: map[string][]resourceapi.Device{}, SliceVersions: map[string]string{},
+		Resources: map[string]string{},
 	}
 	for _, x := range w.xpus {
-		if err := errors.Join(s.addNode(x.node), s.addXPU(x), s.addJournal(x.node), s.addFiles(x.node)); err != nil {
+		if err := errors.Join(s.addNode(x.node), s.addXPU(x), s.addJournal(x.node),
+			s.addFiles(x.node)); err != nil {
 			return Snapshot{}, err
 		}
 	}
@@ -79,7 +82,8 @@ func (w *World) addResources(ctx context.Context, s Snapshot) error {
 		for name, capacity := range node.Status.Capacity {
 			if strings.HasPrefix(string(name), v1alpha1.GroupName+"/") {
 				allocatable := node.Status.Allocatable[name]
-				s.Resources[node.Name+"/"+string(name)] = fmt.Sprintf("%d of %d", allocatable.Value(), capacity.Value())
+				s.Resources[node.Name+"/"+
+					string(name)] = fmt.Sprintf("%d of %d", allocatable.Value(), capacity.Value())
 			}
 		}
 	}
@@ -91,11 +95,13 @@ func (w *World) addObjects(ctx context.Context, s *Snapshot) error {
 	var slicesList resourceapi.ResourceSliceList
 	var ports v1alpha1.XPUPortList
 	var claims resourceapi.ResourceClaimList
-	if err := errors.Join(w.client.List(ctx, &slicesList), w.client.List(ctx, &ports), w.client.List(ctx, &claims, client.InNamespace("default"))); err != nil {
+	if err := errors.Join(w.client.List(ctx, &slicesList), w.client.List(ctx, &ports),
+		w.client.List(ctx, &claims, client.InNamespace("default"))); err != nil {
 		return err
 	}
 	for _, slice := range slicesList.Items {
-		s.Devices[slice.Spec.Pool.Name] = append(s.Devices[slice.Spec.Pool.Name], slice.Spec.Devices...)
+		s.Devices[slice.Spec.Pool.Name] = append(s.Devices[slice.Spec.Pool.Name],
+			slice.Spec.Devices...)
 		s.SliceVersions[slice.Name] = slice.ResourceVersion
 	}
 	for _, port := range ports.Items {
@@ -128,7 +134,8 @@ func (s *Snapshot) addJournal(node Node) error {
 	}
 	defer records.Close()
 	for _, a := range records.All() {
-		s.Attachments = append(s.Attachments, fmt.Sprintf("%s/%s %s", node.Name, a.Function, a.State))
+		s.Attachments = append(s.Attachments,
+			fmt.Sprintf("%s/%s %s", node.Name, a.Function, a.State))
 	}
 	return nil
 }
@@ -146,12 +153,14 @@ func settled(file string) ([]byte, error) {
 	return before, err
 }
 
-// addFiles lists what belongs to one pod's life: device-info files, requests for an agent that was away, and addresses
-// that IPAM plugins gave. The device plugin's own device-info files are not among them: they are removed some minutes
-// after the kubelet has forgotten the pod, because a pod may get another sandbox.
+// addFiles lists what belongs to one pod's life: device-info files, requests for an agent that was
+// away, and addresses that IPAM plugins gave. The device plugin's own device-info files are not
+// among them: they are removed some minutes after the kubelet has forgotten the pod, because a pod
+// may get another sandbox.
 func (s *Snapshot) addFiles(node Node) error {
 	for _, pattern := range []string{
-		"run/k8s.cni.cncf.io/devinfo/cni/*", "var/lib/xpu-agent/spool/*", "var/lib/xpu-agent/spool/bad/*",
+		"run/k8s.cni.cncf.io/devinfo/cni/*", "var/lib/xpu-agent/spool/*",
+		"var/lib/xpu-agent/spool/bad/*",
 		"var/lib/cni/networks/yellow/1*",
 	} {
 		files, err := filepath.Glob(filepath.Join(node.Root, pattern))
@@ -191,7 +200,8 @@ func (s Snapshot) addNode(node Node) error {
 		if err != nil {
 			return err
 		}
-		n := Netdev{MAC: a.HardwareAddr.String(), MTU: a.MTU, Up: a.RawFlags&unix.IFF_UP != 0, Alias: a.Alias, AltNames: a.AltNames}
+		n := Netdev{MAC: a.HardwareAddr.String(), MTU: a.MTU, Up: a.RawFlags&unix.IFF_UP != 0,
+			Alias: a.Alias, AltNames: a.AltNames}
 		for _, address := range addrs {
 			n.Addrs = append(n.Addrs, address.IPNet.String())
 		}
@@ -200,8 +210,8 @@ func (s Snapshot) addNode(node Node) error {
 	return nil
 }
 
-// cardName begins the names of all netdevs of the simulated card, which is in slot 3b. One that came back from a pod
-// under another name is missed.
+// cardName begins the names of all netdevs of the simulated card, which is in slot 3b. One that
+// came back from a pod under another name is missed.
 const cardName = "enp59s0f"
 
 // podBridge has the pods of an xPU that is a node itself.

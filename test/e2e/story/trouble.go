@@ -29,29 +29,40 @@ import (
 func (w *World) claimTrouble() []Step {
 	return []Step{
 		{"Parameters that cannot be: the pod's events name the field", w.refuseParameters},
-		{"A network that is not there yet: the pod waits, and starts when it is made", w.waitForNetwork},
-		{"Two interfaces in one pod: two claims work, the same name twice is refused", w.twoInterfaces},
+		{"A network that is not there yet: the pod waits, and starts when it is made",
+			w.waitForNetwork},
+		{"Two interfaces in one pod: two claims work, the same name twice is refused",
+			w.twoInterfaces},
 		{"A monitoring pod sees Functions that others have, and takes none", w.monitorAll},
 		{"A GPU of another driver and a VF below one PCIe root", w.gpuBesideVF},
-		{"A DevicePool that matches nothing, and one that overlaps: the status says so", w.poolStatus},
+		{"A DevicePool that matches nothing, and one that overlaps: the status says so",
+			w.poolStatus},
 		{"An OPI agent that is down: the pod waits, and starts when it is back", w.waitForAgent},
-		{"An OPI agent that forgets its ports: they come back, and the packets with them", w.forgetPorts},
-		{"An xPU that refuses a Function: it is tainted, and the scheduler takes another before the pod binds", w.refuseFunction},
-		{"Ports made ahead: pods take them one after the other, and none waits for binding conditions", w.takePortsMadeAhead},
-		{"Agent, kubelet and runtime restart under a running pod, and the product is upgraded: it is not disturbed, and what comes after works", w.restartUnderPods},
+		{"An OPI agent that forgets its ports: they come back, and the packets with them",
+			w.forgetPorts},
+		{"An xPU that refuses a Function: it is tainted, and the scheduler takes another before " +
+			"the pod binds", w.refuseFunction},
+		{"Ports made ahead: pods take them one after the other, and none waits for binding " +
+			"conditions", w.takePortsMadeAhead},
+		{"Agent, kubelet and runtime restart under a running pod, and the product is upgraded: " +
+			"it is not disturbed, and what comes after works", w.restartUnderPods},
 		{"Agents killed while pods come and go: nothing leaks", w.killAgents},
 		{"VFs that vanish and return: the slices follow within a second", w.hotplug},
-		{"A card that resets under a running pod: it has its interface again, and packets go on", w.resetUnderClaim},
+		{"A card that resets under a running pod: it has its interface again, and packets go on",
+			w.resetUnderClaim},
 	}
 }
 
-// claimed makes a pod on a node with a claim for each set of parameters, fields of an InterfaceConfig in JSON.
+// claimed makes a pod on a node with a claim for each set of parameters, fields of an
+// InterfaceConfig in JSON.
 func (w *World) claimed(ctx context.Context, name, node string, parameters ...string) error {
 	return w.claimedOf(ctx, "xpu-fast", name, node, parameters...)
 }
 
 // claimedOf is claimed, of a DeviceClass.
-func (w *World) claimedOf(ctx context.Context, class, name, node string, parameters ...string) error {
+func (w *World) claimedOf(
+	ctx context.Context, class, name, node string, parameters ...string,
+) error {
 	pod, err := w.claim(ctx, class, name, node, parameters...)
 	if err != nil {
 		return err
@@ -60,26 +71,36 @@ func (w *World) claimedOf(ctx context.Context, class, name, node string, paramet
 }
 
 // claim makes the claims of a pod, and the pod for the caller to create.
-func (w *World) claim(ctx context.Context, class, name, node string, parameters ...string) (*corev1.Pod, error) {
+func (w *World) claim(
+	ctx context.Context, class, name, node string, parameters ...string,
+) (*corev1.Pod, error) {
 	pod := podSpec{name: name, node: node, template: ""}.pod()
 	pod.Spec.ResourceClaims, pod.Spec.Containers[0].Resources.Claims = nil, nil
 	for i, fields := range parameters {
 		claim := &resourceapi.ResourceClaim{}
 		claim.Namespace, claim.Name = "default", fmt.Sprintf("%s-nic-%d", name, i)
 		claim.Spec.Devices = resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}}},
+			Requests: []resourceapi.DeviceRequest{
+				{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class}},
+			},
 			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
 				Driver: v1alpha1.GroupName,
 				// Neither sorted nor compact: what a user's client writes must stay as it is.
-				Parameters: runtime.RawExtension{Raw: []byte(`{"kind": "InterfaceConfig", "apiVersion": "xpu.opiproject.org/v1alpha1", ` + fields + `}`)},
+				Parameters: runtime.RawExtension{
+					Raw: []byte(
+						`{"kind": "InterfaceConfig", "apiVersion": "xpu.opiproject.org/v1alpha1", ` + fields + `}`,
+					),
+				},
 			}}}},
 		}
 		if err := w.client.Create(ctx, claim); err != nil {
 			return nil, err
 		}
 		reference := fmt.Sprintf("nic-%d", i)
-		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: reference, ResourceClaimName: &claim.Name})
-		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, corev1.ResourceClaim{Name: reference})
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims,
+			corev1.PodResourceClaim{Name: reference, ResourceClaimName: &claim.Name})
+		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims,
+			corev1.ResourceClaim{Name: reference})
 	}
 	return pod, nil
 }
@@ -92,7 +113,8 @@ func (w *World) gone(ctx context.Context, names ...string) error {
 			return err
 		}
 	}
-	if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{}, client.InNamespace("default")); err != nil {
+	if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{},
+		client.InNamespace("default")); err != nil {
 		return err
 	}
 	return w.asBefore(ctx)
@@ -102,7 +124,8 @@ func (w *World) gone(ctx context.Context, names ...string) error {
 func (w *World) ready(ctx context.Context, name string) error {
 	err := poll(ctx, 90*time.Second, "pod "+name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
-		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
+		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
+			&pod); err != nil {
 			return err
 		}
 		if !podReady(pod) {
@@ -127,24 +150,25 @@ func podReady(pod corev1.Pod) bool {
 
 // told waits until an event of the pod has all these words.
 func (w *World) told(ctx context.Context, pod string, words ...string) error {
-	return poll(ctx, 45*time.Second, fmt.Sprintf("an event of pod %s tells of %q", pod, words), func(ctx context.Context) error {
-		var events corev1.EventList
-		if err := w.client.List(ctx, &events, client.InNamespace("default")); err != nil {
-			return err
-		}
-		var messages []string
-		for _, event := range events.Items {
-			if event.InvolvedObject.Kind != "Pod" || event.InvolvedObject.Name != pod {
-				continue
+	return poll(ctx, 45*time.Second, fmt.Sprintf("an event of pod %s tells of %q", pod, words),
+		func(ctx context.Context) error {
+			var events corev1.EventList
+			if err := w.client.List(ctx, &events, client.InNamespace("default")); err != nil {
+				return err
 			}
-			messages = append(messages, event.Reason+": "+event.Message)
-			if containsAll(event.Message, words) {
-				w.Detail("%s: %s", pod, event.Message)
-				return nil
+			var messages []string
+			for _, event := range events.Items {
+				if event.InvolvedObject.Kind != "Pod" || event.InvolvedObject.Name != pod {
+					continue
+				}
+				messages = append(messages, event.Reason+": "+event.Message)
+				if containsAll(event.Message, words) {
+					w.Detail("%s: %s", pod, event.Message)
+					return nil
+				}
 			}
-		}
-		return fmt.Errorf("its events are:\n%s", strings.Join(messages, "\n"))
-	})
+			return fmt.Errorf("its events are:\n%s", strings.Join(messages, "\n"))
+		})
 }
 
 func containsAll(text string, words []string) bool {
@@ -163,9 +187,11 @@ func (w *World) refuseParameters(ctx context.Context) error {
 	}{
 		{"unknown-field", `"network": "blue", "mtuu": 9000`, []string{`unknown field "mtuu"`}},
 		{"wrong-type", `"network": "blue", "mtu": "large"`, []string{"mtu"}},
-		{"long-name", `"network": "blue", "interfaceName": "a-name-too-long-for-linux"`, []string{"a-name-too-long-for-linux", "at most 15"}},
+		{"long-name", `"network": "blue", "interfaceName": "a-name-too-long-for-linux"`,
+			[]string{"a-name-too-long-for-linux", "at most 15"}},
 		{"taken-name", `"network": "blue", "interfaceName": "eth0"`, []string{"eth0", "taken"}},
-		{"outside", `"network": "blue", "addresses": ["192.168.3.4/24"]`, []string{"192.168.3.4", "10.10.0.0/24", "blue"}},
+		{"outside", `"network": "blue", "addresses": ["192.168.3.4/24"]`,
+			[]string{"192.168.3.4", "10.10.0.0/24", "blue"}},
 	}
 	var names []string
 	for _, c := range cases {
@@ -189,7 +215,13 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 	if err := w.told(ctx, "green-1", "green", "not exist"); err != nil {
 		return err
 	}
-	green := &v1alpha1.XPUNetwork{ObjectMeta: metav1.ObjectMeta{Name: "green"}, Spec: v1alpha1.XPUNetworkSpec{VLAN: 30, AllowedNamespaces: v1alpha1.AllowedNamespaces{From: v1alpha1.NamespacesFromAll}, VNI: ptr.To(int32(10030)), Subnets: []string{"10.30.0.0/24"}}}
+	green := &v1alpha1.XPUNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "green"}, Spec: v1alpha1.XPUNetworkSpec{
+			VLAN: 30, AllowedNamespaces: v1alpha1.AllowedNamespaces{
+				From: v1alpha1.NamespacesFromAll,
+			}, VNI: ptr.To(int32(10030)), Subnets: []string{"10.30.0.0/24"},
+		},
+	}
 	if err := w.client.Create(ctx, green); err != nil {
 		return err
 	}
@@ -203,7 +235,8 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 		return err
 	}
 	return poll(ctx, 20*time.Second, "XPUNetwork green is gone", func(ctx context.Context) error {
-		if err := w.client.Get(ctx, types.NamespacedName{Name: "green"}, green); !apierrors.IsNotFound(err) {
+		if err := w.client.Get(ctx, types.NamespacedName{Name: "green"},
+			green); !apierrors.IsNotFound(err) {
 			return errors.Join(errors.New("it is still there"), err)
 		}
 		return nil
@@ -211,10 +244,12 @@ func (w *World) waitForNetwork(ctx context.Context) error {
 }
 
 func (w *World) twoInterfaces(ctx context.Context) error {
-	if err := w.claimed(ctx, "two", "node1", `"network": "blue", "interfaceName": "storage"`, `"network": "red"`); err != nil {
+	if err := w.claimed(ctx, "two", "node1", `"network": "blue", "interfaceName": "storage"`,
+		`"network": "red"`); err != nil {
 		return err
 	}
-	if err := w.claimed(ctx, "twice", "node2", `"network": "blue", "interfaceName": "data"`, `"network": "red", "interfaceName": "data"`); err != nil {
+	if err := w.claimed(ctx, "twice", "node2", `"network": "blue", "interfaceName": "data"`,
+		`"network": "red", "interfaceName": "data"`); err != nil {
 		return err
 	}
 	if err := w.ready(ctx, "two"); err != nil {
@@ -234,7 +269,9 @@ func (w *World) interfaces(ctx context.Context, pod string, want ...string) erro
 	var names []string
 	for i := range want {
 		var claim resourceapi.ResourceClaim
-		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: fmt.Sprintf("%s-nic-%d", pod, i)}, &claim); err != nil {
+		if err := w.client.Get(ctx, types.NamespacedName{
+			Namespace: "default", Name: fmt.Sprintf("%s-nic-%d", pod, i),
+		}, &claim); err != nil {
 			return err
 		}
 		for _, device := range claim.Status.Devices {
@@ -250,34 +287,43 @@ func (w *World) interfaces(ctx context.Context, pod string, want ...string) erro
 }
 
 func (w *World) poolStatus(ctx context.Context) error {
-	nothing := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "nothing"}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"no-such-pf"}}},
-	}}
-	overlapping := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "overlapping"}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"enp59s0f0#0-1"}}},
-	}}
-	reasons := map[string]string{"nothing": v1alpha1.ReasonNoFunctions, "overlapping": v1alpha1.ReasonOverlap}
-	if err := errors.Join(w.client.Create(ctx, nothing), w.client.Create(ctx, overlapping)); err != nil {
+	nothing := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "nothing"},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"no-such-pf"}}},
+		}}
+	overlapping := &v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "overlapping"},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{PFNames: []string{"enp59s0f0#0-1"}}},
+		}}
+	reasons := map[string]string{
+		"nothing": v1alpha1.ReasonNoFunctions, "overlapping": v1alpha1.ReasonOverlap,
+	}
+	if err := errors.Join(w.client.Create(ctx, nothing),
+		w.client.Create(ctx, overlapping)); err != nil {
 		return err
 	}
 	for name, reason := range reasons {
-		err := poll(ctx, 10*time.Second, "DevicePool "+name+" is not Ready with reason "+reason, func(ctx context.Context) error {
-			var pool v1alpha1.DevicePool
-			if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
-				return err
-			}
-			condition := meta.FindStatusCondition(pool.Status.Conditions, v1alpha1.ConditionReady)
-			if condition == nil || condition.Status != metav1.ConditionFalse || condition.Reason != reason {
-				return fmt.Errorf("its condition is %+v", condition)
-			}
-			w.Detail("%s: %s", name, condition.Message)
-			return nil
-		})
+		err := poll(ctx, 10*time.Second, "DevicePool "+name+" is not Ready with reason "+reason,
+			func(ctx context.Context) error {
+				var pool v1alpha1.DevicePool
+				if err := w.client.Get(ctx, types.NamespacedName{Name: name}, &pool); err != nil {
+					return err
+				}
+				condition := meta.FindStatusCondition(pool.Status.Conditions,
+					v1alpha1.ConditionReady)
+				if condition == nil || condition.Status != metav1.ConditionFalse ||
+					condition.Reason != reason {
+					return fmt.Errorf("its condition is %+v", condition)
+				}
+				w.Detail("%s: %s", name, condition.Message)
+				return nil
+			})
 		if err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(w.client.Delete(ctx, nothing), w.client.Delete(ctx, overlapping)); err != nil {
+	if err := errors.Join(w.client.Delete(ctx, nothing),
+		w.client.Delete(ctx, overlapping)); err != nil {
 		return err
 	}
 	return w.asBefore(ctx)
@@ -303,7 +349,8 @@ func (w *World) waitForAgent(ctx context.Context) error {
 	return w.gone(ctx, "patient")
 }
 
-// claimedCouple starts two pods with claims, on two nodes and one network: steady has 10.10.0.21, witness 10.10.0.22.
+// claimedCouple starts two pods with claims, on two nodes and one network: steady has 10.10.0.21,
+// witness 10.10.0.22.
 func (w *World) claimedCouple(ctx context.Context) error {
 	err := errors.Join(
 		w.claimed(ctx, "steady", "node1", `"network": "blue", "addresses": ["10.10.0.21/24"]`),
@@ -327,9 +374,10 @@ func (w *World) forgetPorts(ctx context.Context) error {
 	if err := w.rebootCard(ctx, w.xpus[0]); err != nil {
 		return err
 	}
-	err := poll(ctx, 60*time.Second, "steady reaches witness again", func(ctx context.Context) error {
-		return w.try(ctx, reaches, "10.10.0.22")
-	})
+	err := poll(ctx, 60*time.Second, "steady reaches witness again",
+		func(ctx context.Context) error {
+			return w.try(ctx, reaches, "10.10.0.22")
+		})
 	if err != nil {
 		return err
 	}
@@ -347,7 +395,8 @@ func (w *World) refuseFunction(ctx context.Context) error {
 	if err := x.links.LinkDelAltName(link, portID); err != nil {
 		return err
 	}
-	if err := w.claimedOf(ctx, "xpu-careful", "choosy", x.node.Name, `"network": "blue"`); err != nil {
+	if err := w.claimedOf(ctx, "xpu-careful", "choosy", x.node.Name,
+		`"network": "blue"`); err != nil {
 		return err
 	}
 	if err := w.told(ctx, "choosy", portID); err != nil {
@@ -357,7 +406,8 @@ func (w *World) refuseFunction(ctx context.Context) error {
 		return err
 	}
 	var claim resourceapi.ResourceClaim
-	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: "choosy-nic-0"}, &claim); err != nil {
+	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: "choosy-nic-0"},
+		&claim); err != nil {
 		return err
 	}
 	device := claim.Status.Allocation.Devices.Results[0].Device
@@ -380,8 +430,14 @@ func (w *World) restartUnderPods(ctx context.Context) error {
 		do   func() error
 	}{
 		{"xpu-agent", func() error { return w.killAgent(ctx, "node1") }},
-		{"kubelet", func() error { _, err := w.Cluster.Run(ctx, "node restart-kubelet", "node1"); return err }},
-		{"container runtime", func() error { _, err := w.Cluster.Run(ctx, "node restart-runtime", "node1"); return err }},
+		{"kubelet", func() error {
+			_, err := w.Cluster.Run(ctx, "node restart-kubelet", "node1")
+			return err
+		}},
+		{"container runtime", func() error {
+			_, err := w.Cluster.Run(ctx, "node restart-runtime", "node1")
+			return err
+		}},
 		{"product, by an upgrade", func() error { return w.upgrade(ctx, 0) }},
 	} {
 		if err := restart.do(); err != nil {
@@ -412,7 +468,9 @@ func (w *World) restartUnderPods(ctx context.Context) error {
 
 // killAgents ends the agents, hard, at moments when pods are on their way in and out.
 func (w *World) killAgents(ctx context.Context) error {
-	for n, delay := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+	for n, delay := range []time.Duration{
+		50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond,
+	} {
 		name := fmt.Sprintf("hurried-%d", n)
 		if err := w.claimed(ctx, name, "node1", `"network": "blue"`); err != nil {
 			return err
@@ -449,10 +507,12 @@ func (w *World) killAfter(ctx context.Context, delay time.Duration) error {
 
 // numVFsOf is the file that says how many VFs a PF of node1 has.
 func (w *World) numVFsOf(pf string) string {
-	return filepath.Join(w.cluster.Nodes[0].Root, "var/lib/simhost/sys/bus/pci/devices", pf, "sriov_numvfs")
+	return filepath.Join(w.cluster.Nodes[0].Root, "var/lib/simhost/sys/bus/pci/devices", pf,
+		"sriov_numvfs")
 }
 
-// resetCard takes all VFs away that the PFs of node1 have, from pods too, and makes them again, as a reset does.
+// resetCard takes all VFs away that the PFs of node1 have, from pods too, and makes them again, as
+// a reset does.
 func (w *World) resetCard(ctx context.Context) error {
 	for _, pf := range []string{"0000:3b:00.0", "0000:3b:00.1"} {
 		file := w.numVFsOf(pf)
@@ -460,7 +520,8 @@ func (w *World) resetCard(ctx context.Context) error {
 			return err
 		}
 		err := poll(ctx, 5*time.Second, "PF "+pf+" has no VFs", func(context.Context) error {
-			if _, err := os.Lstat(filepath.Join(filepath.Dir(file), "virtfn0")); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := os.Lstat(filepath.Join(filepath.Dir(file), "virtfn0")); !errors.Is(err,
+				fs.ErrNotExist) {
 				return errors.Join(errors.New("VF 0 is there"), err)
 			}
 			return nil
@@ -475,7 +536,8 @@ func (w *World) resetCard(ctx context.Context) error {
 	return nil
 }
 
-// resetUnderClaim resets the card of a pod that has a claim. The pod on the other node goes on reaching it.
+// resetUnderClaim resets the card of a pod that has a claim. The pod on the other node goes on
+// reaching it.
 func (w *World) resetUnderClaim(ctx context.Context) error {
 	if err := w.claimedCouple(ctx); err != nil {
 		return err
@@ -491,7 +553,9 @@ func (w *World) resetUnderClaim(ctx context.Context) error {
 	if err := w.told(ctx, "steady", "is in the pod again"); err != nil {
 		return err
 	}
-	err := poll(ctx, 20*time.Second, "packets go on", func(ctx context.Context) error { return w.try(ctx, reaches, "10.10.0.21") })
+	err := poll(ctx, 20*time.Second, "packets go on", func(ctx context.Context) error {
+		return w.try(ctx, reaches, "10.10.0.21")
+	})
 	if err != nil {
 		return err
 	}
@@ -508,13 +572,15 @@ func (w *World) hotplug(ctx context.Context) error {
 		if err := os.WriteFile(w.numVFsOf("0000:3b:00.1"), []byte(step.numVFs), 0o644); err != nil {
 			return err
 		}
-		err := poll(ctx, 5*time.Second, fmt.Sprintf("%d devices are published", step.devices), func(ctx context.Context) error {
-			return w.devicesPublished(ctx, step.devices)
-		})
+		err := poll(ctx, 5*time.Second, fmt.Sprintf("%d devices are published", step.devices),
+			func(ctx context.Context) error {
+				return w.devicesPublished(ctx, step.devices)
+			})
 		if err != nil {
 			return err
 		}
-		w.Detail("sriov_numvfs = %s: slices right after %s", step.numVFs, time.Since(begin).Round(time.Millisecond))
+		w.Detail("sriov_numvfs = %s: slices right after %s", step.numVFs,
+			time.Since(begin).Round(time.Millisecond))
 	}
 	return nil
 }

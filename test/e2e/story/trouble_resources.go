@@ -23,33 +23,42 @@ import (
 func (w *World) resourceTrouble() []Step {
 	return []Step{
 		{
-			"Kubelet restarted 10 times in a row, then the agent killed 10 times: pods are not disturbed, nothing leaks",
+			"Kubelet restarted 10 times in a row, then the agent killed 10 times: pods are not " +
+				"disturbed, nothing leaks",
 			w.restartTenTimes,
 		},
 		{"Agents killed while pods come and go: nothing leaks", w.killAgentsOfResources},
-		{"Agents away while pods are deleted: what xpu-cni spooled is done when they are back", w.deleteWithoutAgents},
+		{"Agents away while pods are deleted: what xpu-cni spooled is done when they are back",
+			w.deleteWithoutAgents},
 		{"An OPI agent that is away: its Functions are not offered until it is back", w.xpuAway},
 		{
-			"A pool that moves from the device plugin to claims under a running pod: no Function is given twice",
+			"A pool that moves from the device plugin to claims under a running pod: no Function " +
+				"is given twice",
 			w.movePool,
 		},
 		{"Multus and a claim: xpu-cni attaches the claim's Function", w.claimByMultus},
-		{"A virtual machine that is migrated: it keeps MAC address, addresses and network", w.migrate},
-		{"A card that resets under a running pod: it has its interface again, and packets go on", w.resetUnderResource},
+		{"A virtual machine that is migrated: it keeps MAC address, addresses and network",
+			w.migrate},
+		{"A card that resets under a running pod: it has its interface again, and packets go on",
+			w.resetUnderResource},
 	}
 }
 
 func (w *World) directTrouble() []Step {
 	return []Step{
 		{
-			"Kubelet restarted 10 times in a row, then the agent killed 10 times: pods are not disturbed, nothing leaks",
+			"Kubelet restarted 10 times in a row, then the agent killed 10 times: pods are not " +
+				"disturbed, nothing leaks",
 			w.restartTenTimes,
 		},
 		{"Agents killed while pods come and go: nothing leaks", w.killAgentsOfResources},
-		{"Agents away while pods are deleted: what xpu-cni spooled is done when they are back", w.deleteWithoutAgents},
+		{"Agents away while pods are deleted: what xpu-cni spooled is done when they are back",
+			w.deleteWithoutAgents},
 		{"An OPI agent that is away: its Functions are not offered until it is back", w.xpuAway},
-		{"An OPI agent that forgets its ports: they come back, and the packets with them", w.forgetPortsOfResources},
-		{"A card that resets under a running pod: it has its interface again, and packets go on", w.resetUnderResource},
+		{"An OPI agent that forgets its ports: they come back, and the packets with them",
+			w.forgetPortsOfResources},
+		{"A card that resets under a running pod: it has its interface again, and packets go on",
+			w.resetUnderResource},
 	}
 }
 
@@ -72,8 +81,8 @@ func (w *World) resetUnderResource(ctx context.Context) error {
 	return w.endResourcePods(ctx, "here", "there")
 }
 
-// couple starts a pod on each node that can talk to the other: "here" on node1 at 10.10.0.61 and "there" on node2 at
-// 10.10.0.62.
+// couple starts a pod on each node that can talk to the other: "here" on node1 at 10.10.0.61 and
+// "there" on node2 at 10.10.0.62.
 func (w *World) couple(ctx context.Context) error {
 	return errors.Join(
 		w.startResourcePod(ctx, onNetwork("blue", "here", "node1", 61)),
@@ -100,7 +109,10 @@ func (w *World) restartTenTimes(ctx context.Context) error {
 		what string
 		do   func() error
 	}{
-		{"kubelet", func() error { _, err := w.Cluster.Run(ctx, "node restart-kubelet", "node1"); return err }},
+		{"kubelet", func() error {
+			_, err := w.Cluster.Run(ctx, "node restart-kubelet", "node1")
+			return err
+		}},
 		{"xpu-agent", func() error { return w.killStartedAgent(ctx, "node1") }},
 	} {
 		for n := range 10 {
@@ -135,14 +147,16 @@ func (w *World) killStartedAgent(ctx context.Context, node string) error {
 	return w.killAgent(ctx, node)
 }
 
-// worksAfter sees that the pods of a couple were left alone and that another pod can be had beside them.
+// worksAfter sees that the pods of a couple were left alone and that another pod can be had beside
+// them.
 func (w *World) worksAfter(ctx context.Context, containers string) error {
 	if err := w.waitForProduct(ctx); err != nil {
 		return err
 	}
-	err := poll(ctx, 30*time.Second, "the resources are still there", func(ctx context.Context) error {
-		return w.resourcesAre(ctx, poolSize, poolPlain, poolEarly)
-	})
+	err := poll(ctx, 30*time.Second, "the resources are still there",
+		func(ctx context.Context) error {
+			return w.resourcesAre(ctx, poolSize, poolPlain, poolEarly)
+		})
 	if err != nil {
 		return err
 	}
@@ -165,7 +179,8 @@ func (w *World) worksAfter(ctx context.Context, containers string) error {
 // containersOf tells apart the lives of a pod's containers.
 func (w *World) containersOf(ctx context.Context, name string) (string, error) {
 	var pod corev1.Pod
-	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name}, &pod); err != nil {
+	if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
+		&pod); err != nil {
 		return "", err
 	}
 	var all []string
@@ -182,7 +197,8 @@ func (w *World) deletePod(ctx context.Context, name string) error {
 		return err
 	}
 	return poll(ctx, 30*time.Second, "pod "+name+" is gone", func(ctx context.Context) error {
-		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name}, pod); !apierrors.IsNotFound(err) {
+		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: name},
+			pod); !apierrors.IsNotFound(err) {
 			return errors.Join(errors.New("it is still there"), err)
 		}
 		return nil
@@ -191,7 +207,9 @@ func (w *World) deletePod(ctx context.Context, name string) error {
 
 // killAgentsOfResources ends the agent, hard, at moments when a pod is on its way in and out.
 func (w *World) killAgentsOfResources(ctx context.Context) error {
-	for n, delay := range []time.Duration{50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+	for n, delay := range []time.Duration{
+		50 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond,
+	} {
 		p := onNetwork("blue", fmt.Sprintf("rushed-%d", n), "node1", 71+n)
 		pod, err := p.pod()
 		if err != nil {
@@ -223,9 +241,9 @@ func (w *World) killAgentsOfResources(ctx context.Context) error {
 	return nil
 }
 
-// readyOrMadeAgain waits until a pod is Ready. The kubelet calls Allocate once: a pod whose call ended with the agent has
-// failed for good, as has one that the kubelet was to admit before the next agent registered its Functions. Whoever owns
-// pods makes another, as is done here.
+// readyOrMadeAgain waits until a pod is Ready. The kubelet calls Allocate once: a pod whose call
+// ended with the agent has failed for good, as has one that the kubelet was to admit before the
+// next agent registered its Functions. Whoever owns pods makes another, as is done here.
 func (w *World) readyOrMadeAgain(ctx context.Context, p resourcePod) error {
 	return poll(ctx, 90*time.Second, "pod "+p.name+" is Ready", func(ctx context.Context) error {
 		var pod corev1.Pod
@@ -238,7 +256,8 @@ func (w *World) readyOrMadeAgain(ctx context.Context, p resourcePod) error {
 		}
 		if pod.Status.Reason == "UnexpectedAdmissionError" {
 			w.Detail("there was no agent for the kubelet, which refused the pod: it is made again")
-			return errors.Join(fmt.Errorf("it was refused: %s", pod.Status.Message), w.makeAgain(ctx, p))
+			return errors.Join(fmt.Errorf("it was refused: %s", pod.Status.Message),
+				w.makeAgain(ctx, p))
 		}
 		if !podReady(pod) {
 			return fmt.Errorf("it is %s", pod.Status.Phase)
@@ -301,7 +320,8 @@ func (w *World) deleteWithoutAgents(ctx context.Context) error {
 
 // sendAgents changes the labels of the nodes that the agents run on; no node has any.
 func (w *World) sendAgents(ctx context.Context, nodeSelector string) error {
-	_, err := w.Cluster.Kubectl(ctx, "-n", namespace, "patch", "daemonset", "xpu-agent", "--type=merge",
+	_, err := w.Cluster.Kubectl(ctx, "-n", namespace, "patch", "daemonset", "xpu-agent",
+		"--type=merge",
 		"--patch", `{"spec": {"template": {"spec": {"nodeSelector": `+nodeSelector+`}}}}`)
 	return err
 }
@@ -315,9 +335,10 @@ func (w *World) xpuAway(ctx context.Context) error {
 		return err
 	}
 	begin := time.Now()
-	err := poll(ctx, 60*time.Second, "nothing is offered of "+x.node.Name, func(ctx context.Context) error {
-		return w.resourcesOf(ctx, x.node.Name, 0, poolPlain, poolEarly)
-	})
+	err := poll(ctx, 60*time.Second, "nothing is offered of "+x.node.Name,
+		func(ctx context.Context) error {
+			return w.resourcesOf(ctx, x.node.Name, 0, poolPlain, poolEarly)
+		})
 	if err != nil {
 		return err
 	}
@@ -335,34 +356,39 @@ func (w *World) xpuAway(ctx context.Context) error {
 		return err
 	}
 	begin = time.Now()
-	err = poll(ctx, 60*time.Second, "all of "+x.node.Name+" is offered again", func(ctx context.Context) error {
-		return w.resourcesOf(ctx, x.node.Name, poolSize, poolPlain, poolEarly)
-	})
+	err = poll(ctx, 60*time.Second, "all of "+x.node.Name+" is offered again",
+		func(ctx context.Context) error {
+			return w.resourcesOf(ctx, x.node.Name, poolSize, poolPlain, poolEarly)
+		})
 	if err != nil {
 		return err
 	}
-	w.Detail("%s: everything to give %s after it was back", x.node.Name, time.Since(begin).Round(time.Millisecond))
+	w.Detail("%s: everything to give %s after it was back", x.node.Name,
+		time.Since(begin).Round(time.Millisecond))
 	return w.endResourcePods(ctx, "here", "there")
 }
 
 // tainted waits until all devices of a node have a taint.
 func (w *World) tainted(ctx context.Context, node, key string) error {
-	return poll(ctx, 30*time.Second, "the devices of "+node+" have taint "+key, func(ctx context.Context) error {
-		devices, err := w.devicesOf(ctx, node)
-		if err != nil {
-			return err
-		}
-		for _, device := range devices {
-			if !hasTaint(device, key) {
-				return fmt.Errorf("device %s has taints %+v", device.Name, device.Taints)
+	return poll(ctx, 30*time.Second, "the devices of "+node+" have taint "+key,
+		func(ctx context.Context) error {
+			devices, err := w.devicesOf(ctx, node)
+			if err != nil {
+				return err
 			}
-		}
-		return nil
-	})
+			for _, device := range devices {
+				if !hasTaint(device, key) {
+					return fmt.Errorf("device %s has taints %+v", device.Name, device.Taints)
+				}
+			}
+			return nil
+		})
 }
 
 func hasTaint(device resourceapi.Device, key string) bool {
-	return slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == key })
+	return slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Key == key
+	})
 }
 
 // devicesOf are the devices that a node offers in ResourceSlices.
@@ -394,7 +420,8 @@ func (w *World) forgetPortsOfResources(ctx context.Context) error {
 	return w.endResourcePods(ctx, "here", "there")
 }
 
-// movePool publishes pool plain through DRA while a pod has one of its Functions from the device plugin.
+// movePool publishes pool plain through DRA while a pod has one of its Functions from the device
+// plugin.
 func (w *World) movePool(ctx context.Context) error {
 	if err := w.couple(ctx); err != nil {
 		return err
@@ -419,7 +446,8 @@ func (w *World) movePool(ctx context.Context) error {
 		return err
 	}
 	if now, err := w.containersOf(ctx, "here"); err != nil || now != containers {
-		return errors.Join(fmt.Errorf("pod here has containers %s, before %s", now, containers), err)
+		return errors.Join(fmt.Errorf("pod here has containers %s, before %s", now, containers),
+			err)
 	}
 	if err := errors.Join(w.talk(ctx), w.allDifferent(ctx)); err != nil {
 		return err
@@ -434,22 +462,27 @@ func (w *World) publish(ctx context.Context, pool string, mode v1alpha1.PublishM
 	return err
 }
 
-// offeredBut waits until pool plain of node1 is in ResourceSlices, with a taint on the device that a pod has.
+// offeredBut waits until pool plain of node1 is in ResourceSlices, with a taint on the device that
+// a pod has.
 func (w *World) offeredBut(ctx context.Context, taken string) error {
-	err := poll(ctx, 30*time.Second, "pool plain is offered to claims", func(ctx context.Context) error {
-		devices, err := w.devicesOf(ctx, "node1")
-		if err != nil {
-			return err
-		}
-		i := slices.IndexFunc(devices, func(d resourceapi.Device) bool { return d.Name == taken })
-		if i < 0 {
-			return fmt.Errorf("device %s is not among the %d of node1", taken, len(devices))
-		}
-		if !hasTaint(devices[i], v1alpha1.TaintInUse) {
-			return fmt.Errorf("device %s, which pod here has, has taints %+v", taken, devices[i].Taints)
-		}
-		return w.resourcesAre(ctx, 0, poolPlain)
-	})
+	err := poll(ctx, 30*time.Second, "pool plain is offered to claims",
+		func(ctx context.Context) error {
+			devices, err := w.devicesOf(ctx, "node1")
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(devices, func(d resourceapi.Device) bool {
+				return d.Name == taken
+			})
+			if i < 0 {
+				return fmt.Errorf("device %s is not among the %d of node1", taken, len(devices))
+			}
+			if !hasTaint(devices[i], v1alpha1.TaintInUse) {
+				return fmt.Errorf("device %s, which pod here has, has taints %+v", taken,
+					devices[i].Taints)
+			}
+			return w.resourcesAre(ctx, 0, poolPlain)
+		})
 	if err == nil {
 		w.Detail("%s is tainted: %s", taken, v1alpha1.TaintInUse)
 	}
@@ -462,7 +495,9 @@ func (w *World) claimRest(ctx context.Context, count int) error {
 	class.Name = "xpu-plain"
 	const expression = "device.driver == %[1]q && device.attributes[%[1]q].pool == %[2]q"
 	ofPool := fmt.Sprintf(expression, v1alpha1.GroupName, poolPlain)
-	class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: ofPool}}}
+	class.Spec.Selectors = []resourceapi.DeviceSelector{
+		{CEL: &resourceapi.CELDeviceSelector{Expression: ofPool}},
+	}
 	if err := w.client.Create(ctx, class); err != nil {
 		return err
 	}
@@ -493,21 +528,23 @@ func (w *World) moveBack(ctx context.Context, taken string) error {
 			return err
 		}
 	}
-	if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{}, client.InNamespace("default")); err != nil {
+	if err := w.client.DeleteAllOf(ctx, &resourceapi.ResourceClaim{},
+		client.InNamespace("default")); err != nil {
 		return err
 	}
-	err := poll(ctx, 60*time.Second, "device "+taken+" is free for claims", func(ctx context.Context) error {
-		devices, err := w.devicesOf(ctx, "node1")
-		if err != nil {
-			return err
-		}
-		for _, device := range devices {
-			if device.Name == taken && len(device.Taints) > 0 {
-				return fmt.Errorf("it has taints %+v", device.Taints)
+	err := poll(ctx, 60*time.Second, "device "+taken+" is free for claims",
+		func(ctx context.Context) error {
+			devices, err := w.devicesOf(ctx, "node1")
+			if err != nil {
+				return err
 			}
-		}
-		return nil
-	})
+			for _, device := range devices {
+				if device.Name == taken && len(device.Taints) > 0 {
+					return fmt.Errorf("it has taints %+v", device.Taints)
+				}
+			}
+			return nil
+		})
 	if err != nil {
 		return err
 	}
@@ -520,14 +557,19 @@ func (w *World) moveBack(ctx context.Context, taken string) error {
 // claimByMultus has Multus give xpu-cni the Function of a claim.
 func (w *World) claimByMultus(ctx context.Context) error {
 	const name = "by-both"
-	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f", filepath.Join(w.Source, "test/e2e/manifests/claimed.yaml")); err != nil {
+	if _, err := w.Cluster.Kubectl(ctx, "apply", "-f",
+		filepath.Join(w.Source, "test/e2e/manifests/claimed.yaml")); err != nil {
 		return err
 	}
-	pod, err := w.claim(ctx, "xpu-fast", name, "node1", `"network": "blue", "addresses": ["10.10.0.81/24"]`)
+	pod, err := w.claim(ctx, "xpu-fast", name, "node1",
+		`"network": "blue", "addresses": ["10.10.0.81/24"]`)
 	if err != nil {
 		return err
 	}
-	p := resourcePod{name: name, node: "node1", networks: []selection{{Name: "claimed", IPs: []string{"10.10.0.81/24"}}}}
+	p := resourcePod{
+		name: name, node: "node1",
+		networks: []selection{{Name: "claimed", IPs: []string{"10.10.0.81/24"}}},
+	}
 	pod.Annotations = map[string]string{"k8s.v1.cni.cncf.io/networks": "claimed"}
 	if err := w.client.Create(ctx, pod); err != nil {
 		return err
@@ -541,7 +583,8 @@ func (w *World) claimByMultus(ctx context.Context) error {
 		return err
 	}
 	w.Detail("%s: claim %s-nic-0, VF %s, %s %s",
-		name, name, attached[0].DeviceInfo.PCI.Address, attached[0].Interface, strings.Join(attached[0].IPs, " "))
+		name, name, attached[0].DeviceInfo.PCI.Address, attached[0].Interface,
+		strings.Join(attached[0].IPs, " "))
 	if err := w.try(ctx, try{"there", name, true}, "10.10.0.81"); err != nil {
 		return err
 	}

@@ -32,7 +32,8 @@ func (w *World) UpgradeSteps(times int) []Step {
 	steps := append([]Step{}, all[:4]...) // up to the pools
 	return append(steps,
 		Step{"Pools for the device plugin beside those for claims", w.declareResources},
-		Step{fmt.Sprintf("The product is replaced %d times under 20 pods that start and end all the time: no pod fails, no packet is lost", times),
+		Step{fmt.Sprintf("The product is replaced %d times under 20 pods that start and end all "+
+			"the time: no pod fails, no packet is lost", times),
 			func(ctx context.Context) error { return w.upgradeUnderPods(ctx, times) }},
 	)
 }
@@ -44,7 +45,8 @@ const (
 	churnPause   = 5 * time.Second
 )
 
-// upgradeUnderPods replaces every pod of the product again and again, while pods come and go and two others exchange packets.
+// upgradeUnderPods replaces every pod of the product again and again, while pods come and go and
+// two others exchange packets.
 func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 	if err := w.claimedCouple(ctx); err != nil {
 		return err
@@ -80,7 +82,8 @@ func (w *World) upgradeUnderPods(ctx context.Context, times int) error {
 	if err := pods.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	w.Detail("%d upgrades in %s, %s at most; %d pods came and went", times, took.Round(time.Second), longest.Round(100*time.Millisecond), lives.Load())
+	w.Detail("%d upgrades in %s, %s at most; %d pods came and went", times, took.Round(time.Second),
+		longest.Round(100*time.Millisecond), lives.Load())
 	if err := w.noneLost(packets); err != nil {
 		return err
 	}
@@ -133,11 +136,13 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 	var failed error
 	err := poll(ctx, 90*time.Second, "pod "+pod.Name+" is Ready", func(ctx context.Context) error {
 		var now corev1.Pod
-		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: pod.Name}, &now); err != nil {
+		if err := w.client.Get(ctx, types.NamespacedName{Namespace: "default", Name: pod.Name},
+			&now); err != nil {
 			return err
 		}
 		if now.Status.Phase == corev1.PodFailed {
-			failed = fmt.Errorf("pod %s failed: %s: %s", pod.Name, now.Status.Reason, now.Status.Message)
+			failed = fmt.Errorf("pod %s failed: %s: %s", pod.Name, now.Status.Reason,
+				now.Status.Message)
 			return nil
 		}
 		if !podReady(now) {
@@ -154,7 +159,8 @@ func (w *World) live(ctx context.Context, pod *corev1.Pod) error {
 	return w.deletePod(ctx, pod.Name)
 }
 
-// unwritten are the resource versions of what has no reason to be written while the product is replaced.
+// unwritten are the resource versions of what has no reason to be written while the product is
+// replaced.
 func (w *World) unwritten(ctx context.Context) (map[string]string, error) {
 	versions := map[string]string{}
 	for kind, list := range map[string]client.ObjectList{
@@ -209,7 +215,9 @@ func sendPackets(from, to string) (*packets, error) {
 	if err != nil {
 		return nil, errors.Join(err, sender.Close())
 	}
-	p := &packets{from: sender, to: receiver, ending: make(chan struct{}), received: map[uint64]bool{}}
+	p := &packets{
+		from: sender, to: receiver, ending: make(chan struct{}), received: map[uint64]bool{},
+	}
 	p.done.Go(func() error { return p.send(&net.UDPAddr{IP: net.ParseIP(to), Port: upgradePort}) })
 	p.done.Go(p.receive)
 	return p, nil
@@ -219,11 +227,13 @@ func (p *packets) send(to *net.UDPAddr) error {
 	for tick := time.NewTicker(packetPeriod); ; {
 		select {
 		case <-p.ending:
-			time.AfterFunc(time.Second, func() { p.to.Close() }) // longer than a packet is on its way
+			// longer than a packet is on its way
+			time.AfterFunc(time.Second, func() { p.to.Close() })
 			return nil
 		case <-tick.C:
 		}
-		if _, err := p.from.WriteToUDP(binary.BigEndian.AppendUint64(nil, uint64(p.sent)), to); err != nil {
+		if _, err := p.from.WriteToUDP(binary.BigEndian.AppendUint64(nil, uint64(p.sent)),
+			to); err != nil {
 			return err
 		}
 		p.sent++

@@ -1,5 +1,6 @@
-// Package story is the life of a few pods on a real cluster, step by step: what "make demo" shows and what the
-// end-to-end test asserts are the same code. Every step fails with a sentence about what did not hold.
+// Package story is the life of a few pods on a real cluster, step by step: what "make demo" shows
+// and what the end-to-end test asserts are the same code. Every step fails with a sentence about
+// what did not hold.
 package story
 
 import (
@@ -68,7 +69,8 @@ type Step struct {
 	Run   func(context.Context) error
 }
 
-// Act is a chapter of the story: what is told, and what goes wrong in the same world after it and is told in tests alone.
+// Act is a chapter of the story: what is told, and what goes wrong in the same world after it and
+// is told in tests alone.
 type Act struct {
 	Title   string
 	Steps   []Step
@@ -79,36 +81,46 @@ type Act struct {
 func (w *World) Acts() []Act {
 	return []Act{
 		{"Claims: the scheduler chooses VFs", w.claimSteps(), w.claimTrouble()},
-		{"Extended resources: the kubelet chooses VFs, Multus and xpu-cni attach them", w.resourceSteps(), w.resourceTrouble()},
-		{"Direct mode: the same pods without custom resources and without a controller", w.directSteps(), w.directTrouble()},
+		{"Extended resources: the kubelet chooses VFs, Multus and xpu-cni attach them",
+			w.resourceSteps(), w.resourceTrouble()},
+		{"Direct mode: the same pods without custom resources and without a controller",
+			w.directSteps(), w.directTrouble()},
 	}
 }
 
 func (w *World) claimSteps() []Step {
 	return []Step{
-		{"A real cluster: etcd, API server, scheduler, controllers, two nodes with kubelet, container runtime and Multus", w.bringUp},
-		{"A simulated SmartNIC in each node, and an xPU behind it that runs opi-bridge", w.insertCards},
+		{"A real cluster: etcd, API server, scheduler, controllers, two nodes with kubelet, " +
+			"container runtime and Multus", w.bringUp},
+		{"A simulated SmartNIC in each node, and an xPU behind it that runs opi-bridge",
+			w.insertCards},
 		{"xpu-device-plugin, by its Helm chart", w.install},
 		{"Pools, networks and classes; the VFs appear in ResourceSlices", w.declare},
 		{"Pods claim VFs on networks; the xPU is ready before they run", w.runPods},
-		{"Packets: VF - representor - bridge - VXLAN - bridge - representor - VF, and none between networks", w.exchange},
+		{"Packets: VF - representor - bridge - VXLAN - bridge - representor - VF, and none " +
+			"between networks", w.exchange},
 		{"What an administrator sees: xpuctl explains a pod, and shows a host", w.inspectPods},
 		{"Pods are deleted, and everything is as it was", w.deletePods},
-		{"Other device models: a PF that claims share, and a PF as a whole or its VFs", w.chooseModels},
+		{"Other device models: a PF that claims share, and a PF as a whole or its VFs",
+			w.chooseModels},
 	}
 }
 
 // poll calls check until it succeeds; the error is the last one of check.
-func poll(ctx context.Context, patience time.Duration, what string, check func(context.Context) error) error {
+func poll(
+	ctx context.Context, patience time.Duration, what string, check func(context.Context) error,
+) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		if err := check(ctx); err == nil || ctx.Err() == nil {
-			last = err // and not that time is up
-		}
-		return last == nil, nil
-	})
+	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, patience, true,
+		func(ctx context.Context) (bool, error) {
+			if err := check(ctx); err == nil || ctx.Err() == nil {
+				last = err // and not that time is up
+			}
+			return last == nil, nil
+		})
 	if err != nil {
-		return fmt.Errorf("%s: not within %s: %w", what, patience, errors.Join(last, context.Cause(ctx)))
+		return fmt.Errorf("%s: not within %s: %w", what, patience,
+			errors.Join(last, context.Cause(ctx)))
 	}
 	return nil
 }
@@ -127,7 +139,8 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 		return err
 	}
 	out, err := w.Cluster.Run(ctx, "up", "--nodes", strconv.Itoa(nodes), "--multus", "--kube-proxy",
-		"--kubernetes="+w.Cluster.Kubernetes, "--runtime="+w.Cluster.Runtime, "--multus-version="+w.Cluster.Multus)
+		"--kubernetes="+w.Cluster.Kubernetes, "--runtime="+w.Cluster.Runtime,
+		"--multus-version="+w.Cluster.Multus)
 	if err != nil {
 		return err
 	}
@@ -143,7 +156,8 @@ func (w *World) bringUpNodes(ctx context.Context, nodes int) error {
 	}
 	config.QPS = -1
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientscheme.AddToScheme(scheme),
+		v1alpha1.AddToScheme(scheme)); err != nil {
 		return err
 	}
 	if w.client, err = client.NewWithWatch(config, client.Options{Scheme: scheme}); err != nil {
@@ -160,7 +174,8 @@ func (w *World) tellVersions(ctx context.Context) error {
 	}
 	for _, node := range nodes.Items[:1] {
 		info := node.Status.NodeInfo
-		w.Detail("Kubernetes %s, %s", info.KubeletVersion, strings.Replace(info.ContainerRuntimeVersion, "://", " ", 1))
+		w.Detail("Kubernetes %s, %s", info.KubeletVersion,
+			strings.Replace(info.ContainerRuntimeVersion, "://", " ", 1))
 	}
 	return nil
 }
@@ -196,7 +211,8 @@ func (w *World) insertCards(ctx context.Context) error {
 	return nil
 }
 
-// giveIdentity puts the certificate by which OPI agents know their client where the product looks for it.
+// giveIdentity puts the certificate by which OPI agents know their client where the product looks
+// for it.
 func (w *World) giveIdentity(ctx context.Context, name string) error {
 	id, err := w.authority.issue(name, "")
 	if err != nil {
@@ -207,7 +223,10 @@ func (w *World) giveIdentity(ctx context.Context, name string) error {
 
 // secret has the identity where the product looks for it.
 func (id identity) secret(name string) *corev1.Secret {
-	secret := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": id.cert, "tls.key": id.key, "ca.crt": id.ca}}
+	secret := &corev1.Secret{
+		Type: corev1.SecretTypeTLS,
+		Data: map[string][]byte{"tls.crt": id.cert, "tls.key": id.key, "ca.crt": id.ca},
+	}
 	secret.Namespace, secret.Name = namespace, name
 	return secret
 }
@@ -237,7 +256,8 @@ func (w *World) waitForPods(ctx context.Context, namespace string, want int) err
 			}
 		}
 		if ready != want || len(pods.Items) != want {
-			return fmt.Errorf("%d of %d pods in %[3]s are ready; kubectl -n %[3]s get pods", ready, want, namespace)
+			return fmt.Errorf("%d of %d pods in %[3]s are ready; kubectl -n %[3]s get pods",
+				ready, want, namespace)
 		}
 		return nil
 	})
@@ -252,12 +272,13 @@ func (w *World) remember() error {
 	return os.WriteFile(filepath.Join(w.dir, "processes.json"), content, 0o600)
 }
 
-// End stops everything that the story started and takes the cluster down. It works for a world that another process
-// made, too.
+// End stops everything that the story started and takes the cluster down. It works for a world that
+// another process made, too.
 func (w *World) End(ctx context.Context) error {
 	dir := filepath.Join(w.StateDir, w.Cluster.Name)
 	processes := w.processes
-	if content, err := os.ReadFile(filepath.Join(dir, "processes.json")); err == nil && len(processes) == 0 {
+	if content, err := os.ReadFile(filepath.Join(dir, "processes.json")); err == nil &&
+		len(processes) == 0 {
 		if err := json.Unmarshal(content, &processes); err != nil {
 			return fmt.Errorf("%s/processes.json: %w", dir, err)
 		}
@@ -283,7 +304,8 @@ func (w *World) End(ctx context.Context) error {
 // end stops the process if it still is the one that was started.
 func (p process) end(ctx context.Context, directories ...string) error {
 	exe, err := os.Readlink("/proc/" + strconv.Itoa(p.PID) + "/exe")
-	if err != nil || !slices.Contains(directories, filepath.Dir(strings.TrimSuffix(exe, " (deleted)"))) {
+	if err != nil ||
+		!slices.Contains(directories, filepath.Dir(strings.TrimSuffix(exe, " (deleted)"))) {
 		return nil
 	}
 	if err := syscall.Kill(p.PID, syscall.SIGTERM); err != nil {

@@ -21,8 +21,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/netns"
 )
 
-// xpu is the simulated card of one node, and the operating system on it: a network namespace with the representors, in
-// which opi-bridge runs.
+// xpu is the simulated card of one node, and the operating system on it: a network namespace with
+// the representors, in which opi-bridge runs.
 type xpu struct {
 	node    Node
 	address string // on the management network, without port
@@ -34,7 +34,8 @@ type xpu struct {
 // opiPort is where opi-bridge listens on each xPU.
 const opiPort = "50151"
 
-// vfsOfPF is how many VFs each PF has: half of them are claimed, half are handed out by the device plugin.
+// vfsOfPF is how many VFs each PF has: half of them are claimed, half are handed out by the device
+// plugin.
 const vfsOfPF = 16
 
 // startCard simulates the node's card.
@@ -46,13 +47,15 @@ func (w *World) startCard(ctx context.Context, index int, node Node) (*xpu, erro
 	var ready struct {
 		XPUNetNS string `json:"xpuNetNS"`
 	}
-	out, err := w.start("simhost-"+node.Name, "", filepath.Join(w.Bin, "simhost"), "--root", root, "--host-netns", node.NetNS, "--pfs", "2", "--vfs", strconv.Itoa(vfsOfPF))
+	out, err := w.start("simhost-"+node.Name, "", filepath.Join(w.Bin, "simhost"), "--root",
+		root, "--host-netns", node.NetNS, "--pfs", "2", "--vfs", strconv.Itoa(vfsOfPF))
 	if err != nil {
 		return nil, err
 	}
 	line, err := bufio.NewReader(out).ReadBytes('\n')
 	if err != nil {
-		return nil, fmt.Errorf("simhost of %s ended: see %s", node.Name, w.log("simhost-"+node.Name))
+		return nil, fmt.Errorf("simhost of %s ended: see %s", node.Name,
+			w.log("simhost-"+node.Name))
 	}
 	if err := json.Unmarshal(line, &ready); err != nil {
 		return nil, fmt.Errorf("simhost of %s: %w", node.Name, err)
@@ -118,24 +121,27 @@ func (w *World) startBridge(ctx context.Context, x *xpu) error {
 		return err
 	}
 	if _, err := w.start(name, x.netNS, filepath.Join(w.productDir(), "opi-bridge"),
-		"--listen", net.JoinHostPort(x.address, opiPort), "--uplink", "uplink", "--state", filepath.Join(w.dir, name+".db"),
+		"--listen", net.JoinHostPort(x.address, opiPort), "--uplink", "uplink", "--state",
+		filepath.Join(w.dir, name+".db"),
 		"--metrics-listen", net.JoinHostPort(x.address, bridgeMetricsPort),
 		"--tls-cert", files.cert, "--tls-key", files.key, "--tls-client-ca", files.ca); err != nil {
 		return err
 	}
-	return poll(ctx, 10*time.Second, "opi-bridge of "+x.node.Name+" listens", func(ctx context.Context) error {
-		return netns.In(x.netNS, func() error {
-			conn, err := net.DialTimeout("tcp", net.JoinHostPort(x.address, opiPort), time.Second)
-			if err != nil {
-				return err
-			}
-			return conn.Close()
+	return poll(ctx, 10*time.Second, "opi-bridge of "+x.node.Name+" listens",
+		func(ctx context.Context) error {
+			return netns.In(x.netNS, func() error {
+				conn, err := net.DialTimeout("tcp", net.JoinHostPort(x.address, opiPort),
+					time.Second)
+				if err != nil {
+					return err
+				}
+				return conn.Close()
+			})
 		})
-	})
 }
 
-// start runs a program until the world ends, in a network namespace if one is given. Its log is a file;
-// its standard output is returned.
+// start runs a program until the world ends, in a network namespace if one is given. Its log is a
+// file; its standard output is returned.
 func (w *World) start(name, netNS, program string, args ...string) (*os.File, error) {
 	log, err := os.Create(w.log(name))
 	if err != nil {
@@ -149,7 +155,8 @@ func (w *World) start(name, netNS, program string, args ...string) (*os.File, er
 	defer in.Close()
 	cmd := exec.Command(program, args...)
 	cmd.Stdout, cmd.Stderr = in, log
-	// With a group of its own it does not hear the terminal's interrupt: the world ends it, in order.
+	// With a group of its own it does not hear the terminal's interrupt: the world ends it, in
+	// order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	start := cmd.Start
 	if netNS != "" {

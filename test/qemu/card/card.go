@@ -1,5 +1,5 @@
-// Package card reads and changes the PCI devices of a guest by sysfs, for tests: not by the product's code, which they
-// are compared with.
+// Package card reads and changes the PCI devices of a guest by sysfs, for tests: not by the
+// product's code, which they are compared with.
 package card
 
 import (
@@ -41,12 +41,13 @@ func PFs(t *testing.T) []pci.Address {
 	return pfs
 }
 
-// VF is the address of a VF as the PF's SR-IOV capability gives it: its routing ID is the PF's plus an offset, plus a
-// stride for each VF before it (PCI Express 6.0, section 9.2.1.2).
+// VF is the address of a VF as the PF's SR-IOV capability gives it: its routing ID is the PF's plus
+// an offset, plus a stride for each VF before it (PCI Express 6.0, section 9.2.1.2).
 func VF(t *testing.T, pf pci.Address, index int) pci.Address {
 	t.Helper()
 	var domain, bus, device, function int
-	if _, err := fmt.Sscanf(string(pf), "%04x:%02x:%02x.%d", &domain, &bus, &device, &function); err != nil {
+	if _, err := fmt.Sscanf(string(pf), "%04x:%02x:%02x.%d", &domain, &bus, &device,
+		&function); err != nil {
 		t.Fatal(err)
 	}
 	id := bus<<8 | device<<3 | function

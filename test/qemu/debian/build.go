@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BuildModule builds a kernel module out of tree and writes it to file. sources is a directory with a Makefile for
-// kbuild that makes <name>.ko. The compiler is the packages' own and runs in their root directory, hence needs root.
+// BuildModule builds a kernel module out of tree and writes it to file. sources is a directory with
+// a Makefile for kbuild that makes <name>.ko. The compiler is the packages' own and runs in their
+// root directory, hence needs root.
 func (r Root) BuildModule(ctx context.Context, sources, name, file string) error {
 	if err := r.build(ctx, sources, name, file); err != nil {
 		return fmt.Errorf("kernel module %s: %w", name, err)
@@ -35,7 +36,8 @@ func (r Root) build(ctx context.Context, sources, name, file string) error {
 	if err := os.MkdirAll(filepath.Dir(null), 0o755); err != nil {
 		return err
 	}
-	if err := unix.Mknod(null, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := unix.Mknod(null, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil &&
+		!errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make %s: %w", null, err)
 	}
 	dir, err := os.MkdirTemp(string(r), "build-")
@@ -48,7 +50,8 @@ func (r Root) build(ctx context.Context, sources, name, file string) error {
 	}
 	inside := "/" + filepath.Base(dir)
 	// Without the kernel's type information, which would need pahole and a vmlinux.
-	cmd := exec.CommandContext(ctx, "/usr/bin/make", "-C", "/usr/src/linux-headers-"+release, "M="+inside,
+	cmd := exec.CommandContext(ctx, "/usr/bin/make", "-C", "/usr/src/linux-headers-"+release,
+		"M="+inside,
 		"CONFIG_DEBUG_INFO_BTF_MODULES=", "modules")
 	cmd.Dir, cmd.Env = "/", []string{"PATH=/usr/bin", "LC_ALL=C", "TMPDIR=" + inside}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: string(r)}

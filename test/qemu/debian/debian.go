@@ -1,6 +1,6 @@
-// Package debian unpacks Debian packages, with all that they depend on, into a directory: QEMU, the guest's kernel and
-// its tools. Nothing is installed, and of the machine's own packages none is used or changed, so that every machine
-// with apt gets the same.
+// Package debian unpacks Debian packages, with all that they depend on, into a directory: QEMU, the
+// guest's kernel and its tools. Nothing is installed, and of the machine's own packages none is
+// used or changed, so that every machine with apt gets the same.
 package debian
 
 import (
@@ -16,22 +16,25 @@ import (
 	"strings"
 )
 
-// Release is what packages are taken from. The first Debian release whose QEMU has the NIC igb and whose kernel is 6.12
-// or later is trixie.
+// Release is what packages are taken from. The first Debian release whose QEMU has the NIC igb and
+// whose kernel is 6.12 or later is trixie.
 type Release struct {
-	Mirror  string // URL of the archive; see [MachineMirror]
-	Suite   string // "trixie"
-	Keyring string // absolute path of the file with the release's keys, of package debian-archive-keyring
+	Mirror string // URL of the archive; see [MachineMirror]
+	Suite  string // "trixie"
+	// absolute path of the file with the release's keys, of package debian-archive-keyring
+	Keyring string
 }
 
 // MachineMirror is the Debian archive that this machine's own packages come from.
 func MachineMirror(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages").Output()
+	out, err := exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI)",
+		"Created-By: Packages").Output()
 	if err != nil {
 		return "", fmt.Errorf("where this machine's Debian packages come from: %w", err)
 	}
 	for line := range strings.Lines(string(out)) {
-		if mirror := strings.TrimSuffix(strings.TrimSpace(line), "/"); strings.HasSuffix(mirror, "/debian") {
+		if mirror := strings.TrimSuffix(strings.TrimSpace(line), "/"); strings.HasSuffix(mirror,
+			"/debian") {
 			return mirror, nil
 		}
 	}
@@ -41,11 +44,13 @@ func MachineMirror(ctx context.Context) (string, error) {
 // Root is a directory that packages were unpacked into.
 type Root string
 
-// Unpack returns a directory in cache with these packages and their dependencies, and makes it if it is not there yet.
-// A directory that is there is not updated. Several processes may call it at once. Output of apt-get is shown only if
-// it fails.
+// Unpack returns a directory in cache with these packages and their dependencies, and makes it if
+// it is not there yet. A directory that is there is not updated. Several processes may call it at
+// once. Output of apt-get is shown only if it fails.
 func (r Release) Unpack(ctx context.Context, cache string, packages ...string) (Root, error) {
-	key := sha256.Sum256([]byte(strings.Join(append([]string{r.Mirror, r.Suite}, packages...), "\n")))
+	key := sha256.Sum256(
+		[]byte(strings.Join(append([]string{r.Mirror, r.Suite}, packages...), "\n")),
+	)
 	root := filepath.Join(cache, fmt.Sprintf("%s-%x", r.Suite, key[:4]))
 	if _, err := os.Stat(root); err == nil {
 		return Root(root), nil
@@ -101,8 +106,9 @@ func (r Release) unpack(ctx context.Context, state string, root Root, packages [
 	return nil
 }
 
-// configure writes a configuration of apt with packages lists, caches and a list of installed packages (none) of its
-// own. The machine's apt.conf counts as well, for proxies, but not the commands that the machine lets apt run.
+// configure writes a configuration of apt with packages lists, caches and a list of installed
+// packages (none) of its own. The machine's apt.conf counts as well, for proxies, but not the
+// commands that the machine lets apt run.
 func (r Release) configure(state string) error {
 	for _, dir := range []string{"lists/partial", "cache/archives/partial", "log"} {
 		if err := os.MkdirAll(filepath.Join(state, dir), 0o755); err != nil {
@@ -131,10 +137,11 @@ func (r Release) configure(state string) error {
 		fmt.Fprintf(&main, "%s %q;\n", setting[0], setting[1])
 	}
 	for name, content := range map[string]string{
-		"apt.conf":     fmt.Sprintf("Dir::Etc::Main %q;\n", filepath.Join(state, "main.conf")),
-		"main.conf":    main.String(),
-		"sources.list": fmt.Sprintf("deb [signed-by=%s] %s %s main\n", r.Keyring, r.Mirror, r.Suite),
-		"status":       "",
+		"apt.conf":  fmt.Sprintf("Dir::Etc::Main %q;\n", filepath.Join(state, "main.conf")),
+		"main.conf": main.String(),
+		"sources.list": fmt.Sprintf("deb [signed-by=%s] %s %s main\n", r.Keyring,
+			r.Mirror, r.Suite),
+		"status": "",
 	} {
 		if err := os.WriteFile(filepath.Join(state, name), []byte(content), 0o644); err != nil {
 			return err
@@ -143,9 +150,11 @@ func (r Release) configure(state string) error {
 	return nil
 }
 
-// finish makes what Debian makes when it installs packages: the program awk, and the lists of kernel modules.
+// finish makes what Debian makes when it installs packages: the program awk, and the lists of
+// kernel modules.
 func (r Root) finish(ctx context.Context) error {
-	if err := os.Symlink("gawk", r.Path("/usr/bin/awk")); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Symlink("gawk", r.Path("/usr/bin/awk")); err != nil &&
+		!errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	release, err := r.Kernel()
@@ -159,7 +168,8 @@ func (r Root) finish(ctx context.Context) error {
 // Path is where a file of the packages is on this machine.
 func (r Root) Path(name string) string { return filepath.Join(string(r), name) }
 
-// Command is the command line that runs a program of the packages with their own dynamic linker and libraries.
+// Command is the command line that runs a program of the packages with their own dynamic linker and
+// libraries.
 func (r Root) Command(program string, args ...string) []string {
 	return append([]string{
 		r.Path("/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"),
@@ -186,7 +196,8 @@ func run(ctx context.Context, setting, name string, args ...string) error {
 	cmd.Env = append(os.Environ(), setting, "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
 	output, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, bytes.TrimSpace(output))
+		return fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "),
+			err, bytes.TrimSpace(output))
 	}
 	return nil
 }

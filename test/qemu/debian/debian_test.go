@@ -12,7 +12,9 @@ import (
 func TestUnpackWithoutKeys(t *testing.T) {
 	cache := t.TempDir()
 	missing := filepath.Join(t.TempDir(), "absent.gpg")
-	release := debian.Release{Mirror: "http://mirror.invalid/debian", Suite: "trixie", Keyring: missing}
+	release := debian.Release{
+		Mirror: "http://mirror.invalid/debian", Suite: "trixie", Keyring: missing,
+	}
 	_, err := release.Unpack(t.Context(), cache, "qemu-system-x86")
 	for _, part := range []string{"qemu-system-x86", missing, "debian-archive-keyring"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
@@ -54,7 +56,8 @@ func TestKernel(t *testing.T) {
 func TestCommand(t *testing.T) {
 	got := strings.Join(debian.Root("/r").Command("/usr/bin/x", "-a"), " ")
 	const libraries = "/r/usr/lib/x86_64-linux-gnu"
-	if want := libraries + "/ld-linux-x86-64.so.2 --library-path " + libraries + " /r/usr/bin/x -a"; got != want {
+	if want := libraries + "/ld-linux-x86-64.so.2 --library-path " + libraries +
+		" /r/usr/bin/x -a"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestCards covers what tells the PFs from others: igb has MAC addresses of its own, of simnic the driver tells serial
-// number and board.
+// TestCards covers what tells the PFs from others: igb has MAC addresses of its own, of simnic the
+// driver tells serial number and board.
 func TestCards(t *testing.T) {
 	guest := os.Getenv(plan.GuestVariable)
 	if guest != "igb" && guest != "simnic" {
@@ -30,7 +30,8 @@ func TestCards(t *testing.T) {
 	for _, pf := range card.PFs(t) {
 		var told function.Card
 		netdev := "net/" + card.Netdev(pf)
-		if card.Number(t, pf, netdev+"/addr_assign_type") == 0 { // NET_ADDR_PERM of include/uapi/linux/netdevice.h
+		// NET_ADDR_PERM of include/uapi/linux/netdevice.h
+		if card.Number(t, pf, netdev+"/addr_assign_type") == 0 {
 			told.MAC = function.MAC(card.Attribute(t, pf, netdev+"/address"))
 		}
 		if guest == "simnic" {

@@ -24,7 +24,8 @@ func vlanOf(t *testing.T, pf pci.Address, index int) int {
 	return l.Attrs().Vfs[index].Vlan
 }
 
-// TestVFGone: what a PF enforces for a pod ends with the pod, whatever became of the netdevs meanwhile.
+// TestVFGone: what a PF enforces for a pod ends with the pod, whatever became of the netdevs
+// meanwhile.
 func TestVFGone(t *testing.T) {
 	card.InGuest(t, "igb")
 	const index, outside, inside = 1, 7, 100
@@ -46,7 +47,8 @@ func TestVFGone(t *testing.T) {
 	wantFree := func(t *testing.T) {
 		t.Helper()
 		if vlan := vlanOf(t, pf, index); vlan != outside || len(c.journal.All()) > 0 {
-			t.Errorf("released: VLAN %d, want %d; the journal has %+v", vlan, outside, c.journal.All())
+			t.Errorf("released: VLAN %d, want %d; the journal has %+v", vlan, outside,
+				c.journal.All())
 		}
 	}
 
@@ -65,7 +67,8 @@ func TestVFGone(t *testing.T) {
 		defer unix.Close(own)
 		name, elsewhere := card.Netdev(pf), netns.New(t)
 		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, name), elsewhere.Fd()))
-		wantMessage(t, c.unprepare(t.Context(), object), "PF "+string(pf), "has no netdev on the host", "vf vlan")
+		wantMessage(t, c.unprepare(t.Context(), object), "PF "+string(pf),
+			"has no netdev on the host", "vf vlan")
 		if card.Netdev(vf) == "" {
 			t.Error("the netdev of the VF is not back")
 		}

@@ -1,3 +1,3 @@
-// Package hardware tests what reads or changes real PCI devices. Its tests change the machine's own, so they run in the
-// guest of test/qemu only.
+// Package hardware tests what reads or changes real PCI devices. Its tests change the machine's
+// own, so they run in the guest of test/qemu only.
 package hardware

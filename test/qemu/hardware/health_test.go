@@ -32,7 +32,9 @@ func followFaults(t *testing.T, conn *devlink.Conn) faults {
 	f := faults{changed: make(chan struct{}, 1)}
 	f.Reporters = health.NewReporters(health.ReportersOptions{
 		SysRoot: "/sys", Devlink: conn, Log: testr.New(t),
-		Follow: func(ctx context.Context, changed func()) { devlink.Follow(ctx, "", changed, testr.New(t)) },
+		Follow: func(ctx context.Context, changed func()) {
+			devlink.Follow(ctx, "", changed, testr.New(t))
+		},
 		Changed: func() {
 			select {
 			case f.changed <- struct{}{}:
@@ -89,7 +91,8 @@ func fail(t *testing.T, pf pci.Address, how string) (begin time.Time) {
 	return begin
 }
 
-// TestHealthReporter: what a driver tells of an error is known of the right Functions, and no longer than it is so.
+// TestHealthReporter: what a driver tells of an error is known of the right Functions, and no
+// longer than it is so.
 func TestHealthReporter(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pfs := card.PFs(t)
@@ -103,14 +106,18 @@ func TestHealthReporter(t *testing.T) {
 	functions := inventoried(t)
 	ofPF, ofOther := functionsOf(functions, pf), functionsOf(functions, pfs[1])
 	if len(ofPF) < 2 || len(ofOther) == 0 {
-		t.Fatalf("PF %s has the Functions %q, PF %s %q: the guest lacks what is tested", pf, ofPF, pfs[1], ofOther)
+		t.Fatalf("PF %s has the Functions %q, PF %s %q: the guest lacks what is tested", pf,
+			ofPF, pfs[1], ofOther)
 	}
 	f := followFaults(t, conn)
 
 	t.Run("error of a PF is one of all its Functions until it recovers", func(t *testing.T) {
 		f.await(t, fail(t, pf, "1"), functions, ofPF)
-		function := functions[slices.IndexFunc(functions, func(f function.Function) bool { return f.PF == pf })]
-		if message := f.Fault(function); !strings.Contains(message, "devlink health show pci/"+string(pf)+" reporter fw") {
+		function := functions[slices.IndexFunc(functions, func(f function.Function) bool {
+			return f.PF == pf
+		})]
+		if message := f.Fault(function); !strings.Contains(message, "devlink health show pci/"+
+			string(pf)+" reporter fw") {
 			t.Errorf("message %q does not say where to look", message)
 		}
 		f.await(t, fail(t, pf, "0"), functions, nil)
@@ -129,7 +136,9 @@ func TestHealthReporter(t *testing.T) {
 
 	t.Run("error of a VF's port is that VF's", func(t *testing.T) {
 		must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Switchdev))
-		t.Cleanup(func() { must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy)) })
+		t.Cleanup(func() {
+			must.Succeed(t, conn.SetEswitchMode(devlink.OfPCI(pf), devlink.Legacy))
+		})
 		f.await(t, fail(t, pf, "1 2"), functions, []string{string(card.VF(t, pf, 2))})
 		f.await(t, fail(t, pf, "0 2"), functions, nil)
 	})

@@ -24,18 +24,23 @@ import (
 // patience bounds what tests wait for; it is never waited for in full unless something is wrong.
 const patience = 15 * time.Second
 
-// expected are the guest's Functions, by what QEMU was told and by other files of sysfs than the inventory reads.
+// expected are the guest's Functions, by what QEMU was told and by other files of sysfs than the
+// inventory reads.
 func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function.Function {
 	t.Helper()
 	var all []function.Function
 	for _, pf := range card.PFs(t) {
 		f := function.Function{
 			ID: function.ID{Address: pf}, Kind: function.PF, Class: function.Network, PF: pf,
-			PFName: card.Netdev(pf), PFDriver: pfDriver, Index: -1, NumVFs: card.Number(t, pf, "sriov_numvfs"),
-			VFOffset: card.Number(t, pf, "sriov_offset"), VFStride: card.Number(t, pf, "sriov_stride"),
+			PFName: card.Netdev(pf), PFDriver: pfDriver, Index: -1,
+			NumVFs:   card.Number(t, pf, "sriov_numvfs"),
+			VFOffset: card.Number(t, pf, "sriov_offset"),
+			VFStride: card.Number(t, pf, "sriov_stride"),
 			TotalVFs: card.Number(t, pf, "sriov_totalvfs"),
-			Vendor:   "8086", Device: "10c9", Driver: pfDriver, NUMANode: -1, PCIeRoot: "pci0000:00",
-			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether", LinkUp: true, LinkSpeed: linkSpeed,
+			Vendor:   "8086", Device: "10c9", Driver: pfDriver, NUMANode: -1,
+			PCIeRoot:   "pci0000:00",
+			IOMMUGroup: card.Link(pf, "iommu_group"), Netdev: card.Netdev(pf), LinkType: "ether",
+			LinkUp: true, LinkSpeed: linkSpeed,
 		}
 		if strings.HasPrefix(string(pf), "0000:21:") {
 			f.NUMANode, f.PCIeRoot = 1, "pci0000:20"
@@ -50,7 +55,9 @@ func expected(t *testing.T, pfDriver, vfDriver string, linkSpeed int) []function
 			all = append(all, vf)
 		}
 	}
-	slices.SortFunc(all, func(a, b function.Function) int { return strings.Compare(a.ID.String(), b.ID.String()) })
+	slices.SortFunc(all, func(a, b function.Function) int {
+		return strings.Compare(a.ID.String(), b.ID.String())
+	})
 	return all
 }
 
@@ -68,19 +75,23 @@ func TestInventory(t *testing.T) {
 	groups := map[string]pci.Address{}
 	for _, f := range want {
 		if f.Netdev == "" || f.IOMMUGroup == "" {
-			t.Fatalf("%s has netdev %q and IOMMU group %q: the guest lacks what is tested", f.ID, f.Netdev, f.IOMMUGroup)
+			t.Fatalf("%s has netdev %q and IOMMU group %q: the guest lacks what is tested",
+				f.ID, f.Netdev, f.IOMMUGroup)
 		}
 		if other, taken := groups[f.IOMMUGroup]; taken && f.Kind == function.VF {
 			t.Errorf("%s shares its IOMMU group %s with %s", f.ID, f.IOMMUGroup, other)
 		}
 		groups[f.IOMMUGroup] = f.ID.Address
 	}
-	// igb resets its PF a little after the VFs were made, which takes the carrier away for some seconds.
+	// igb resets its PF a little after the VFs were made, which takes the carrier away for some
+	// seconds.
 	diff := ""
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		got := inventoried(t)
 		// Of a guest with a NIC to the host, that is not one of the cards.
-		got = slices.DeleteFunc(got, func(f function.Function) bool { return f.Netdev == plan.HostNetdev })
+		got = slices.DeleteFunc(got, func(f function.Function) bool {
+			return f.Netdev == plan.HostNetdev
+		})
 		if diff = cmp.Diff(want, got); diff == "" {
 			witnessed(t, got)
 			return
@@ -110,12 +121,13 @@ type follower struct {
 func follow(t *testing.T) *follower {
 	t.Helper()
 	f := &follower{t: t, changed: make(chan struct{}, 1)}
-	f.Inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
-		select {
-		case f.changed <- struct{}{}:
-		default:
-		}
-	}})
+	f.Inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t),
+		Changed: func() {
+			select {
+			case f.changed <- struct{}{}:
+			default:
+			}
+		}})
 	must.Run(t, f.Run)
 	if !f.Synced(t.Context()) {
 		t.Fatal("the inventory is not there")
@@ -124,12 +136,15 @@ func follow(t *testing.T) *follower {
 }
 
 // until waits for a state of a PF or VF.
-func (f *follower) until(t *testing.T, begin time.Time, a pci.Address, what string, is func(function.Function) bool) {
+func (f *follower) until(
+	t *testing.T, begin time.Time, a pci.Address, what string, is func(function.Function) bool,
+) {
 	t.Helper()
 	f.await(t, begin, function.ID{Address: a}, what, is)
 }
 
-// await waits for a state of a Function, and tells how long that took since begin, when the kernel had made a change.
+// await waits for a state of a Function, and tells how long that took since begin, when the kernel
+// had made a change.
 func (f *follower) await(
 	t *testing.T, begin time.Time, id function.ID, what string, is func(function.Function) bool,
 ) {
@@ -177,7 +192,8 @@ func linkOf(t *testing.T, name string) netlink.Link {
 	return link
 }
 
-// TestInventoryFollows: what happens to real devices is known soon afterwards, without being asked for.
+// TestInventoryFollows: what happens to real devices is known soon afterwards, without being asked
+// for.
 func TestInventoryFollows(t *testing.T) {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
@@ -205,7 +221,9 @@ func TestInventoryFollows(t *testing.T) {
 		card.SetAttribute(t, vf, "driver_override", "vfio-pci")
 		card.Set(t, "/sys/bus/pci/drivers_probe", string(vf))
 		begin := time.Now()
-		f.until(t, begin, vf, "driver vfio-pci", func(got function.Function) bool { return got.Driver == "vfio-pci" })
+		f.until(t, begin, vf, "driver vfio-pci", func(got function.Function) bool {
+			return got.Driver == "vfio-pci"
+		})
 		got, _ := f.Get(function.ID{Address: vf})
 		if _, err := os.Stat("/dev/vfio/" + got.IOMMUGroup); err != nil || got.IOMMUGroup == "" {
 			t.Errorf("IOMMU group %q: %v", got.IOMMUGroup, err)
@@ -227,17 +245,23 @@ func TestInventoryFollows(t *testing.T) {
 			must.Succeed(t, netlink.LinkSetName(link, next))
 			begin := time.Now()
 			must.Succeed(t, netlink.LinkSetUp(link))
-			f.until(t, begin, vf, "PF is "+next, func(got function.Function) bool { return got.PFName == next })
+			f.until(t, begin, vf, "PF is "+next, func(got function.Function) bool {
+				return got.PFName == next
+			})
 		}
 	})
 
 	t.Run("VF in a pod", func(t *testing.T) {
-		f.until(t, time.Now(), vf, "link up", func(got function.Function) bool { return got.LinkUp })
+		f.until(t, time.Now(), vf, "link up", func(got function.Function) bool {
+			return got.LinkUp
+		})
 		before, _ := f.Get(function.ID{Address: vf})
 		pod := netns.New(t)
 		must.Succeed(t, netlink.LinkSetNsFd(linkOf(t, before.Netdev), pod.Fd()))
 		begin := time.Now()
-		f.until(t, begin, vf, "netdev away", func(got function.Function) bool { return got.Netdev == "" })
+		f.until(t, begin, vf, "netdev away", func(got function.Function) bool {
+			return got.Netdev == ""
+		})
 		got, _ := f.Get(function.ID{Address: vf})
 		want := before
 		want.Netdev = ""
@@ -246,7 +270,9 @@ func TestInventoryFollows(t *testing.T) {
 		}
 		toHost(t, pod, before.Netdev)
 		begin = time.Now()
-		f.until(t, begin, vf, "netdev back", func(got function.Function) bool { return got.Netdev == before.Netdev })
+		f.until(t, begin, vf, "netdev back", func(got function.Function) bool {
+			return got.Netdev == before.Netdev
+		})
 	})
 
 	t.Run("link down and up", func(t *testing.T) {
@@ -265,10 +291,13 @@ func TestInventoryFollows(t *testing.T) {
 		f.gone(t, begin, function.ID{Address: vf})
 		card.SetAttribute(t, pf, "sriov_numvfs", strconv.Itoa(vfs))
 		begin = time.Now()
-		f.until(t, begin, card.VF(t, pf, vfs-1), "there, with netdev", func(got function.Function) bool {
-			return got.Index == vfs-1 && got.Netdev != ""
+		f.until(t, begin, card.VF(t, pf, vfs-1), "there, with netdev",
+			func(got function.Function) bool {
+				return got.Index == vfs-1 && got.Netdev != ""
+			})
+		f.until(t, begin, pf, "all VFs", func(got function.Function) bool {
+			return got.NumVFs == vfs
 		})
-		f.until(t, begin, pf, "all VFs", func(got function.Function) bool { return got.NumVFs == vfs })
 	})
 
 	t.Run("PF removed and found again", func(t *testing.T) {
@@ -278,8 +307,9 @@ func TestInventoryFollows(t *testing.T) {
 		f.gone(t, begin, function.ID{Address: pf})
 		card.Set(t, "/sys/bus/pci/rescan", "1")
 		begin = time.Now()
-		f.until(t, begin, pf, "there, with netdev and without VFs", func(got function.Function) bool {
-			return got.Netdev != "" && got.NumVFs == 0
-		})
+		f.until(t, begin, pf, "there, with netdev and without VFs",
+			func(got function.Function) bool {
+				return got.Netdev != "" && got.NumVFs == 0
+			})
 	})
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestIsolation: two tenants after one another on real Functions, the first hostile. No Function may
-// be kept from the second tenant, because the driver of hardware can be bound again.
+// TestIsolation: two tenants after one another on real Functions, the first hostile. No Function
+// may be kept from the second tenant, because the driver of hardware can be bound again.
 func TestIsolation(t *testing.T) {
 	guest := os.Getenv(plan.GuestVariable)
 	if guest != "igb" && guest != "simnic" {
@@ -45,10 +45,12 @@ func isolatedSF(t *testing.T, pf pci.Address) {
 	must.Succeed(t, err)
 	t.Cleanup(eswitch.Close)
 	const number = 5
-	port, err := eswitch.AddSF(devlink.OfPCI(pf), portOf(t, eswitch, pf, devlink.PCIVF, 0).PF, number)
+	port, err := eswitch.AddSF(devlink.OfPCI(pf), portOf(t, eswitch, pf, devlink.PCIVF, 0).PF,
+		number)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, eswitch.DeletePort(port.Device, port.Index)) })
-	must.Succeed(t, eswitch.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: new(true)}))
+	must.Succeed(t,
+		eswitch.SetFunction(port.Device, port.Index, devlink.FunctionChange{Active: new(true)}))
 
 	s := newStages(t)
 	representor := portOf(t, eswitch, pf, devlink.PCISF, number).Netdev
@@ -57,7 +59,9 @@ func isolatedSF(t *testing.T, pf pci.Address) {
 	must.Succeed(t, s.host.Handle().LinkSetUp(l))
 	id := function.SubfunctionID(pf, number)
 	functions := follow(t)
-	functions.await(t, time.Now(), id, "netdev", func(f function.Function) bool { return f.Netdev != "" })
+	functions.await(t, time.Now(), id, "netdev", func(f function.Function) bool {
+		return f.Netdev != ""
+	})
 	isolation.Run(t, func(*testing.T) isolation.Stage {
 		return s.of(s.host, representor, func() netdev.Device {
 			name, _ := functions.Netdev(id)
@@ -81,7 +85,9 @@ func newStages(t *testing.T) stages {
 }
 
 // of is the stage of a Function, which may get another netdev while the test runs.
-func (s stages) of(far *netns.Namespace, farNetdev string, device func() netdev.Device) isolation.Stage {
+func (s stages) of(
+	far *netns.Namespace, farNetdev string, device func() netdev.Device,
+) isolation.Stage {
 	var held taken
 	return isolation.Stage{
 		Host: s.host, Far: far, FarNetdev: farNetdev,
@@ -117,7 +123,8 @@ func wired(t *testing.T, pod, far *netns.Namespace, farNetdev string) {
 	t.Helper()
 	near, other := frames(t, pod, "net1"), frames(t, far, farNetdev)
 	own, peer := macOf(t, pod, "net1"), macOf(t, far, farNetdev)
-	if !passes(t, near, other, peer, own, patience) || !passes(t, other, near, own, peer, patience) {
+	if !passes(t, near, other, peer, own, patience) ||
+		!passes(t, other, near, own, peer, patience) {
 		t.Fatal("frames do not come through")
 	}
 }

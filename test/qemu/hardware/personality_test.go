@@ -65,7 +65,9 @@ func TestPersonalities(t *testing.T) {
 	must.Succeed(t, err)
 	defer engine.Close()
 
-	plain := &lives{stage: s, engine: engine, pf: pf, device: deviceOf(t, pf, 0), limit: time.Minute}
+	plain := &lives{
+		stage: s, engine: engine, pf: pf, device: deviceOf(t, pf, 0), limit: time.Minute,
+	}
 	slow := plain.calibrate(t)
 	for _, p := range stage.Personalities(t) {
 		t.Run(p.Name, func(t *testing.T) {

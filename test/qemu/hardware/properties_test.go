@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// properties are a netdev's on the host and those that its PF enforces, as netlink's own reader tells them and not the
-// product's.
+// properties are a netdev's on the host and those that its PF enforces, as netlink's own reader
+// tells them and not the product's.
 type properties struct {
 	Name, Alias, MAC string
 	AltNames         []string
@@ -30,12 +30,14 @@ type properties struct {
 
 const adminFlags = unix.IFF_UP | unix.IFF_NOARP | unix.IFF_PROMISC | unix.IFF_ALLMULTI
 
-// read reads a VF's properties, or only the netdev's own of a Function without a PF. The netdev is found by its device.
+// read reads a VF's properties, or only the netdev's own of a Function without a PF. The netdev is
+// found by its device.
 func read(t *testing.T, function pci.Address, pf *netdev.PF) properties {
 	t.Helper()
 	a := linkOf(t, card.Netdev(function)).Attrs()
 	p := properties{
-		Name: a.Name, Alias: a.Alias, MAC: a.HardwareAddr.String(), AltNames: a.AltNames, MTU: a.MTU, TxQLen: a.TxQLen,
+		Name: a.Name, Alias: a.Alias, MAC: a.HardwareAddr.String(), AltNames: a.AltNames,
+		MTU: a.MTU, TxQLen: a.TxQLen,
 		Flags: a.RawFlags & adminFlags,
 	}
 	if pf != nil {
@@ -87,7 +89,8 @@ func everything() function.Interface {
 	return function.Interface{
 		Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:11",
 		VF: &function.VFConfig{
-			VLAN: new(100), QoS: new(3), Proto: "802.1q", SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(100),
+			VLAN: new(100), QoS: new(3), Proto: "802.1q", SpoofCheck: new(false), Trust: new(true),
+			MaxTxRate: new(100),
 		},
 	}
 }
@@ -99,8 +102,8 @@ func untrusted() function.Interface {
 	return want
 }
 
-// TestProperties: what a pod may ask of a VF, and of a PF, is set, works, and is put back, on a driver that has ways of
-// its own with most of it.
+// TestProperties: what a pod may ask of a VF, and of a PF, is set, works, and is put back, on a
+// driver that has ways of its own with most of it.
 func TestProperties(t *testing.T) {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
@@ -143,10 +146,18 @@ func TestProperties(t *testing.T) {
 	}
 	must.Succeed(t, netlink.LinkSetDown(linkOf(t, device.Name)))
 
-	t.Run("VF whose attachment ends at any step is put back", func(t *testing.T) { endsAnywhere(t, vf, device) })
-	t.Run("pods have traffic under the MACs they ask for", func(t *testing.T) { ownMACs(t, engine, pfs) })
-	t.Run("rate waits for the carrier of the PF", func(t *testing.T) { rateWaits(t, engine, vf, device) })
-	t.Run("PF without VFs is a pod's, and is put back", func(t *testing.T) { wholeCard(t, engine, pfs[1]) })
+	t.Run("VF whose attachment ends at any step is put back", func(t *testing.T) {
+		endsAnywhere(t, vf, device)
+	})
+	t.Run("pods have traffic under the MACs they ask for", func(t *testing.T) {
+		ownMACs(t, engine, pfs)
+	})
+	t.Run("rate waits for the carrier of the PF", func(t *testing.T) {
+		rateWaits(t, engine, vf, device)
+	})
+	t.Run("PF without VFs is a pod's, and is put back", func(t *testing.T) {
+		wholeCard(t, engine, pfs[1])
+	})
 }
 
 // areSet compares what is in effect with everything.
@@ -159,7 +170,8 @@ func areSet(t *testing.T, pf *netdev.PF, observed netdev.Observed) {
 	got := enforced(t, pf)
 	got.LinkState, got.VlanProto = 0, 0
 	wantVF := netlink.VfInfo{
-		ID: pf.VF, Mac: want.MAC.HardwareAddr(), Vlan: 100, Qos: 3, TxRate: 100, MaxTxRate: 100, Trust: 1,
+		ID: pf.VF, Mac: want.MAC.HardwareAddr(), Vlan: 100, Qos: 3, TxRate: 100,
+		MaxTxRate: 100, Trust: 1,
 		RssQuery: got.RssQuery,
 	}
 	if diff := cmp.Diff(wantVF, got); diff != "" {
@@ -167,8 +179,8 @@ func areSet(t *testing.T, pf *netdev.PF, observed netdev.Observed) {
 	}
 }
 
-// deleted has the namespace end under the pod's interface: the kernel brings it back to the host, down and under the
-// pod's name. Then it is released.
+// deleted has the namespace end under the pod's interface: the kernel brings it back to the host,
+// down and under the pod's name. Then it is released.
 func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want function.Interface) {
 	t.Helper()
 	var held taken
@@ -187,14 +199,16 @@ func deleted(t *testing.T, engine *netdev.Engine, device netdev.Device, want fun
 	must.Succeed(t, err)
 }
 
-// refused asks for what igb does not have, together with what it has. unchanged is called after each refusal.
+// refused asks for what igb does not have, together with what it has. unchanged is called after
+// each refusal.
 func refused(t *testing.T, engine *netdev.Engine, device netdev.Device, unchanged func()) {
 	t.Helper()
 	for field, ask := range map[string]func(*function.VFConfig){
 		"vf.minTxRate, vf.maxTxRate": func(c *function.VFConfig) { c.MinTxRate = new(10) },
 		"vf.vlanProtocol":            func(c *function.VFConfig) { c.Proto = "802.1ad" },
 		"vf.linkState":               func(c *function.VFConfig) { c.LinkState = "enable" },
-		"vf.maxTxRate":               func(c *function.VFConfig) { c.MaxTxRate = new(1001) }, // it has 1000 Mbit/s
+		// it has 1000 Mbit/s
+		"vf.maxTxRate": func(c *function.VFConfig) { c.MaxTxRate = new(1001) },
 	} {
 		want := everything()
 		ask(want.VF)
@@ -209,7 +223,8 @@ func refused(t *testing.T, engine *netdev.Engine, device netdev.Device, unchange
 	}
 }
 
-// endsAnywhere has an attachment end at each of its steps, without any undoing, and another engine release it.
+// endsAnywhere has an attachment end at each of its steps, without any undoing, and another engine
+// release it.
 func endsAnywhere(t *testing.T, vf pci.Address, device netdev.Device) {
 	t.Helper()
 	before := read(t, vf, device.PF)
@@ -236,7 +251,8 @@ func endsAnywhere(t *testing.T, vf pci.Address, device netdev.Device) {
 		must.Succeed(t, engine.Close())
 		next, err := netdev.New(netdev.Options{})
 		must.Succeed(t, err)
-		if _, err := next.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot, place); err != nil {
+		if _, err := next.Restore(t.Context(), netdev.Device{PF: device.PF}, snapshot,
+			place); err != nil {
 			t.Errorf("ended at step %d, %q: %v", step, last, err)
 		}
 		must.Succeed(t, next.Close())
@@ -266,7 +282,9 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 	pods := func(t *testing.T, config *function.VFConfig, macs ...function.MAC) {
 		var pods []pod
 		for i, mac := range macs {
-			pods = append(pods, attachedAs(t, engine, functions[i], byte(i+1), function.Interface{MAC: mac, VF: config}))
+			pods = append(pods,
+				attachedAs(t, engine, functions[i], byte(i+1),
+					function.Interface{MAC: mac, VF: config}))
 			if mac != "" && pods[i].mac.String() != string(mac) {
 				t.Errorf("MAC %s, want %s", pods[i].mac, mac)
 			}
@@ -281,7 +299,8 @@ func ownMACs(t *testing.T, engine *netdev.Engine, pfs []pci.Address) {
 		pods(t, nil, "02:00:00:00:00:32", "02:00:00:00:00:33", "02:00:00:00:00:31")
 	})
 	t.Run("trusted", func(t *testing.T) {
-		pods(t, &function.VFConfig{Trust: new(true)}, "02:00:00:00:00:41", "02:00:00:00:00:42", "02:00:00:00:00:43")
+		pods(t, &function.VFConfig{Trust: new(true)}, "02:00:00:00:00:41", "02:00:00:00:00:42",
+			"02:00:00:00:00:43")
 	})
 	t.Run("their own", func(t *testing.T) { pods(t, nil, "", "", "") })
 	for i, f := range functions {
@@ -299,7 +318,9 @@ func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netde
 	must.Succeed(t, netlink.LinkSetDown(pf))
 	begin := time.Now()
 	_, err := take(t, engine, device, netns.New(t).Path(), want)
-	for _, says := range []string{"vf.maxTxRate: PF " + device.PF.Name, "the PF is administratively down"} {
+	for _, says := range []string{
+		"vf.maxTxRate: PF " + device.PF.Name, "the PF is administratively down",
+	} {
 		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("PF that is down: error %v, want one with %q", err, says)
 		}
@@ -312,7 +333,8 @@ func rateWaits(t *testing.T, engine *netdev.Engine, vf pci.Address, device netde
 	begin = time.Now()
 	held, err := take(t, engine, device, netns.New(t).Path(), want)
 	must.Succeed(t, err)
-	t.Logf("the carrier came, and the VF was attached, after %s", time.Since(begin).Round(time.Millisecond))
+	t.Logf("the carrier came, and the VF was attached, after %s",
+		time.Since(begin).Round(time.Millisecond))
 	if got := enforced(t, device.PF); got.MaxTxRate != 100 {
 		t.Errorf("enforced: %+v", got)
 	}

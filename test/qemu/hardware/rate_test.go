@@ -19,7 +19,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// limited is what attaches and releases Functions as the agent does, and the eswitch to compare with.
+// limited is what attaches and releases Functions as the agent does, and the eswitch to compare
+// with.
 type limited struct {
 	*follower
 	lifecycle *lifecycle.Manager
@@ -61,7 +62,8 @@ func (l limited) attach(t *testing.T, id function.ID, config *function.VFConfig)
 	})
 	must.Succeed(t, err)
 	sandbox := lifecycle.Sandbox{
-		ID: "sandbox", NetNS: netns.New(t).Path(), Pod: journal.Pod{Namespace: "default", Name: "limited", UID: "pod"},
+		ID: "sandbox", NetNS: netns.New(t).Path(),
+		Pod: journal.Pod{Namespace: "default", Name: "limited", UID: "pod"},
 	}
 	_, err = l.lifecycle.Attach(t.Context(), id, sandbox)
 	return err
@@ -87,7 +89,9 @@ func (l limited) rate(t *testing.T, flavour devlink.Flavour, number uint32) func
 }
 
 // portOf finds the port of a VF or SF at the eswitch of its PF.
-func portOf(t *testing.T, eswitch *devlink.Conn, pf pci.Address, flavour devlink.Flavour, number uint32) devlink.Port {
+func portOf(
+	t *testing.T, eswitch *devlink.Conn, pf pci.Address, flavour devlink.Flavour, number uint32,
+) devlink.Port {
 	t.Helper()
 	ports, err := eswitch.PortsOf(devlink.OfPCI(pf))
 	must.Succeed(t, err)
@@ -104,8 +108,8 @@ func portOf(t *testing.T, eswitch *devlink.Conn, pf pci.Address, flavour devlink
 	return devlink.Port{}
 }
 
-// TestRate: the bandwidth that a pod asks for is the PF's to enforce for a VF in eswitch mode legacy, and a rate object
-// of devlink's in mode switchdev and for an SF.
+// TestRate: the bandwidth that a pod asks for is the PF's to enforce for a VF in eswitch mode
+// legacy, and a rate object of devlink's in mode switchdev and for an SF.
 func TestRate(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -116,11 +120,13 @@ func TestRate(t *testing.T) {
 
 	t.Run("VF in mode legacy, by its PF", func(t *testing.T) {
 		must.Succeed(t, l.attach(t, vf, wish))
-		if got := enforced(t, &netdev.PF{Name: pfName, VF: 1}); got.MinTxRate != 100 || got.MaxTxRate != 2000 {
+		if got := enforced(t, &netdev.PF{Name: pfName, VF: 1}); got.MinTxRate != 100 ||
+			got.MaxTxRate != 2000 {
 			t.Errorf("enforced: %+v", got)
 		}
 		l.release(t, vf)
-		if got := enforced(t, &netdev.PF{Name: pfName, VF: 1}); got.MinTxRate != 0 || got.MaxTxRate != 0 {
+		if got := enforced(t, &netdev.PF{Name: pfName, VF: 1}); got.MinTxRate != 0 ||
+			got.MaxTxRate != 0 {
 			t.Errorf("after release: %+v", got)
 		}
 	})
@@ -134,7 +140,8 @@ func TestRate(t *testing.T) {
 		if got := l.rate(t, devlink.PCIVF, 1); got != limit {
 			t.Errorf("attached: %+v", got)
 		}
-		if differences, err := l.lifecycle.Check(t.Context(), vf, nil); err != nil || len(differences) > 0 {
+		if differences, err := l.lifecycle.Check(t.Context(), vf, nil); err != nil ||
+			len(differences) > 0 {
 			t.Errorf("check: %q, %v", differences, err)
 		}
 		l.release(t, vf)
@@ -170,7 +177,9 @@ func subfunctionRate(t *testing.T, l limited, wish *function.VFConfig, limit fun
 	change := devlink.FunctionChange{MAC: "02:00:00:00:00:77", Active: new(true)}
 	must.Succeed(t, l.eswitch.SetFunction(port.Device, port.Index, change))
 	sf := function.SubfunctionID(l.pf, sfnum)
-	l.await(t, time.Now(), sf, "there, with netdev", func(f function.Function) bool { return f.Netdev != "" })
+	l.await(t, time.Now(), sf, "there, with netdev", func(f function.Function) bool {
+		return f.Netdev != ""
+	})
 
 	must.Succeed(t, l.attach(t, sf, wish))
 	if got := l.rate(t, devlink.PCISF, sfnum); got != limit {

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// TestRDMASoft shows why a Soft-RoCE device is none of a Function's: the kernel ties it to the netdev alone, and ends it
-// when the netdev goes to a pod.
+// TestRDMASoft shows why a Soft-RoCE device is none of a Function's: the kernel ties it to the
+// netdev alone, and ends it when the netdev goes to a pod.
 func TestRDMASoft(t *testing.T) {
 	card.InGuest(t, "igb")
 	const rxe = "/sys/class/infiniband/rxe0"
@@ -35,7 +35,8 @@ func TestRDMASoft(t *testing.T) {
 			t.Errorf("it is at %s, %v", place, err)
 		}
 		for _, class := range []string{"infiniband", "infiniband_verbs"} {
-			if _, err := os.Stat(filepath.Join(card.Devices, string(vf), class)); !os.IsNotExist(err) {
+			if _, err := os.Stat(filepath.Join(card.Devices, string(vf),
+				class)); !os.IsNotExist(err) {
 				t.Errorf("%s below the VF: %v", class, err)
 			}
 		}

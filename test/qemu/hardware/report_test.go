@@ -36,7 +36,8 @@ func TestReport(t *testing.T) {
 				Engine: engine, Speed: card.Number(t, pf, "net/"+card.Netdev(pf)+"/speed"),
 			})
 			must.Succeed(t, err)
-			report := probe.Report(probe.Card{PF: "simnic", VF: "simnic", Kernel: "6.12"}, observed, time.Now())
+			report := probe.Report(probe.Card{PF: "simnic", VF: "simnic", Kernel: "6.12"}, observed,
+				time.Now())
 			written, err := report.Marshal()
 			must.Succeed(t, err)
 			t.Logf("noted %q; reported:\n%s", notes, written)
@@ -84,7 +85,8 @@ func slow(p personality.Personality) personality.Personality {
 func visible(p personality.Personality) map[string]string {
 	seen := map[string]string{"get": p.Value("get"), "speed": p.Value("speed")}
 	for _, knob := range []string{
-		"mac", "mac.zero", "vlan", "vlan.zero", "min", "max", "max.zero", "spoofchk", "spoofchk.zero", "trust",
+		"mac", "mac.zero", "vlan", "vlan.zero", "min", "max", "max.zero", "spoofchk",
+		"spoofchk.zero", "trust",
 		"trust.zero", "link", "link.zero",
 	} {
 		seen[knob] = p.Value(knob)
@@ -101,7 +103,8 @@ func visible(p personality.Personality) map[string]string {
 		}
 	}
 	of("mac", "mac.follow", "mac.tell-none", "vf.mac.admin", "vf.mac.through", "vf.mac.busy")
-	if p.Value("mac.follow") != "now" { // the kernel does not ask the driver for what the netdev has
+	// the kernel does not ask the driver for what the netdev has
+	if p.Value("mac.follow") != "now" {
 		of("mac", "vf.mac.equal")
 	}
 	of("vlan", "qos", "vlan.ad")
@@ -122,7 +125,9 @@ func visible(p personality.Personality) map[string]string {
 // times are of resets, which only show where the VF's driver is busy meanwhile, and of effects that
 // come later.
 func times(p personality.Personality, seen map[string]string) {
-	some := func(knob string) { seen[knob] = map[bool]string{true: "some", false: "none"}[p.Value(knob) != "0"] }
+	some := func(knob string) {
+		seen[knob] = map[bool]string{true: "some", false: "none"}[p.Value(knob) != "0"]
+	}
 	if p.Value("vf.mac.busy") != personality.OK {
 		some("mac.reset")
 	}

@@ -19,14 +19,16 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/simulate"
 )
 
-// TestSimulatedHost: what the simulated host of the demo and of many tests shows in its sysfs, a kernel shows too, in
-// the same form. A kernel shows more; what of that this project reads is in the list of what is not simulated.
+// TestSimulatedHost: what the simulated host of the demo and of many tests shows in its sysfs, a
+// kernel shows too, in the same form. A kernel shows more; what of that this project reads is in
+// the list of what is not simulated.
 func TestSimulatedHost(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
 	vf := card.VF(t, pf, 0)
 	real := twin{root: "/sys", pf: pf, vf: vf}
-	simulated := simulatedTwin(t, card.Number(t, pf, "sriov_numvfs"), card.Number(t, pf, "sriov_totalvfs"))
+	simulated := simulatedTwin(t, card.Number(t, pf, "sriov_numvfs"),
+		card.Number(t, pf, "sriov_totalvfs"))
 
 	t.Run("PF", func(t *testing.T) { real.like(t, simulated, "PF") })
 	t.Run("VF", func(t *testing.T) { real.like(t, simulated, "VF") })
@@ -35,7 +37,8 @@ func TestSimulatedHost(t *testing.T) {
 		for _, of := range []twin{real, simulated} {
 			find, move, back := netlink.LinkByName, netlink.LinkSetNsFd, own
 			if of.host != nil {
-				find, move, back = of.host.Handle().LinkByName, of.host.Handle().LinkSetNsFd, of.host.Fd()
+				find, move, back = of.host.Handle().LinkByName, of.host.Handle().
+					LinkSetNsFd, of.host.Fd()
 			}
 			pod, name := netns.New(t), of.netdev(t, of.vf)
 			link, err := find(name)
@@ -76,7 +79,8 @@ func simulatedTwin(t *testing.T, vfs, totalVFs int) twin {
 	h, err := simulate.New(t.Context(), simulate.Config{
 		Root: t.TempDir(), HostNS: host.Path(), XPUNS: xpu.Path(),
 		Cards: []simulate.Card{{
-			PFs: 1, VFs: vfs, TotalVFs: totalVFs, Vendor: "8086", Device: "10c9", VFDevice: "10ca", NUMANode: -1,
+			PFs: 1, VFs: vfs, TotalVFs: totalVFs, Vendor: "8086", Device: "10c9", VFDevice: "10ca",
+			NUMANode: -1,
 		}},
 	})
 	must.Succeed(t, err)
@@ -121,7 +125,8 @@ func (w twin) await(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// notSimulated is what this project reads or writes of a real device and the simulated host lacks, and why it may.
+// notSimulated is what this project reads or writes of a real device and the simulated host lacks,
+// and why it may.
 var notSimulated = map[string]string{
 	"iommu_group":     "as on a machine without IOMMU",
 	"driver_override": "nothing else could be bound",
@@ -143,7 +148,9 @@ func (w twin) like(t *testing.T, simulated twin, kind string) {
 			t.Errorf("%s is simulated, but in the list of what is not", name)
 		}
 	}
-	for _, name := range []string{"vendor", "driver", "subsystem", "net", "net/*/address", "net/*/device", "class/net"} {
+	for _, name := range []string{
+		"vendor", "driver", "subsystem", "net", "net/*/address", "net/*/device", "class/net",
+	} {
 		if want[name] == "" {
 			t.Errorf("%s is not compared", name)
 		}
@@ -166,7 +173,8 @@ var (
 	macForm  = regexp.MustCompile(`^([0-9a-f]{2}:){5}[0-9a-f]{2}$`)
 )
 
-// shown are the forms of what there is of a device and its netdev, by path: a number, the name in a symbolic link.
+// shown are the forms of what there is of a device and its netdev, by path: a number, the name in a
+// symbolic link.
 func (w twin) shown(t *testing.T, kind string) map[string]string {
 	t.Helper()
 	a := map[string]pci.Address{"PF": w.pf, "VF": w.vf}[kind]

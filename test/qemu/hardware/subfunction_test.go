@@ -58,9 +58,11 @@ type demand struct {
 	published []resourceslice.DriverResources
 }
 
-// newDemand starts an agent that has its journal in dir, until close is called or the test ends. trace is called before
-// every change of the Function or the journal.
-func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string)) *demand {
+// newDemand starts an agent that has its journal in dir, until close is called or the test ends.
+// trace is called before every change of the Function or the journal.
+func newDemand(
+	t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string),
+) *demand {
 	t.Helper()
 	log := testr.New(t)
 	d := &demand{t: t, spec: spec}
@@ -73,15 +75,18 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 	must.Succeed(t, err)
 	d.inv = inventory.New(inventory.Options{SysRoot: "/sys", Changed: d.changed.Notify, Log: log})
 	sfs := &sriov.SFMaker{
-		Devlink: tracedDevlink{d.devlink, trace}, Functions: d.inv, Changes: d.changed.Subscribe, Changed: d.changed.Notify,
-		Log: log,
+		Devlink: tracedDevlink{d.devlink, trace}, Functions: d.inv, Changes: d.changed.Subscribe,
+		Changed: d.changed.Notify,
+		Log:     log,
 	}
 	d.tracker = pool.NewTracker(d.inv, d, sfs.NoSFs, log)
 	setups := &setup.Runner{SFs: sfs}
 	records := tracedJournal{d.journal, trace}
-	d.lifecycle = lifecycle.New(records, engine, d.inv, lifecycle.Options{BootID: "boot-1", Setup: setups}, log)
+	d.lifecycle = lifecycle.New(records, engine, d.inv,
+		lifecycle.Options{BootID: "boot-1", Setup: setups}, log)
 	publisher := &dra.Publisher{
-		Node: "guest", Pools: d.tracker.Pools, Health: &health.Checker{}, Publish: d.PublishResources,
+		Node: "guest", Pools: d.tracker.Pools, Health: &health.Checker{},
+		Publish:  d.PublishResources,
 		Features: func() (devicemodel.Features, bool) { return devicemodel.AllFeatures(), true },
 		Metrics:  dra.NewMetrics(prometheus.NewRegistry()), Log: log,
 	}
@@ -96,7 +101,8 @@ func newDemand(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace fun
 	go func() { ended <- sfs.Watch(ctx) }()
 	d.close = sync.OnceFunc(func() {
 		cancel()
-		must.Succeed(t, errors.Join(<-ended, <-ended, <-ended, <-ended, engine.Close(), d.journal.Close()))
+		must.Succeed(t,
+			errors.Join(<-ended, <-ended, <-ended, <-ended, engine.Close(), d.journal.Close()))
 		d.devlink.Close()
 	})
 	t.Cleanup(d.close)
@@ -161,14 +167,16 @@ func (d *demand) reserve(id function.ID) error {
 		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim-1"},
 		Setup: setup.Wanted(d.spec, id, "", demandMAC),
 		Interface: function.Interface{
-			Name: "net1", MAC: demandMAC, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.5/24")},
+			Name: "net1", MAC: demandMAC,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.5/24")},
 		},
 	})
 }
 
 func (d *demand) take(id function.ID, namespace *netns.Namespace) error {
 	_, err := d.lifecycle.Attach(context.Background(), id, lifecycle.Sandbox{
-		ID: "sandbox-1", NetNS: namespace.Path(), Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
+		ID: "sandbox-1", NetNS: namespace.Path(),
+		Pod: journal.Pod{Namespace: "default", Name: "p", UID: "pod-1"},
 	})
 	return err
 }
@@ -223,7 +231,9 @@ func (c tracedDevlink) AddSF(d devlink.Device, pf uint16, sfnum uint32) (devlink
 	return c.Conn.AddSF(d, pf, sfnum)
 }
 
-func (c tracedDevlink) SetFunction(d devlink.Device, index uint32, to devlink.FunctionChange) error {
+func (c tracedDevlink) SetFunction(
+	d devlink.Device, index uint32, to devlink.FunctionChange,
+) error {
 	c.trace(fmt.Sprintf("port function set, MAC %q", to.MAC))
 	return c.Conn.SetFunction(d, index, to)
 }
@@ -273,8 +283,8 @@ func switchdev(t *testing.T, pf pci.Address) {
 
 func nothing(string) {}
 
-// TestSubfunctions: an SF is published although it is not there, made for the pod that it is allocated to, and deleted
-// when that is gone.
+// TestSubfunctions: an SF is published although it is not there, made for the pod that it is
+// allocated to, and deleted when that is gone.
 func TestSubfunctions(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pfs := card.PFs(t)
@@ -285,9 +295,13 @@ func TestSubfunctions(t *testing.T) {
 	all := []string{vf.DeviceName(), sf.DeviceName(), function.SubfunctionID(pf, 6).DeviceName()}
 
 	t.Run("in eswitch mode legacy none are offered, and the pool says why", func(t *testing.T) {
-		d.until(t, "VF published", func() bool { names, _ := d.devices(); return cmp.Equal(names, all[:1]) })
+		d.until(t, "VF published", func() bool {
+			names, _ := d.devices()
+			return cmp.Equal(names, all[:1])
+		})
 		pools, _ := d.tracker.Pools()
-		if s := pools[0].Shortages; len(s) != 1 || s[0].PF != string(pf) || s[0].Reason != v1alpha1.ReasonNotSupported ||
+		if s := pools[0].Shortages; len(s) != 1 || s[0].PF != string(pf) ||
+			s[0].Reason != v1alpha1.ReasonNotSupported ||
 			!strings.Contains(s[0].Message, "mode legacy") {
 			t.Errorf("shortages are %+v", s)
 		}
@@ -300,7 +314,10 @@ func TestSubfunctions(t *testing.T) {
 	switchdev(t, pf)
 	times := 0
 	t.Run("published although they are not there", func(t *testing.T) {
-		d.until(t, "SFs published", func() bool { names, _ := d.devices(); return cmp.Equal(names, all) })
+		d.until(t, "SFs published", func() bool {
+			names, _ := d.devices()
+			return cmp.Equal(names, all)
+		})
 		_, times = d.devices()
 		d.wantNothing(t)
 	})
@@ -341,7 +358,8 @@ func TestSubfunctions(t *testing.T) {
 		d.wantNothing(t)
 	})
 	t.Run("there already, active and with another MAC", func(t *testing.T) {
-		port, err := d.devlink.AddSF(devlink.OfPCI(pf), portOf(t, d.devlink, pf, devlink.PCIVF, 0).PF, 5)
+		port, err := d.devlink.AddSF(devlink.OfPCI(pf),
+			portOf(t, d.devlink, pf, devlink.PCIVF, 0).PF, 5)
 		must.Succeed(t, err)
 		other := devlink.FunctionChange{MAC: "02:00:00:00:00:99", Active: new(true)}
 		must.Succeed(t, d.devlink.SetFunction(port.Device, port.Index, other))
@@ -357,7 +375,8 @@ func TestSubfunctions(t *testing.T) {
 	})
 }
 
-// wantTraffic has a pod with an SF and one with a VF reach each other, over a bridge that joins their representors.
+// wantTraffic has a pod with an SF and one with a VF reach each other, over a bridge that joins
+// their representors.
 func wantTraffic(t *testing.T, p pod, pf pci.Address, index int) {
 	t.Helper()
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "sfbridge"}}
@@ -377,8 +396,8 @@ func wantTraffic(t *testing.T, p pod, pf pci.Address, index int) {
 	reach(t, p, newPod(t, card.VF(t, pf, index), 6))
 }
 
-// TestSubfunctionKilled: an agent that ends before any of its steps is continued by the next, which makes the SF for
-// the same pod or deletes it.
+// TestSubfunctionKilled: an agent that ends before any of its steps is continued by the next, which
+// makes the SF for the same pod or deletes it.
 func TestSubfunctionKilled(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -395,23 +414,27 @@ func TestSubfunctionKilled(t *testing.T) {
 			}
 			return
 		}
-		t.Run(fmt.Sprintf("%02d before %s", n, strings.ReplaceAll(died, " ", "_")), func(t *testing.T) {
-			must.Succeed(t, next.lifecycle.Recover(t.Context()))
-			known := func() bool { _, known := next.tracker.Pools(); return known }
-			next.until(t, "pools known", known)
-			if a, ok := next.journal.Get(sf); !ok || a.State == journal.Reserved {
-				must.Succeed(t, next.reserve(sf))
-				next.wantPort(t, sf)
-			}
-			must.Succeed(t, next.free(sf))
-			next.wantNothing(t)
-		})
+		t.Run(fmt.Sprintf("%02d before %s", n, strings.ReplaceAll(died, " ", "_")),
+			func(t *testing.T) {
+				must.Succeed(t, next.lifecycle.Recover(t.Context()))
+				known := func() bool { _, known := next.tracker.Pools(); return known }
+				next.until(t, "pools known", known)
+				if a, ok := next.journal.Get(sf); !ok || a.State == journal.Reserved {
+					must.Succeed(t, next.reserve(sf))
+					next.wantPort(t, sf)
+				}
+				must.Succeed(t, next.free(sf))
+				next.wantNothing(t)
+			})
 		next.close()
 	}
 }
 
-// dieAt takes an SF through its life and ends before step n, which it returns; "" if there are fewer.
-func dieAt(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, sf function.ID, n int) (died string) {
+// dieAt takes an SF through its life and ends before step n, which it returns; "" if there are
+// fewer.
+func dieAt(
+	t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, sf function.ID, n int,
+) (died string) {
 	t.Helper()
 	namespace := netns.New(t)
 	steps := 0

@@ -34,7 +34,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// killedSupply is set in the environment of a process that is to kill itself while it changes the PF that it names.
+// killedSupply is set in the environment of a process that is to kill itself while it changes the
+// PF that it names.
 const killedSupply = "SUPPLY_KILLED"
 
 // declared is the DevicePool of the tests.
@@ -73,10 +74,11 @@ func newSupplier(t *testing.T, pf pci.Address) *supplier {
 	s.pods, err = podresources.NewClient(dir, podresources.Self{}, nil, testr.New(t))
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = s.pods.Close() })
-	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t), Changed: func() {
-		s.inputs.Notify()
-		s.all.Notify()
-	}})
+	s.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Log: testr.New(t),
+		Changed: func() {
+			s.inputs.Notify()
+			s.all.Notify()
+		}})
 	must.Run(t, s.inventory.Run)
 	if !s.inventory.Synced(t.Context()) {
 		t.Fatal("the inventory is not there")
@@ -89,15 +91,20 @@ func (s *supplier) run(t *testing.T) (end func()) {
 	t.Helper()
 	s.tracker = pool.NewTracker(s.inventory, s, nil, testr.New(t))
 	s.vfs = &sriov.VFs{
-		SysRoot: "/sys", Functions: s.inventory, Pools: s.tracker, Journal: s.journal, Assignments: s.pods,
-		HostNetdevs: func() (hostuse.Netdevs, error) { return hostuse.Read("") }, Writing: s.writing, Metrics: sriov.NewMetrics(prometheus.NewRegistry()),
+		SysRoot: "/sys", Functions: s.inventory, Pools: s.tracker, Journal: s.journal,
+		Assignments: s.pods,
+		HostNetdevs: func() (hostuse.Netdevs, error) {
+			return hostuse.Read("")
+		}, Writing: s.writing, Metrics: sriov.NewMetrics(prometheus.NewRegistry()),
 		Log: testr.New(t), Changed: func() {
 			s.outputs.Notify()
 			s.all.Notify()
 		},
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	forTracker, functions, pools := s.inputs.Subscribe(ctx), s.inputs.Subscribe(ctx), s.outputs.Subscribe(ctx)
+	forTracker, functions, pools := s.inputs.Subscribe(ctx), s.inputs.Subscribe(
+		ctx,
+	), s.outputs.Subscribe(ctx)
 	track := must.Run(t, func(ctx context.Context) error {
 		return s.tracker.Run(ctx, forTracker, func() {
 			s.outputs.Notify()
@@ -158,7 +165,8 @@ func (s *supplier) wrote(t *testing.T, want ...int) {
 // until waits for a state; state describes what there is instead.
 func (s *supplier) until(t *testing.T, what string, is func() (ok bool, state any)) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context())) // it is used when the test has ended, too
+	// it is used when the test has ended, too
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	defer cancel()
 	changes := s.all.Subscribe(ctx)
 	begin, late := time.Now(), time.NewTimer(2*patience)
@@ -177,7 +185,8 @@ func (s *supplier) until(t *testing.T, what string, is func() (ok bool, state an
 	}
 }
 
-// made waits until the PF has n VFs: at the kernel, in the inventory, and in the pool, which has the first two.
+// made waits until the PF has n VFs: at the kernel, in the inventory, and in the pool, which has
+// the first two.
 func (s *supplier) made(t *testing.T, n int) {
 	t.Helper()
 	s.until(t, "the PF has its VFs", func() (bool, any) {
@@ -198,7 +207,8 @@ func (s *supplier) short(t *testing.T, reason, text string) {
 	s.until(t, reason, func() (bool, any) {
 		lacks, _ := s.vfs.Supply(declared)
 		return len(lacks.Shortages) == 1 && lacks.Shortages[0].PF == string(s.pf) &&
-			lacks.Shortages[0].Reason == reason && strings.Contains(lacks.Shortages[0].Message, text), lacks
+			lacks.Shortages[0].Reason == reason &&
+			strings.Contains(lacks.Shortages[0].Message, text), lacks
 	})
 	lacks, _ := s.vfs.Supply(declared)
 	t.Log(lacks.Shortages[0].Message)
@@ -326,8 +336,8 @@ func dieBetween(t *testing.T, pf pci.Address) {
 	s.made(t, 3)
 }
 
-// supplyInUse has a PF with 2 VFs be in use in every way that is known, while 1 VF is wanted. As a card takes seconds,
-// it is changed afterwards in one case only.
+// supplyInUse has a PF with 2 VFs be in use in every way that is known, while 1 VF is wanted. As a
+// card takes seconds, it is changed afterwards in one case only.
 func supplyInUse(t *testing.T, s *supplier) {
 	vf := card.VF(t, s.pf, 1)
 	id := function.ID{Address: vf}
@@ -347,7 +357,8 @@ func supplyInUse(t *testing.T, s *supplier) {
 			"VF in a pod", string(vf) + " belongs to pod default/web",
 			func(t *testing.T) {
 				must.Succeed(t, s.journal.Put(journal.Attachment{
-					Function: id, PF: s.pf, VFIndex: 1, State: journal.Reserved, Pod: journal.Pod{Namespace: "default", Name: "web"},
+					Function: id, PF: s.pf, VFIndex: 1, State: journal.Reserved,
+					Pod: journal.Pod{Namespace: "default", Name: "web"},
 				}))
 				leave(t)
 			},
@@ -358,12 +369,16 @@ func supplyInUse(t *testing.T, s *supplier) {
 			true,
 		},
 		{
-			"VF in a network namespace that nobody knows", "VF " + string(vf) + " has its netdev in another network namespace",
+			"VF in a network namespace that nobody knows", "VF " + string(vf) +
+				" has its netdev in another network namespace",
 			leave, comeBack, false,
 		},
 		{
-			"VF of another device plugin's pod", string(vf) + " belongs to pod default/other (container main)",
-			func(*testing.T) { s.kubelet.Set(kubelettest.Pod("other", "intel.com/vf", string(vf))) },
+			"VF of another device plugin's pod", string(vf) +
+				" belongs to pod default/other (container main)",
+			func(*testing.T) {
+				s.kubelet.Set(kubelettest.Pod("other", "intel.com/vf", string(vf)))
+			},
 			func(*testing.T) { s.kubelet.Set() },
 			false,
 		},

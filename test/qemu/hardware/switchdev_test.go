@@ -34,8 +34,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/card"
 )
 
-// TestSwitchdev takes a card through what a DPU's eswitch does: the mode, representors, a subfunction, and traffic that
-// opi-bridge forwards between representors. Here one machine is the host and the xPU.
+// TestSwitchdev takes a card through what a DPU's eswitch does: the mode, representors, a
+// subfunction, and traffic that opi-bridge forwards between representors. Here one machine is the
+// host and the xPU.
 func TestSwitchdev(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -65,15 +66,24 @@ func TestSwitchdev(t *testing.T) {
 	t.Run("subfunction comes and goes", func(t *testing.T) { subfunctionComesAndGoes(t, f, pf) })
 
 	x := &xpu{t: t, pf: pf, state: filepath.Join(t.TempDir(), "state.db"), uplink: uplink}
-	t.Cleanup(func() { must.Succeed(t, netlink.LinkDel(linkOf(t, "br-opi"))) }) // opi-bridge leaves it when it ends
+	// opi-bridge leaves it when it ends
+	t.Cleanup(func() { must.Succeed(t, netlink.LinkDel(linkOf(t, "br-opi"))) })
 	x.start()
 	x.network(t, "net-blue", 10)
 	x.network(t, "net-red", 20)
-	t.Run("opi-bridge forwards between representors found by PCI address", func(t *testing.T) { forwards(t, x, pf) })
+	t.Run("opi-bridge forwards between representors found by PCI address", func(t *testing.T) {
+		forwards(t, x, pf)
+	})
 	t.Run("a trunk carries tags, to a VF and to the uplink", func(t *testing.T) { trunk(t, x, pf) })
-	t.Run("a subfunction's representor is found by its sfnum", func(t *testing.T) { forwardsToSubfunction(t, x, f, pf) })
-	t.Run("opi-bridge started again leaves representors in the bridge", func(t *testing.T) { startedAgain(t, x, pf) })
-	t.Run("VFs removed and made again are in service again", func(t *testing.T) { madeAgain(t, x, pf) })
+	t.Run("a subfunction's representor is found by its sfnum", func(t *testing.T) {
+		forwardsToSubfunction(t, x, f, pf)
+	})
+	t.Run("opi-bridge started again leaves representors in the bridge", func(t *testing.T) {
+		startedAgain(t, x, pf)
+	})
+	t.Run("VFs removed and made again are in service again", func(t *testing.T) {
+		madeAgain(t, x, pf)
+	})
 }
 
 // representor is the name of the netdev on the PF that stands for a function of the eswitch.
@@ -83,7 +93,8 @@ func representor(t *testing.T, pf pci.Address, portName string) string {
 	must.Succeed(t, err)
 	var seen []string
 	for _, dir := range found {
-		content, _ := os.ReadFile(filepath.Join(dir, "phys_port_name")) // EOPNOTSUPP where there is none
+		// EOPNOTSUPP where there is none
+		content, _ := os.ReadFile(filepath.Join(dir, "phys_port_name"))
 		if name := strings.TrimSpace(string(content)); name == portName {
 			return filepath.Base(dir)
 		}
@@ -98,16 +109,20 @@ func subfunctionComesAndGoes(t *testing.T, f *follower, pf pci.Address) {
 	port, err := netlink.DevLinkPortAdd("pci", string(pf), nl.DEVLINK_PORT_FLAVOUR_PCI_SF,
 		netlink.DevLinkPortAddAttrs{SfNumber: sfnum, SfNumberValid: true})
 	must.Succeed(t, err)
-	if got, err := sriovnet.GetSfRepresentor(card.Netdev(pf), sfnum); err != nil || got != representor(t, pf, "pf0sf88") {
+	if got, err := sriovnet.GetSfRepresentor(card.Netdev(pf), sfnum); err != nil ||
+		got != representor(t, pf, "pf0sf88") {
 		t.Errorf("sriovnet says that the SF's representor is %s, %v", got, err)
 	}
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, sfnum}
-	must.Succeed(t, netlink.DevlinkPortFnSet("pci", string(pf), port.PortIndex, netlink.DevlinkPortFnSetAttrs{
-		FnAttrs:     netlink.DevlinkPortFn{State: nl.DEVLINK_PORT_FN_STATE_ACTIVE, HwAddr: mac},
-		HwAddrValid: true, StateValid: true,
-	}))
+	must.Succeed(t,
+		netlink.DevlinkPortFnSet("pci", string(pf), port.PortIndex, netlink.DevlinkPortFnSetAttrs{
+			FnAttrs:     netlink.DevlinkPortFn{State: nl.DEVLINK_PORT_FN_STATE_ACTIVE, HwAddr: mac},
+			HwAddrValid: true, StateValid: true,
+		}))
 	id := function.SubfunctionID(pf, sfnum)
-	f.await(t, time.Now(), id, "there, with netdev", func(got function.Function) bool { return got.Netdev != "" })
+	f.await(t, time.Now(), id, "there, with netdev", func(got function.Function) bool {
+		return got.Netdev != ""
+	})
 	got, _ := f.Get(id)
 	if link := linkOf(t, got.Netdev); link.Attrs().HardwareAddr.String() != mac.String() {
 		t.Errorf("netdev %s has MAC %s, want %s", got.Netdev, link.Attrs().HardwareAddr, mac)
@@ -197,7 +212,8 @@ func (x *xpu) start() {
 	ended := make(chan error, 2)
 	go func() { ended <- agent.Run(ctx) }()
 	go func() { ended <- server.Serve(listener) }()
-	x.client, err = opi.Dial(opi.Config{Endpoint: listener.Addr().String(), Dialect: evpngw.Dialect, Installation: opitest.Installation})
+	x.client, err = opi.Dial(opi.Config{Endpoint: listener.Addr().String(), Dialect: evpngw.Dialect,
+		Installation: opitest.Installation})
 	must.Succeed(t, err)
 	client := x.client
 	x.stop = sync.OnceFunc(func() {
@@ -266,7 +282,8 @@ func master(t *testing.T, netdev string) string {
 	return link.Attrs().Name
 }
 
-// vfID is the id of a VF's Port. It is all that both sides know of each other: nobody has given a netdev a name.
+// vfID is the id of a VF's Port. It is all that both sides know of each other: nobody has given a
+// netdev a name.
 func vfID(t *testing.T, pf pci.Address, index int) string {
 	t.Helper()
 	id, err := opi.PortID(function.ID{Address: card.VF(t, pf, index)})
@@ -274,8 +291,8 @@ func vfID(t *testing.T, pf pci.Address, index int) string {
 	return id
 }
 
-// forwards joins three VFs to two networks: those of one network reach each other, and the third is apart until it is
-// moved to the same network.
+// forwards joins three VFs to two networks: those of one network reach each other, and the third is
+// apart until it is moved to the same network.
 func forwards(t *testing.T, x *xpu, pf pci.Address) {
 	var pods []pod
 	for i, network := range []string{"net-blue", "net-blue", "net-red"} {
@@ -299,13 +316,14 @@ func forwards(t *testing.T, x *xpu, pf pci.Address) {
 // uplinkID is the id of the port that the card's uplink is, which opi-bridge's configuration names.
 const uplinkID = "uplink-p0"
 
-// trunk gives a VF and the uplink both networks, with tags, and another VF one of them. The uplink is known to
-// opi-bridge by a name, as the administrator gives it.
+// trunk gives a VF and the uplink both networks, with tags, and another VF one of them. The uplink
+// is known to opi-bridge by a name, as the administrator gives it.
 func trunk(t *testing.T, x *xpu, pf pci.Address) {
 	must.Succeed(t, netlink.LinkAddAltName(linkOf(t, x.uplink), uplinkID))
 	t.Cleanup(func() {
 		must.Succeed(t, netlink.LinkDelAltName(linkOf(t, x.uplink), uplinkID))
-		must.Succeed(t, netlink.LinkSetUp(linkOf(t, x.uplink))) // opi-bridge takes it down with its Port
+		// opi-bridge takes it down with its Port
+		must.Succeed(t, netlink.LinkSetUp(linkOf(t, x.uplink)))
 	})
 	both := []string{"net-blue", "net-red"}
 	untagged := newPod(t, card.VF(t, pf, 0), 1)
@@ -374,9 +392,12 @@ func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	port, err := conn.AddSF(devlink.OfPCI(pf), 0, sfnum)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, conn.DeletePort(devlink.OfPCI(pf), port.Index)) }()
-	must.Succeed(t, conn.SetFunction(devlink.OfPCI(pf), port.Index, devlink.FunctionChange{Active: new(true)}))
+	must.Succeed(t,
+		conn.SetFunction(devlink.OfPCI(pf), port.Index, devlink.FunctionChange{Active: new(true)}))
 	fn := function.SubfunctionID(pf, sfnum)
-	f.await(t, time.Now(), fn, "there, with netdev", func(got function.Function) bool { return got.Netdev != "" })
+	f.await(t, time.Now(), fn, "there, with netdev", func(got function.Function) bool {
+		return got.Netdev != ""
+	})
 	got, _ := f.Get(fn)
 
 	sf := podOf(t, got.Netdev, 2)
@@ -385,7 +406,8 @@ func forwardsToSubfunction(t *testing.T, x *xpu, f *follower, pf pci.Address) {
 	reach(t, vf, sf)
 }
 
-// startedAgain takes opi-bridge away and back: what it found by PCI address must not leave the bridge meanwhile.
+// startedAgain takes opi-bridge away and back: what it found by PCI address must not leave the
+// bridge meanwhile.
 func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
 	a, b := newPod(t, card.VF(t, pf, 0), 1), newPod(t, card.VF(t, pf, 1), 2)
 	for i, p := range []pod{a, b} {
@@ -415,8 +437,8 @@ func startedAgain(t *testing.T, x *xpu, pf pci.Address) {
 	}
 }
 
-// madeAgain takes VFs away while they are in pods. The new ones have the PCI addresses of the old ones, and other
-// representors.
+// madeAgain takes VFs away while they are in pods. The new ones have the PCI addresses of the old
+// ones, and other representors.
 func madeAgain(t *testing.T, x *xpu, pf pci.Address) {
 	vfs := card.Number(t, pf, "sriov_numvfs")
 	old := []pod{newPod(t, card.VF(t, pf, 0), 1), newPod(t, card.VF(t, pf, 1), 2)}
@@ -462,10 +484,14 @@ type wire struct {
 func capture(t *testing.T, netdev string) *wire {
 	t.Helper()
 	const networkOrder = unix.ETH_P_ALL>>8 | unix.ETH_P_ALL&0xff<<8
-	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, networkOrder)
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK,
+		networkOrder)
 	must.Succeed(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	must.Succeed(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: linkOf(t, netdev).Attrs().Index}))
+	must.Succeed(t,
+		unix.Bind(fd, &unix.SockaddrLinklayer{
+			Protocol: networkOrder, Ifindex: linkOf(t, netdev).Attrs().Index,
+		}))
 	return &wire{fd: fd, seen: map[string]map[int]bool{}}
 }
 

@@ -21,7 +21,8 @@ import (
 func deviceOf(t *testing.T, pf pci.Address, index int) netdev.Device {
 	t.Helper()
 	return netdev.Device{
-		Name: card.Netdev(card.VF(t, pf, index)), PF: &netdev.PF{Name: card.Netdev(pf), Address: string(pf), VF: index},
+		Name: card.Netdev(card.VF(t, pf, index)),
+		PF:   &netdev.PF{Name: card.Netdev(pf), Address: string(pf), VF: index},
 	}
 }
 
@@ -36,7 +37,8 @@ type taken struct {
 
 // take attaches a Function to a namespace, or says why that fails.
 func take(
-	t *testing.T, engine *netdev.Engine, device netdev.Device, netNS string, want function.Interface,
+	t *testing.T, engine *netdev.Engine, device netdev.Device, netNS string,
+	want function.Interface,
 ) (_ taken, err error) {
 	t.Helper()
 	held := taken{engine: engine, device: device}
@@ -49,13 +51,16 @@ func take(
 
 // release puts everything back. It works after the test's context has ended, too.
 func (h taken) release() error {
-	_, err := h.engine.Restore(context.Background(), netdev.Device{PF: h.device.PF}, h.before, h.place)
+	_, err := h.engine.Restore(context.Background(), netdev.Device{PF: h.device.PF},
+		h.before, h.place)
 	return err
 }
 
-// attachedAs takes a Function to a pod of its own, as net1 with 192.0.2.<host>, until the test ends, when everything is
-// put back.
-func attachedAs(t *testing.T, engine *netdev.Engine, device netdev.Device, host byte, want function.Interface) pod {
+// attachedAs takes a Function to a pod of its own, as net1 with 192.0.2.<host>, until the test
+// ends, when everything is put back.
+func attachedAs(
+	t *testing.T, engine *netdev.Engine, device netdev.Device, host byte, want function.Interface,
+) pod {
 	t.Helper()
 	address := netip.AddrFrom4([4]byte{192, 0, 2, host})
 	want.Name, want.Addresses = "net1", []netip.Prefix{netip.PrefixFrom(address, 24)}
@@ -72,12 +77,16 @@ func attachedAs(t *testing.T, engine *netdev.Engine, device netdev.Device, host 
 }
 
 // attached is attachedAs for a VF of which only what the PF enforces matters.
-func attached(t *testing.T, engine *netdev.Engine, pf pci.Address, index int, host byte, config *function.VFConfig) pod {
+func attached(
+	t *testing.T, engine *netdev.Engine, pf pci.Address, index int, host byte,
+	config *function.VFConfig,
+) pod {
 	t.Helper()
 	return attachedAs(t, engine, deviceOf(t, pf, index), host, function.Interface{VF: config})
 }
 
-// TestTrafficVLAN: the VLAN that a PF enforces for a VF keeps networks apart, on one card and across two on one wire.
+// TestTrafficVLAN: the VLAN that a PF enforces for a VF keeps networks apart, on one card and
+// across two on one wire.
 func TestTrafficVLAN(t *testing.T) {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
@@ -89,11 +98,13 @@ func TestTrafficVLAN(t *testing.T) {
 	defer engine.Close()
 	tag := func(vlan int) *function.VFConfig { return &function.VFConfig{VLAN: &vlan} }
 	t.Run("same VLAN", func(t *testing.T) {
-		a, b := attached(t, engine, pfs[0], 0, 1, tag(100)), attached(t, engine, pfs[0], 1, 2, tag(100))
+		a, b := attached(t, engine, pfs[0], 0, 1, tag(100)), attached(t, engine, pfs[0], 1,
+			2, tag(100))
 		c := attached(t, engine, pfs[1], 0, 3, tag(100))
 		reach(t, a, b)
 		reach(t, a, c)
-		other, none := attached(t, engine, pfs[0], 2, 4, tag(200)), attached(t, engine, pfs[1], 1, 5, nil)
+		other, none := attached(t, engine, pfs[0], 2, 4, tag(200)), attached(t, engine,
+			pfs[1], 1, 5, nil)
 		apart(t, a, other) // on one card
 		apart(t, c, other) // across two
 		apart(t, c, none)
@@ -120,8 +131,8 @@ func apart(t *testing.T, from, to pod) {
 	}
 }
 
-// TestTrafficSpoofCheck: what a VF sends under another MAC comes through only where the spoof check is off. QEMU's igb
-// takes the setting and checks nothing, so it is simnic's VFs that show it.
+// TestTrafficSpoofCheck: what a VF sends under another MAC comes through only where the spoof check
+// is off. QEMU's igb takes the setting and checks nothing, so it is simnic's VFs that show it.
 func TestTrafficSpoofCheck(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -174,7 +185,8 @@ func frames(t *testing.T, ns *netns.Namespace, netdev string) int {
 		return err
 	}))
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	must.Succeed(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: l.Attrs().Index}))
+	must.Succeed(t,
+		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: networkOrder, Ifindex: l.Attrs().Index}))
 	wait := unix.NsecToTimeval((100 * time.Millisecond).Nanoseconds())
 	must.Succeed(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
 	return fd

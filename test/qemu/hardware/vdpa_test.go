@@ -39,7 +39,8 @@ func TestVDPA(t *testing.T) {
 	t.Run("selected", func(t *testing.T) {
 		devicePool := v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: spec}
 		pools := pool.Assign(f.Snapshot(), []v1alpha1.DevicePool{devicePool}, nil, nil)
-		if len(pools) != 1 || len(pools[0].Functions) != 1 || pools[0].Functions[0].ID.Address != vf {
+		if len(pools) != 1 || len(pools[0].Functions) != 1 ||
+			pools[0].Functions[0].ID.Address != vf {
 			t.Errorf("pools %+v", pools)
 		}
 	})
@@ -53,15 +54,18 @@ func TestVDPA(t *testing.T) {
 		if diff := cmp.Diff([]string{"/dev/vhost-vdpa-0"}, nodePaths(container)); diff != "" {
 			t.Errorf("device nodes (-want +got):\n%s", diff)
 		}
-		wantEnv := []string{"XPU_FUNCTION_FAST=" + string(vf), "XPU_INTERFACE_FAST=net1", "XPU_VDPA_FAST=/dev/vhost-vdpa-0"}
+		wantEnv := []string{"XPU_FUNCTION_FAST=" + string(vf), "XPU_INTERFACE_FAST=net1",
+			"XPU_VDPA_FAST=/dev/vhost-vdpa-0"}
 		if diff := cmp.Diff(wantEnv, container.Process.Env); diff != "" {
 			t.Errorf("environment (-want +got):\n%s", diff)
 		}
 		device, err := os.OpenFile("/dev/vhost-vdpa-0", os.O_RDWR, 0)
 		must.Succeed(t, err)
 		defer device.Close()
-		const getDeviceID, network = 2<<30 | 4<<16 | 0xaf<<8 | 0x70, 1 // linux/vhost.h, linux/virtio_ids.h
-		if id, err := unix.IoctlGetUint32(int(device.Fd()), getDeviceID); err != nil || id != network {
+		// linux/vhost.h, linux/virtio_ids.h
+		const getDeviceID, network = 2<<30 | 4<<16 | 0xaf<<8 | 0x70, 1
+		if id, err := unix.IoctlGetUint32(int(device.Fd()), getDeviceID); err != nil ||
+			id != network {
 			t.Errorf("virtio device %d, %v; want %d", id, err, network)
 		}
 		must.Succeed(t, c.unprepare(t.Context(), object))
@@ -70,7 +74,8 @@ func TestVDPA(t *testing.T) {
 	t.Run("bound to virtio_vdpa", func(t *testing.T) {
 		card.Set(t, "/sys/bus/vdpa/drivers/vhost_vdpa/unbind", "vdpa0")
 		card.Set(t, "/sys/bus/vdpa/drivers/virtio_vdpa/bind", "vdpa0")
-		f.until(t, time.Now(), vf, "vDPA device with virtio_vdpa", has(function.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"}))
+		f.until(t, time.Now(), vf, "vDPA device with virtio_vdpa",
+			has(function.VDPA{Name: "vdpa0", Driver: "virtio_vdpa"}))
 	})
 
 	t.Run("deleted", func(t *testing.T) {

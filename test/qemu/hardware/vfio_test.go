@@ -54,9 +54,11 @@ type claims struct {
 	close     func()
 }
 
-// newClaims starts an agent that has its journal and its CDI files in dir, until close is called or the test ends. trace is
-// called before every change.
-func newClaims(t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string)) *claims {
+// newClaims starts an agent that has its journal and its CDI files in dir, until close is called or
+// the test ends. trace is called before every change.
+func newClaims(
+	t *testing.T, dir string, spec v1alpha1.DevicePoolSpec, trace func(step string),
+) *claims {
 	t.Helper()
 	return newClaimsOf(t, "boot-1", dir, spec, trace)
 }
@@ -75,7 +77,9 @@ func newClaimsOf(
 	c.engine, err = netdev.New(netdev.Options{Trace: trace})
 	must.Succeed(t, err)
 	var changed notify.Signal
-	c.inventory = inventory.New(inventory.Options{SysRoot: "/sys", Changed: changed.Notify, Log: log})
+	c.inventory = inventory.New(inventory.Options{
+		SysRoot: "/sys", Changed: changed.Notify, Log: log,
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- c.inventory.Run(ctx) }()
@@ -94,15 +98,18 @@ func newClaimsOf(
 		Changes: changed.Subscribe, Engine: c.engine, Trace: trace, Log: log,
 	}
 	setups := &setup.Runner{Drivers: c.drivers}
-	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory, lifecycle.Options{BootID: bootID, Setup: setups}, log)
+	c.lifecycle = lifecycle.New(c.journal, c.engine, c.inventory,
+		lifecycle.Options{BootID: bootID, Setup: setups}, log)
 	files, err := nodecdi.Open(filepath.Join(dir, "cdi"))
 	must.Succeed(t, err)
 	c.driver = &dra.Driver{
-		Function: c.inventory.Get, DevicePool: c.DevicePool, WaitForPort: c.Wait, Journal: c.journal, Lifecycle: c.lifecycle,
+		Function: c.inventory.Get, DevicePool: c.DevicePool, WaitForPort: c.Wait,
+		Journal: c.journal, Lifecycle: c.lifecycle,
 		DeviceNodes: &devnode.Finder{SysRoot: "/sys", DevRoot: "/dev"}, CDI: files,
 		RuntimeConnected: func(context.Context) error { return nil },
 		PodGoing:         func(context.Context, journal.Pod) (bool, error) { return false, nil },
-		Metrics:          dra.NewMetrics(prometheus.NewRegistry()), Log: log, ProvisionTimeout: patience,
+		Metrics:          dra.NewMetrics(prometheus.NewRegistry()), Log: log,
+		ProvisionTimeout: patience,
 	}
 	return c
 }
@@ -111,7 +118,9 @@ func newClaimsOf(
 func (c *claims) DevicePool(string) (v1alpha1.DevicePoolSpec, bool) { return c.spec, true }
 
 // Wait is about a Port that is served at once.
-func (c *claims) Wait(context.Context, *resourceapi.ResourceClaim, function.ID) (*v1alpha1.XPUPort, error) {
+func (c *claims) Wait(
+	context.Context, *resourceapi.ResourceClaim, function.ID,
+) (*v1alpha1.XPUPort, error) {
 	return &v1alpha1.XPUPort{Spec: v1alpha1.XPUPortSpec{
 		MAC: "02:00:00:00:00:88", MTU: 1500, Addresses: []string{"192.0.2.88/24"},
 	}}, nil
@@ -125,7 +134,8 @@ func claimOf(pf, vf pci.Address, parameters string) *resourceapi.ResourceClaim {
 }
 
 func (c *claims) prepare(object *resourceapi.ResourceClaim) (kubeletplugin.PrepareResult, error) {
-	results, err := c.driver.PrepareResourceClaims(context.Background(), []*resourceapi.ResourceClaim{object})
+	results, err := c.driver.PrepareResourceClaims(context.Background(),
+		[]*resourceapi.ResourceClaim{object})
 	return results[object.UID], errors.Join(err, results[object.UID].Err)
 }
 
@@ -136,10 +146,14 @@ func (c *claims) unprepare(ctx context.Context, object *resourceapi.ResourceClai
 	return errors.Join(err, results[object.UID])
 }
 
-func (c *claims) attach(object *resourceapi.ResourceClaim, vf pci.Address, pod *netns.Namespace) (netdev.Observed, error) {
+func (c *claims) attach(
+	object *resourceapi.ResourceClaim, vf pci.Address, pod *netns.Namespace,
+) (netdev.Observed, error) {
 	return c.lifecycle.Attach(context.Background(), function.ID{Address: vf}, lifecycle.Sandbox{
 		ID: "sandbox1", NetNS: pod.Path(),
-		Pod: journal.Pod{Namespace: object.Namespace, Name: "pod1", UID: object.Status.ReservedFor[0].UID},
+		Pod: journal.Pod{
+			Namespace: object.Namespace, Name: "pod1", UID: object.Status.ReservedFor[0].UID,
+		},
 	})
 }
 
@@ -147,7 +161,8 @@ func (c *claims) attach(object *resourceapi.ResourceClaim, vf pci.Address, pod *
 func (c *claims) container(devices ...string) ocispec.Spec {
 	c.t.Helper()
 	c.offer()
-	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Join(c.dir, "cdi")), cdi.WithAutoRefresh(false))
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Join(c.dir, "cdi")),
+		cdi.WithAutoRefresh(false))
 	must.Succeed(c.t, err)
 	var container ocispec.Spec
 	if unresolved, err := cache.InjectDevices(&container, devices...); err != nil {
@@ -182,15 +197,19 @@ func nodePaths(container ocispec.Spec) []string {
 	return paths
 }
 
-// worn is a VF that the administrator set up, until the test ends: all that is lost when its driver is unbound.
-func worn(t *testing.T, c *claims, pf pci.Address, index int) (vf pci.Address, device netdev.Device, before netdev.Snapshot) {
+// worn is a VF that the administrator set up, until the test ends: all that is lost when its driver
+// is unbound.
+func worn(
+	t *testing.T, c *claims, pf pci.Address, index int,
+) (vf pci.Address, device netdev.Device, before netdev.Snapshot) {
 	t.Helper()
 	vf = card.VF(t, pf, index)
 	l, name := linkOf(t, card.Netdev(vf)), card.Netdev(vf)
 	t.Cleanup(func() {
 		l := linkOf(t, card.Netdev(vf))
 		must.Succeed(t, errors.Join(
-			netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 0), netlink.LinkSetDown(l), netlink.LinkSetName(l, name),
+			netlink.LinkSetVfVlan(linkOf(t, card.Netdev(pf)), index, 0), netlink.LinkSetDown(l),
+			netlink.LinkSetName(l, name),
 			netlink.LinkSetMTU(l, 1500), netlink.LinkSetAlias(l, ""),
 		))
 	})
@@ -199,7 +218,9 @@ func worn(t *testing.T, c *claims, pf pci.Address, index int) (vf pci.Address, d
 	must.Succeed(t, netlink.LinkSetMTU(l, 1400))
 	must.Succeed(t, netlink.LinkSetAlias(l, "the administrator's"))
 	must.Succeed(t, netlink.LinkSetUp(l))
-	device = netdev.Device{Name: "worn0", PF: &netdev.PF{Name: card.Netdev(pf), Address: string(pf), VF: index}}
+	device = netdev.Device{
+		Name: "worn0", PF: &netdev.PF{Name: card.Netdev(pf), Address: string(pf), VF: index},
+	}
 	before, err := c.engine.Snapshot(t.Context(), device)
 	must.Succeed(t, err)
 	return vf, device, before
@@ -219,7 +240,8 @@ func wantRestored(t *testing.T, c *claims, device netdev.Device, before netdev.S
 
 const vfioParameters = `"driver": "vfio-pci", "network": "lab", "vf": {"vlan": 100, "qos": 3}`
 
-// TestVFIO: a claim that asks for vfio-pci gets the VF's IOMMU group, and the VF is what it was afterwards.
+// TestVFIO: a claim that asks for vfio-pci gets the VF's IOMMU group, and the VF is what it was
+// afterwards.
 func TestVFIO(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -235,14 +257,17 @@ func TestVFIO(t *testing.T) {
 			t.Errorf("the driver is %q", got)
 		}
 		metadata := prepared.Devices[0].Metadata.NetworkData
-		if metadata.HardwareAddress != "02:00:00:00:00:88" || len(metadata.IPs) != 1 || metadata.IPs[0] != "192.0.2.88/24" {
+		if metadata.HardwareAddress != "02:00:00:00:00:88" || len(metadata.IPs) != 1 ||
+			metadata.IPs[0] != "192.0.2.88/24" {
 			t.Errorf("the pod is told %+v", metadata)
 		}
 		container := c.container(prepared.Devices[0].CDIDeviceIDs...)
-		if diff := cmp.Diff([]string{"/dev/vfio/vfio", "/dev/vfio/" + group}, nodePaths(container)); diff != "" {
+		if diff := cmp.Diff([]string{"/dev/vfio/vfio", "/dev/vfio/" + group},
+			nodePaths(container)); diff != "" {
 			t.Errorf("device nodes (-want +got):\n%s", diff)
 		}
-		wantEnv := []string{"XPU_FUNCTION_FAST=" + string(vf), "XPU_INTERFACE_FAST=net1", "XPU_VFIO_FAST=/dev/vfio/" + group}
+		wantEnv := []string{"XPU_FUNCTION_FAST=" + string(vf), "XPU_INTERFACE_FAST=net1",
+			"XPU_VFIO_FAST=/dev/vfio/" + group}
 		if diff := cmp.Diff(wantEnv, container.Process.Env); diff != "" {
 			t.Errorf("environment (-want +got):\n%s", diff)
 		}
@@ -251,7 +276,8 @@ func TestVFIO(t *testing.T) {
 	t.Run("the PF enforces what the pod asked for", func(t *testing.T) {
 		observed, err := c.attach(object, vf, netns.New(t))
 		must.Succeed(t, err)
-		if observed.MAC != "02:00:00:00:00:88" || len(observed.Addresses) != 1 || observed.Addresses[0].String() != "192.0.2.88/24" {
+		if observed.MAC != "02:00:00:00:00:88" || len(observed.Addresses) != 1 ||
+			observed.Addresses[0].String() != "192.0.2.88/24" {
 			t.Errorf("observed %+v", observed)
 		}
 		routes, err := netlink.NewHandle(unix.NETLINK_ROUTE) // only one's own handle asks for VFs
@@ -263,18 +289,21 @@ func TestVFIO(t *testing.T) {
 		if info.Vlan != 100 || info.Qos != 3 || info.Mac.String() != "02:00:00:00:00:88" {
 			t.Errorf("the PF has %+v", info)
 		}
-		if differences, err := c.lifecycle.Check(t.Context(), function.ID{Address: vf}, nil); err != nil || len(differences) > 0 {
+		if differences, err := c.lifecycle.Check(t.Context(), function.ID{Address: vf},
+			nil); err != nil || len(differences) > 0 {
 			t.Errorf("check: %q, %v", differences, err)
 		}
 	})
 
 	t.Run("pod still has the device while it is released", func(t *testing.T) {
 		program := openVFIO(t, group, vf)
-		for _, devRoot := range []string{t.TempDir(), "/dev"} { // without access to device nodes, and with it
+		// without access to device nodes, and with it
+		for _, devRoot := range []string{t.TempDir(), "/dev"} {
 			c.drivers.DevRoot = devRoot
 			begin := time.Now()
 			err := c.unprepare(t.Context(), object)
-			wantMessage(t, err, "IOMMU group "+group+" is open in process", fmt.Sprint(os.Getpid()), "hardware.test")
+			wantMessage(t, err, "IOMMU group "+group+" is open in process", fmt.Sprint(os.Getpid()),
+				"hardware.test")
 			if took := time.Since(begin); took > 5*time.Second {
 				t.Errorf("that took %s", took)
 			}
@@ -309,7 +338,8 @@ func TestVFIO(t *testing.T) {
 		}
 		for range 2 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			wantMessage(t, c.unprepare(ctx, object), "IOMMU group "+group+" is open in process", "hardware.test")
+			wantMessage(t, c.unprepare(ctx, object), "IOMMU group "+group+" is open in process",
+				"hardware.test")
 			cancel()
 		}
 		program.close()
@@ -372,7 +402,11 @@ func TestVFIORefused(t *testing.T) {
 		must.Succeed(t, netlink.LinkDel(bridge))
 	})
 	t.Run("netdev has a VLAN", func(t *testing.T) {
-		vlan := &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "vlan-vfio", ParentIndex: linkOf(t, name).Attrs().Index}, VlanId: 5}
+		vlan := &netlink.Vlan{
+			LinkAttrs: netlink.LinkAttrs{
+				Name: "vlan-vfio", ParentIndex: linkOf(t, name).Attrs().Index,
+			}, VlanId: 5,
+		}
 		must.Succeed(t, netlink.LinkAdd(vlan))
 		refused(t, "in use on the host, by vlan-vfio")
 		must.Succeed(t, netlink.LinkDel(vlan))
@@ -410,7 +444,8 @@ func TestVFIOKilled(t *testing.T) {
 		c := newClaims(t, dir, v1alpha1.DevicePoolSpec{}, func(step string) {
 			if steps++; steps == n {
 				died = step
-				runtime.Goexit() // of what was done, nothing is undone; what is open is closed, as the kernel does
+				// of what was done, nothing is undone; what is open is closed, as the kernel does
+				runtime.Goexit()
 			}
 		})
 		ended := make(chan error, 1)
@@ -446,7 +481,8 @@ func TestVFIOKilled(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("%02d before %s", n, died), func(t *testing.T) {
 			must.Succeed(t, next.lifecycle.Recover(t.Context()))
-			if a, ok := next.journal.Get(function.ID{Address: vf}); ok && a.State == journal.Reserved {
+			if a, ok := next.journal.Get(function.ID{Address: vf}); ok &&
+				a.State == journal.Reserved {
 				_, err := next.prepare(object)
 				must.Succeed(t, err)
 				if got := card.Link(vf, "driver"); got != "vfio-pci" {
@@ -460,8 +496,8 @@ func TestVFIOKilled(t *testing.T) {
 	}
 }
 
-// TestVFIOAfterBoot: a boot gives a VF its own driver again, and the agent that starts then gives it the one that its
-// owner still wants.
+// TestVFIOAfterBoot: a boot gives a VF its own driver again, and the agent that starts then gives
+// it the one that its owner still wants.
 func TestVFIOAfterBoot(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -488,8 +524,10 @@ func TestVFIOAfterBoot(t *testing.T) {
 	_, err = c.attach(object, vf, netns.New(t))
 	must.Succeed(t, err)
 	must.Succeed(t, c.unprepare(t.Context(), object))
-	if got := card.Link(vf, "driver"); got != "igbvf" || card.Netdev(vf) == "" || len(c.journal.All()) > 0 {
-		t.Errorf("released: driver %q, netdev %q, journal %+v", got, card.Netdev(vf), c.journal.All())
+	if got := card.Link(vf, "driver"); got != "igbvf" || card.Netdev(vf) == "" ||
+		len(c.journal.All()) > 0 {
+		t.Errorf("released: driver %q, netdev %q, journal %+v", got, card.Netdev(vf),
+			c.journal.All())
 	}
 }
 
@@ -505,7 +543,8 @@ func wantMessage(t *testing.T, err error, texts ...string) {
 // vfioProgram is what a program has open that uses a PCI device by vfio.
 type vfioProgram []int
 
-// openVFIO does what such a program does first (linux/Documentation/driver-api/vfio.rst). The numbers are of linux/vfio.h.
+// openVFIO does what such a program does first (linux/Documentation/driver-api/vfio.rst). The
+// numbers are of linux/vfio.h.
 func openVFIO(t *testing.T, group string, device pci.Address) *vfioProgram {
 	t.Helper()
 	const (
@@ -527,7 +566,8 @@ func openVFIO(t *testing.T, group string, device pci.Address) *vfioProgram {
 	must.Succeed(t, unix.IoctlSetInt(container, setIOMMU, type1v2))
 	name, err := unix.BytePtrFromString(string(device))
 	must.Succeed(t, err)
-	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(own), getDevice, uintptr(unsafe.Pointer(name)))
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(own), getDevice,
+		uintptr(unsafe.Pointer(name)))
 	if errno != 0 {
 		t.Fatalf("VFIO_GROUP_GET_DEVICE_FD: %v", errno)
 	}

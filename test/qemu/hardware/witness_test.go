@@ -18,7 +18,8 @@ func witnessed(t *testing.T, functions []function.Function) {
 	for _, f := range functions {
 		netdevs, err := sriovnet.GetNetDevicesFromPci(string(f.ID.Address))
 		if err != nil || !slices.Contains(netdevs, f.Netdev) {
-			t.Errorf("%s: sriovnet says that its netdevs are %q, %v, want %s among them", f.ID, netdevs, err, f.Netdev)
+			t.Errorf("%s: sriovnet says that its netdevs are %q, %v, want %s among them", f.ID,
+				netdevs, err, f.Netdev)
 		}
 		if f.Kind != function.VF {
 			continue
@@ -44,7 +45,8 @@ func witnessedRepresentors(t *testing.T, pf pci.Address, uplink string) {
 		}
 		want := representor(t, pf, fmt.Sprintf("pf0vf%d", i))
 		if got, err := sriovnet.GetVfRepresentor(uplink, i); err != nil || got != want {
-			t.Errorf("VF %d: sriovnet says that its representor is %s, %v, want %s", i, got, err, want)
+			t.Errorf("VF %d: sriovnet says that its representor is %s, %v, want %s",
+				i, got, err, want)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package host lets a test in a guest do what a person at the machine would: take a card out, put it in again, pull the
-// cable. The machine's side is package machine.
+// Package host lets a test in a guest do what a person at the machine would: take a card out, put
+// it in again, pull the cable. The machine's side is package machine.
 package host
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PortName is the name of the virtio serial port that carries a line for a Request and a line for its Answer, in JSON.
-// One process at a time can have it open.
+// PortName is the name of the virtio serial port that carries a line for a Request and a line for
+// its Answer, in JSON. One process at a time can have it open.
 const PortName = "xpu.host"
 
 // Operation is something that is done to a card.
@@ -42,14 +42,14 @@ type Answer struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Unplug takes a card out. It returns when the kernel has let go of it: the drivers of its functions have ended, and
-// their devices are gone.
+// Unplug takes a card out. It returns when the kernel has let go of it: the drivers of its
+// functions have ended, and their devices are gone.
 func Unplug(ctx context.Context, card int) error {
 	return ask(ctx, Request{Operation: OperationUnplug, Card: card})
 }
 
-// Plug puts a card in again that was taken out, in the same slot and with the same MAC address. The kernel finds it
-// some time later.
+// Plug puts a card in again that was taken out, in the same slot and with the same MAC address. The
+// kernel finds it some time later.
 func Plug(ctx context.Context, card int) error {
 	return ask(ctx, Request{Operation: OperationPlug, Card: card})
 }
@@ -121,7 +121,8 @@ func find(ports string) (string, error) {
 		return "", err
 	}
 	for _, file := range names {
-		if name, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(name)) == PortName {
+		if name, err := os.ReadFile(file); err == nil &&
+			strings.TrimSpace(string(name)) == PortName {
 			return filepath.Join("/dev", filepath.Base(filepath.Dir(file))), nil
 		}
 	}

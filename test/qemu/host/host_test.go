@@ -12,11 +12,14 @@ func TestFind(t *testing.T) {
 	if _, err := find(ports); err == nil || !strings.Contains(err.Error(), PortName) {
 		t.Errorf("no port: %v", err)
 	}
-	for port, name := range map[string]string{"vport0p1": "org.example.agent\n", "vport0p2": PortName + "\n"} {
+	for port, name := range map[string]string{
+		"vport0p1": "org.example.agent\n", "vport0p2": PortName + "\n",
+	} {
 		if err := os.Mkdir(filepath.Join(ports, port), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(ports, port, "name"), []byte(name), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(ports, port, "name"), []byte(name),
+			0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

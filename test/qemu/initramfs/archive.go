@@ -1,5 +1,5 @@
-// Package initramfs makes the file system that a guest's kernel starts with, without root and without help of other
-// programs.
+// Package initramfs makes the file system that a guest's kernel starts with, without root and
+// without help of other programs.
 package initramfs
 
 import (
@@ -31,8 +31,8 @@ type Archive struct {
 	entries map[string]entry // by path without leading slash
 }
 
-// New is a file system with the devices that the kernel needs before it has mounted /dev, and /bin, /lib, /lib64 and
-// /sbin as links into /usr.
+// New is a file system with the devices that the kernel needs before it has mounted /dev, and /bin,
+// /lib, /lib64 and /sbin as links into /usr.
 func New() *Archive {
 	a := &Archive{entries: map[string]entry{}}
 	for _, dir := range []string{"dev", "proc", "sys", "tmp", "run", "root"} {
@@ -56,7 +56,8 @@ func (a *Archive) Directory(name string) {
 	}
 }
 
-// File adds a file, in place of what was there, and the directories above it. Content must not be changed afterwards.
+// File adds a file, in place of what was there, and the directories above it. Content must not be
+// changed afterwards.
 func (a *Archive) File(name string, content []byte, permissions uint32) {
 	a.Directory(path.Dir(name))
 	a.entries[clean(name)] = entry{mode: regular | permissions, content: content}
@@ -76,8 +77,8 @@ func (a *Archive) has(name string) bool {
 func clean(name string) string { return strings.TrimPrefix(path.Clean(name), "/") }
 
 // WriteTo writes the file system in the format newc of cpio, uncompressed
-// (Documentation/driver-api/early-userspace/buffer-format.rst): under emulation, decompression takes longer than it
-// saves.
+// (Documentation/driver-api/early-userspace/buffer-format.rst): under emulation, decompression
+// takes longer than it saves.
 func (a *Archive) WriteTo(to io.Writer) (int64, error) {
 	w := &writer{to: bufio.NewWriterSize(to, 1<<20)}
 	for i, name := range slices.Sorted(maps.Keys(a.entries)) {
@@ -101,7 +102,8 @@ func (w *writer) entry(inode int, name string, e entry) {
 	const links, owner, group, time, deviceMajor, deviceMinor, checksum = 1, 0, 0, 0, 0, 0, 0
 	header := "070701"
 	for _, field := range []uint32{
-		uint32(inode), e.mode, owner, group, links, time, uint32(len(e.content)), deviceMajor, deviceMinor, e.major, e.minor,
+		uint32(inode), e.mode, owner, group, links, time, uint32(len(e.content)), deviceMajor,
+		deviceMinor, e.major, e.minor,
 		uint32(len(name) + 1), checksum,
 	} {
 		header += fmt.Sprintf("%08X", field)

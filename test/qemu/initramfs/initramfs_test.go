@@ -25,10 +25,12 @@ func TestWriteTo(t *testing.T) {
 		t.Errorf("%d bytes, want a multiple of 4", out.Len())
 	}
 	got := out.String()
-	// Of the header: mode, owner, group, links, time, size of the content, devices, size of the name with its NUL.
+	// Of the header: mode, owner, group, links, time, size of the content, devices, size of the
+	// name with its NUL.
 	for _, part := range []string{
 		"000081A4" + "00000000" + "00000000" + "00000001" + "00000000" + "00000005" +
-			strings.Repeat("00000000", 4) + "00000008" + "00000000" + "etc/a/b\x00" + "\x00\x00hello\x00\x00\x00",
+			strings.Repeat("00000000", 4) + "00000008" + "00000000" + "etc/a/b\x00" +
+			"\x00\x00hello\x00\x00\x00",
 		"etc\x00", "etc/a\x00", "dev/console\x00", "lib64\x00", "usr/lib64\x00",
 	} {
 		if !strings.Contains(got, part) {
@@ -44,7 +46,8 @@ func TestModules(t *testing.T) {
 	dir := t.TempDir()
 	for name, content := range map[string]string{
 		"modules.builtin": "kernel/net/core/built-in.ko\n",
-		"modules.dep": "net/8021q.ko.xz: net/garp.ko.xz net/stp.ko.xz\nnet/garp.ko.xz: net/stp.ko.xz\n" +
+		"modules.dep": "net/8021q.ko.xz: net/garp.ko.xz net/stp.ko.xz\nnet/garp.ko.xz: " +
+			"net/stp.ko.xz\n" +
 			"net/stp.ko.xz:\nx-y.ko:\n",
 		"net/8021q.ko.xz":  "8021q",
 		"net/garp.ko.xz":   "garp",
@@ -65,7 +68,9 @@ func TestModules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []plan.Module{{File: "stp.ko.xz"}, {File: "garp.ko.xz"}, {File: "8021q.ko.xz"}, {File: "x-y.ko"}}
+	want := []plan.Module{
+		{File: "stp.ko.xz"}, {File: "garp.ko.xz"}, {File: "8021q.ko.xz"}, {File: "x-y.ko"},
+	}
 	if diff := cmp.Diff(want, order); diff != "" {
 		t.Errorf("order (-want +got):\n%s", diff)
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// Modules adds kernel modules, and those that they need, as they are (compressed). It returns them in the order to
-// load them. What is built into the kernel is left out. dir is a kernel's directory of modules, after
-// depmod(8).
+// Modules adds kernel modules, and those that they need, as they are (compressed). It returns them
+// in the order to load them. What is built into the kernel is left out. dir is a kernel's directory
+// of modules, after depmod(8).
 func (a *Archive) Modules(dir string, names ...string) ([]plan.Module, error) {
 	built, err := lines(filepath.Join(dir, "modules.builtin"))
 	if err != nil {
@@ -22,7 +22,8 @@ func (a *Archive) Modules(dir string, names ...string) ([]plan.Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := map[string][]string{} // the module's own, then those that it needs, each before what that needs itself
+	// the module's own, then those that it needs, each before what that needs itself
+	files := map[string][]string{}
 	for _, line := range dependencies {
 		file, needed, _ := strings.Cut(line, ":")
 		files[module(file)] = append([]string{file}, strings.Fields(needed)...)

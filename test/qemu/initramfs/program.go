@@ -14,8 +14,8 @@ import (
 // libraries is where shared libraries are, in the root and in the guest.
 const libraries = "/usr/lib/x86_64-linux-gnu"
 
-// Program adds a program, with the dynamic linker and the shared libraries that it needs. They come from root, the
-// directory of an unpacked Debian system; a static program needs none.
+// Program adds a program, with the dynamic linker and the shared libraries that it needs. They come
+// from root, the directory of an unpacked Debian system; a static program needs none.
 func (a *Archive) Program(name, file, root string) error {
 	content, err := os.ReadFile(file)
 	if err != nil {

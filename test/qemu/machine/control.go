@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 )
 
-// control does what tests in the guest ask for by package host. QEMU connects to both of its sockets.
+// control does what tests in the guest ask for by package host. QEMU connects to both of its
+// sockets.
 type control struct {
 	dir               string
 	monitor, requests *net.UnixListener
@@ -53,9 +54,11 @@ func (c *control) requestsPath() string { return filepath.Join(c.dir, "requests"
 // args are what makes QEMU connect, and the guest's port.
 func (c *control) args() []string {
 	return []string{
-		"-chardev", "socket,id=monitor,path=" + c.monitorPath(), "-mon", "chardev=monitor,mode=control",
+		"-chardev", "socket,id=monitor,path=" + c.monitorPath(), "-mon",
+		"chardev=monitor,mode=control",
 		"-chardev", "socket,id=requests,path=" + c.requestsPath(),
-		"-device", "virtio-serial-pci,bus=pcie.0", "-device", "virtserialport,chardev=requests,name=" + host.PortName,
+		"-device", "virtio-serial-pci,bus=pcie.0", "-device",
+		"virtserialport,chardev=requests,name=" + host.PortName,
 	}
 }
 
@@ -137,7 +140,8 @@ func (c *control) do(q *monitor, line []byte) error {
 	case host.OperationPlug:
 		return q.execute("device_add", card(r.Card))
 	case host.OperationLinkUp, host.OperationLinkDown:
-		return q.execute("set_link", map[string]any{"name": id, "up": r.Operation == host.OperationLinkUp})
+		return q.execute("set_link",
+			map[string]any{"name": id, "up": r.Operation == host.OperationLinkUp})
 	}
 	return fmt.Errorf("operation %q is none of package host", r.Operation)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/host"
 )
 
-// TestRequests: what a test in the guest asks for by package host is what QEMU is told. QEMU here is a process of this
-// test binary, which plays the guest as well.
+// TestRequests: what a test in the guest asks for by package host is what QEMU is told. QEMU here
+// is a process of this test binary, which plays the guest as well.
 func TestRequests(t *testing.T) {
 	if os.Getenv(playQEMU) != "" {
 		play(t)
@@ -39,7 +39,8 @@ func play(t *testing.T) {
 	if !found {
 		t.Fatalf("no socket of the monitor in %q", args)
 	}
-	monitor, guest := dial(t, filepath.Join(dir, "monitor")), dial(t, filepath.Join(dir, "requests"))
+	monitor, guest := dial(t, filepath.Join(dir, "monitor")), dial(t,
+		filepath.Join(dir, "requests"))
 	monitor.send(`{"QMP": {"version": {}}}`)
 	monitor.receive(t, `{"execute":"qmp_capabilities"}`)
 	monitor.send(`{"return": {}}`)
@@ -71,14 +72,17 @@ func play(t *testing.T) {
 		{
 			request:  host.Request{Operation: host.OperationLinkUp},
 			commands: []string{`{"arguments":{"name":"card0","up":true},"execute":"set_link"}`},
-			answers:  [][]string{{`{"error": {"class": "DeviceNotFound", "desc": "Device 'card0' not found"}}`}},
-			answer:   host.Answer{Error: "set_link: Device 'card0' not found"},
+			answers: [][]string{
+				{`{"error": {"class": "DeviceNotFound", "desc": "Device 'card0' not found"}}`},
+			},
+			answer: host.Answer{Error: "set_link: Device 'card0' not found"},
 		},
 		{
 			request: host.Request{Operation: host.OperationPlug, Card: 2},
 			answer:  host.Answer{Error: "there is no card 2, only 0 to 1"},
 		},
-		{request: host.Request{Operation: "burn"}, answer: host.Answer{Error: `operation "burn" is none of package host`}},
+		{request: host.Request{Operation: "burn"},
+			answer: host.Answer{Error: `operation "burn" is none of package host`}},
 	} {
 		line, err := json.Marshal(test.request)
 		if err != nil {

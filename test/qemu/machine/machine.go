@@ -1,5 +1,6 @@
-// Package machine runs a guest under QEMU: a PC with emulated igb cards, each with an SR-IOV PF, and no network to the
-// outside. The processor is emulated too, so that it runs the same on every machine.
+// Package machine runs a guest under QEMU: a PC with emulated igb cards, each with an SR-IOV PF,
+// and no network to the outside. The processor is emulated too, so that it runs the same on every
+// machine.
 package machine
 
 import (
@@ -30,13 +31,16 @@ type Machine struct {
 	Initramfs string      // file
 	Cards     int         // igb cards, all on one wire
 	MemoryMiB int
-	// Processors is 1 but for a guest with many VFs: with two, one boot in a hundred was seen to hang; with one, the last
-	// of 56 VFs could not be set up (ENOSPC), probably as a processor has some 200 interrupt vectors.
+	// Processors is 1 but for a guest with many VFs: with two, one boot in a hundred was seen to
+	// hang; with one, the last of 56 VFs could not be set up (ENOSPC), probably as a processor has
+	// some 200 interrupt vectors.
 	Processors int
-	// Forward is a command that is run for each connection of the guest to plan.APIAddress, with the connection as
-	// standard input and output. The guest has a NIC for that, and none if it is empty.
+	// Forward is a command that is run for each connection of the guest to plan.APIAddress, with
+	// the connection as standard input and output. The guest has a NIC for that, and none if it is
+	// empty.
 	Forward []string
-	// Console is the file that the kernel's messages are written to; they go to the terminal if it is "".
+	// Console is the file that the kernel's messages are written to; they go to the terminal if it
+	// is "".
 	Console string
 	// Boot is how long the guest may take until its process 1 runs, and Limit until it ends.
 	Boot, Limit time.Duration
@@ -48,8 +52,8 @@ var (
 	ErrHangs  = errors.New("the guest did not end")
 )
 
-// Run runs the guest and returns its exit status. Each line of what its commands write, and of its events, is given to
-// line. Where the guest does not end by itself the error says what it did last.
+// Run runs the guest and returns its exit status. Each line of what its commands write, and of its
+// events, is given to line. Where the guest does not end by itself the error says what it did last.
 func (m Machine) Run(ctx context.Context, line func(string)) (status int, err error) {
 	command, err := m.command()
 	if err != nil {
@@ -68,7 +72,9 @@ func (m Machine) Run(ctx context.Context, line func(string)) (status int, err er
 	})}
 	defer w.late.Stop()
 	if m.Limit > 0 {
-		defer time.AfterFunc(m.Limit, func() { cancel(fmt.Errorf("%w within %s", ErrHangs, m.Limit)) }).Stop()
+		defer time.AfterFunc(m.Limit, func() {
+			cancel(fmt.Errorf("%w within %s", ErrHangs, m.Limit))
+		}).Stop()
 	}
 	said, err := m.run(ctx, command, w)
 	if cause := context.Cause(ctx); cause != nil {
@@ -82,14 +88,16 @@ func (m Machine) Run(ctx context.Context, line func(string)) (status int, err er
 	}
 	status, ok := plan.Status(code)
 	if !ok {
-		return 0, fmt.Errorf("QEMU ended with status %d, not by the guest: the last that it told of is %q%s\n%s",
+		return 0, fmt.Errorf("QEMU ended with status %d, not by the guest: the last that it told "+
+			"of is %q%s\n%s",
 			code, w.last, m.messages(), said)
 	}
 	return status, nil
 }
 
-// run runs QEMU with the guest's second serial port as standard output, and returns what QEMU itself said. QEMU does
-// not outlive this process: the kernel kills it with the thread that started it, which therefore must not end before.
+// run runs QEMU with the guest's second serial port as standard output, and returns what QEMU
+// itself said. QEMU does not outlive this process: the kernel kills it with the thread that started
+// it, which therefore must not end before.
 func (m Machine) run(ctx context.Context, command []string, w *watch) (said string, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -124,7 +132,8 @@ func (m Machine) messages() string {
 		return ""
 	}
 	lines := strings.Split(strings.TrimSpace(string(content)), "\n")
-	return fmt.Sprintf("\nEnd of %s:\n%s", m.Console, strings.Join(lines[max(0, len(lines)-20):], "\n"))
+	return fmt.Sprintf("\nEnd of %s:\n%s", m.Console,
+		strings.Join(lines[max(0, len(lines)-20):], "\n"))
 }
 
 // watch hands on what a guest tells.
@@ -159,7 +168,8 @@ func (m Machine) command() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// panic=-1 with -no-reboot ends QEMU at once. PCI devices keep the names eth0, eth1, ... that the kernel gives.
+	// panic=-1 with -no-reboot ends QEMU at once. PCI devices keep the names eth0, eth1, ... that
+	// the kernel gives.
 	kernel := "console=ttyS0 panic=-1 net.ifnames=0 mitigations=off intel_iommu=on quiet"
 	if khz := timestampKHz("/proc/cpuinfo"); khz > 0 {
 		// Under load the guest would measure it wrongly.
@@ -176,7 +186,8 @@ func (m Machine) command() ([]string, error) {
 		"-nodefaults", "-display", "none", "-vga", "none", "-no-reboot",
 		"-device", fmt.Sprintf("isa-debug-exit,iobase=%#x,iosize=1", plan.Port),
 		"-device", "intel-iommu,intremap=off",
-		"-kernel", m.Root.Path("/boot/vmlinuz-" + release), "-initrd", m.Initramfs, "-append", kernel,
+		"-kernel", m.Root.Path("/boot/vmlinuz-" + release), "-initrd", m.Initramfs,
+		"-append", kernel,
 	}
 	if m.Console == "" {
 		args = append(args, "-serial", "mon:stdio", "-serial", "null")
@@ -190,8 +201,9 @@ func (m Machine) command() ([]string, error) {
 // farMiB is the memory of the second NUMA node, which has no processor.
 const farMiB = 128
 
-// cards are igb cards, each in a slot of its own, so that its PF is the only function of its bus. The first one is
-// 0000:01:00.0. The last one, if there are several, is 0000:21:00.0, at a root complex of NUMA node 1.
+// cards are igb cards, each in a slot of its own, so that its PF is the only function of its bus.
+// The first one is 0000:01:00.0. The last one, if there are several, is 0000:21:00.0, at a root
+// complex of NUMA node 1.
 func (m Machine) cards() []string {
 	args := []string{"-device", "pxb-pcie,id=far,bus_nr=32,bus=pcie.0,numa_node=1"}
 	for i := range m.Cards {
@@ -207,7 +219,8 @@ func (m Machine) cards() []string {
 			}
 		}
 		args = append(args,
-			"-device", fmt.Sprintf("pcie-root-port,bus=%s,id=slot%d,chassis=%d,slot=%d", bus, i, i+1, i+1),
+			"-device", fmt.Sprintf("pcie-root-port,bus=%s,id=slot%d,chassis=%d,slot=%d", bus,
+				i, i+1, i+1),
 			"-netdev", fmt.Sprintf("hubport,hubid=0,id=wire%d", i), "-device", device,
 		)
 	}
@@ -217,20 +230,22 @@ func (m Machine) cards() []string {
 // card are the properties of a card's device.
 func card(i int) map[string]string {
 	return map[string]string{
-		"driver": "igb", "id": fmt.Sprintf("card%d", i), "bus": fmt.Sprintf("slot%d", i), "netdev": fmt.Sprintf("wire%d", i),
-		"mac": fmt.Sprintf("52:54:00:aa:00:%02x", i+1), "romfile": "",
+		"driver": "igb", "id": fmt.Sprintf("card%d", i), "bus": fmt.Sprintf("slot%d", i),
+		"netdev": fmt.Sprintf("wire%d", i),
+		"mac":    fmt.Sprintf("52:54:00:aa:00:%02x", i+1), "romfile": "",
 	}
 }
 
-// forward is the NIC that leads to plan.APIAddress and nowhere else. A command for each connection, as with -cmd here,
-// keeps them apart; other kinds of guestfwd have one for all.
+// forward is the NIC that leads to plan.APIAddress and nowhere else. A command for each connection,
+// as with -cmd here, keeps them apart; other kinds of guestfwd have one for all.
 func (m Machine) forward() []string {
 	if len(m.Forward) == 0 {
 		return nil
 	}
 	var command []string
 	for _, word := range m.Forward {
-		// QEMU parses it as an option, where a comma is written twice, and then GLib as a shell does.
+		// QEMU parses it as an option, where a comma is written twice, and then GLib as a shell
+		// does.
 		word = strings.ReplaceAll(word, ",", ",,")
 		command = append(command, "'"+strings.ReplaceAll(word, "'", `'\''`)+"'")
 	}
@@ -241,7 +256,8 @@ func (m Machine) forward() []string {
 	}
 }
 
-// timestampKHz is the rate of this machine's time stamp counter, which a guest sees; 0 if it is unknown.
+// timestampKHz is the rate of this machine's time stamp counter, which a guest sees; 0 if it is
+// unknown.
 func timestampKHz(cpuinfo string) int {
 	content, err := os.ReadFile(filepath.Clean(cpuinfo))
 	if err != nil {

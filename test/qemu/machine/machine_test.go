@@ -14,7 +14,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/machine"
 )
 
-// fake is a machine whose QEMU is a shell script: it stands where the dynamic linker that runs QEMU is.
+// fake is a machine whose QEMU is a shell script: it stands where the dynamic linker that runs QEMU
+// is.
 func fake(t *testing.T, script string) machine.Machine {
 	t.Helper()
 	root := debian.Root(t.TempDir())
@@ -55,10 +56,12 @@ func TestRun(t *testing.T) {
 			err: []string{"status 1, not by the guest", "no such device", "a kernel's last words"}},
 		{name: "power off", script: "echo '@@ begin 0 1 link'; exit 0",
 			err: []string{"status 0, not by the guest", "begin link"}},
-		{name: "no boot", script: "echo no event; exec sleep 60", boot: short, is: machine.ErrNoBoot,
+		{name: "no boot", script: "echo no event; exec sleep 60", boot: short,
+			is:  machine.ErrNoBoot,
 			err: []string{"did not boot within 50ms", "nothing", "a kernel's last words"}},
-		{name: "hangs", script: "echo '@@ ready 0 1 6.12'; echo '@@ begin 0 1 link'; exec sleep 60", limit: 2 * time.Second,
-			is: machine.ErrHangs, err: []string{"did not end within 2s", "begin link"}},
+		{name: "hangs", script: "echo '@@ ready 0 1 6.12'; echo '@@ begin 0 1 link'; exec sleep 60",
+			limit: 2 * time.Second,
+			is:    machine.ErrHangs, err: []string{"did not end within 2s", "begin link"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -105,7 +108,8 @@ func TestCommandLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		m.Root.Path("/usr/bin/qemu-system-x86_64"), m.Root.Path("/boot/vmlinuz-6.12.1-amd64"), "tcg,thread=multi",
+		m.Root.Path("/usr/bin/qemu-system-x86_64"), m.Root.Path("/boot/vmlinuz-6.12.1-amd64"),
+		"tcg,thread=multi",
 		"igb,bus=slot1,id=card1,mac=52:54:00:aa:00:02,netdev=wire1,romfile=", "file:" + m.Console,
 		`user,id=host,ipv6=off,restrict=on,guestfwd=tcp:10.0.2.100:6443-cmd:'/a path/it'\''s,,here' 'pipe'`,
 	} {

@@ -26,7 +26,9 @@ type Bridge struct {
 func StartBridge(t *testing.T) *Bridge {
 	t.Helper()
 	dir := t.TempDir()
-	b := &Bridge{t: t, state: filepath.Join(dir, "state.db"), log: filepath.Join(dir, "opi-bridge.log")}
+	b := &Bridge{
+		t: t, state: filepath.Join(dir, "state.db"), log: filepath.Join(dir, "opi-bridge.log"),
+	}
 	t.Cleanup(b.removeBridges)
 	b.Start()
 	return b

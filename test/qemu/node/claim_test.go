@@ -20,30 +20,42 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// newCluster is a field whose agent works with an API server and offers all VFs by DRA, as the pool "fast".
+// newCluster is a field whose agent works with an API server and offers all VFs by DRA, as the pool
+// "fast".
 func newCluster(t *testing.T) *field {
 	t.Helper()
 	f := newFieldWith(t, node.Options{Cluster: true})
-	f.Cluster.Create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{{Devices: []string{"10ca"}}}, Allow: v1alpha1.PrivilegedFields(),
-	}})
+	f.Cluster.Create(&v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: "fast"},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{{Devices: []string{"10ca"}}},
+			Allow:     v1alpha1.PrivilegedFields(),
+		}})
 	f.StartRuntime()
 	return f
 }
 
-// expected are the devices of the pool "fast", by what QEMU was told and by other files of sysfs than the agent reads.
+// expected are the devices of the pool "fast", by what QEMU was told and by other files of sysfs
+// than the agent reads.
 func (f *field) expected() map[string]resourceapi.Device {
 	devices := map[string]resourceapi.Device{}
 	for i, pf := range f.pfs {
 		for index, vf := range f.vfs[i] {
-			text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
-			number := func(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
-			d := resourceapi.Device{Name: vf.DeviceName(), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-				"kind": text("VF"), "pool": text("fast"), "pf": text(string(pf)), "pfName": text(card.Netdev(pf)),
-				"index": number(int64(index)), "vendor": text("8086"), "device": text("10ca"),
-				"k8s.cni.cncf.io/deviceID": text(vf.String()), "k8s.cni.cncf.io/resourceName": text(resource),
-				"resource.kubernetes.io/pciBusID": text(vf.String()), "resource.kubernetes.io/pcieRoot": text("pci0000:00"),
-			}}
+			text := func(s string) resourceapi.DeviceAttribute {
+				return resourceapi.DeviceAttribute{StringValue: &s}
+			}
+			number := func(n int64) resourceapi.DeviceAttribute {
+				return resourceapi.DeviceAttribute{IntValue: &n}
+			}
+			d := resourceapi.Device{Name: vf.DeviceName(),
+				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+					"kind": text("VF"), "pool": text("fast"), "pf": text(string(pf)),
+					"pfName": text(card.Netdev(pf)),
+					"index":  number(int64(index)), "vendor": text("8086"), "device": text("10ca"),
+					"k8s.cni.cncf.io/deviceID":        text(vf.String()),
+					"k8s.cni.cncf.io/resourceName":    text(resource),
+					"resource.kubernetes.io/pciBusID": text(vf.String()),
+					"resource.kubernetes.io/pcieRoot": text("pci0000:00"),
+				}}
 			if strings.HasPrefix(string(pf), "0000:21:") { // the last card, see package machine
 				d.Attributes["resource.kubernetes.io/pcieRoot"] = text("pci0000:20")
 				d.Attributes["resource.kubernetes.io/numaNode"] = number(1)
@@ -76,14 +88,16 @@ func (f *field) wantUntouched(t *testing.T, before map[string]string) {
 	}
 }
 
-// TestStart: what the agent publishes equals sysfs, whatever the VFs' drivers and the PF's name are.
+// TestStart: what the agent publishes equals sysfs, whatever the VFs' drivers and the PF's name
+// are.
 func TestStart(t *testing.T) {
 	f := newCluster(t)
 	f.Start()
 	f.Run("slices equal sysfs", func(t *testing.T) {
 		f.wantDevices(t, f.expected())
 		for name, slice := range f.Cluster.Slices() {
-			if slice.Spec.NodeName == nil || *slice.Spec.NodeName != plan.NodeName || slice.Spec.Pool.ResourceSliceCount != 1 {
+			if slice.Spec.NodeName == nil || *slice.Spec.NodeName != plan.NodeName ||
+				slice.Spec.Pool.ResourceSliceCount != 1 {
 				t.Errorf("slice %s: %+v", name, slice.Spec)
 			}
 		}
@@ -96,14 +110,16 @@ func TestStart(t *testing.T) {
 	f.End()
 }
 
-// drivers takes the driver from a VF and gives another one vfio-pci. Neither is to be seen in slices, also for an agent
-// that starts then.
+// drivers takes the driver from a VF and gives another one vfio-pci. Neither is to be seen in
+// slices, also for an agent that starts then.
 func (f *field) drivers(t *testing.T) {
 	bare, userspace := f.vfs[0][0].Address, f.vfs[0][1].Address
 	before := f.Cluster.Versions()
 	card.SetAttribute(t, bare, "driver/unbind", string(bare))
 	setDriver(t, userspace, "vfio-pci")
-	if got := [2]string{card.Link(bare, "driver"), card.Link(userspace, "driver")}; got != [2]string{"", "vfio-pci"} {
+	if got := [2]string{
+		card.Link(bare, "driver"), card.Link(userspace, "driver"),
+	}; got != [2]string{"", "vfio-pci"} {
 		t.Fatalf("drivers are %q", got)
 	}
 	f.End()
@@ -113,7 +129,10 @@ func (f *field) drivers(t *testing.T) {
 	f.wantUntouched(t, before)
 	setDriver(t, userspace, "igbvf")
 	setDriver(t, bare, "igbvf")
-	f.Eventually("both have netdevs", func() bool { return card.Netdev(bare) != "" && card.Netdev(userspace) != "" })
+	f.Eventually("both have netdevs", func() bool {
+		return card.Netdev(bare) != "" &&
+			card.Netdev(userspace) != ""
+	})
 	f.wantUntouched(t, before)
 }
 
@@ -191,7 +210,8 @@ func (c *claims) properties(t *testing.T) {
 	pf := c.pfs[0]
 	pod, object := c.prepared("properties", 1, 0, 1, v1alpha1.InterfaceConfig{
 		MTU: new(int32(1400)), MAC: "02:00:00:00:00:01", VF: &v1alpha1.VFConfig{
-			VLAN: new(int32(100)), QoS: new(int32(3)), SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(int32(100)),
+			VLAN: new(int32(100)), QoS: new(int32(3)), SpoofCheck: new(false), Trust: new(true),
+			MaxTxRate: new(int32(100)),
 		},
 	})
 	node.WantState(t, c.before) // nothing is touched before there is a pod
@@ -202,11 +222,13 @@ func (c *claims) properties(t *testing.T) {
 	if diff := cmp.Diff(want, node.HostState(t).VF(t, pf, 1)); diff != "" {
 		t.Errorf("VF 1 of %s (-want +got):\n%s", pf, diff)
 	}
-	if got := pod.Interface("net1"); got.HardwareAddr.String() != "02:00:00:00:00:01" || got.MTU != 1400 {
+	if got := pod.Interface("net1"); got.HardwareAddr.String() != "02:00:00:00:00:01" ||
+		got.MTU != 1400 {
 		t.Errorf("net1 has MAC %s and MTU %d", got.HardwareAddr, got.MTU)
 	}
 	c.Eventually("the claim says so", func() bool {
-		must.Succeed(t, c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+		must.Succeed(t,
+			c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
 		return len(object.Status.Devices) == 1 && object.Status.Devices[0].NetworkData != nil
 	})
 	network := &resourceapi.NetworkDeviceData{
@@ -224,15 +246,17 @@ func (c *claims) refused(t *testing.T) {
 		name, words string
 		vf          v1alpha1.VFConfig
 	}{
-		{"minimum rate", "vf.minTxRate", v1alpha1.VFConfig{MinTxRate: new(int32(10)), MaxTxRate: new(int32(100))}},
+		{"minimum rate", "vf.minTxRate",
+			v1alpha1.VFConfig{MinTxRate: new(int32(10)), MaxTxRate: new(int32(100))}},
 		{"802.1ad", "vf.vlanProtocol", v1alpha1.VFConfig{VLANProtocol: "802.1ad"}},
 		{"link state", "vf.linkState", v1alpha1.VFConfig{LinkState: "enable"}},
 	} {
 		c.Run(test.name, func(t *testing.T) {
 			test.vf.VLAN, test.vf.Trust, test.vf.SpoofCheck = new(int32(100)), new(true), new(false)
-			pod, object := c.prepared(fmt.Sprintf("refused%d", i), 1, 0, 0, v1alpha1.InterfaceConfig{
-				MTU: new(int32(1400)), VF: &test.vf,
-			})
+			pod, object := c.prepared(fmt.Sprintf("refused%d", i), 1, 0,
+				0, v1alpha1.InterfaceConfig{
+					MTU: new(int32(1400)), VF: &test.vf,
+				})
 			err := pod.Run()
 			if err == nil { // the runtime had no time to wait for it
 				c.Eventually("the container is refused for a reason", func() bool {
@@ -274,9 +298,11 @@ func (c *claims) traffic(t *testing.T) {
 	node.WantState(t, c.before)
 }
 
-// killed has the agent killed twice: with a claim that is prepared, and with one whose VF is in the pod.
+// killed has the agent killed twice: with a claim that is prepared, and with one whose VF is in the
+// pod.
 func (c *claims) killed(t *testing.T) {
-	pod, object := c.prepared("killed", 1, 0, 1, v1alpha1.InterfaceConfig{VF: &v1alpha1.VFConfig{VLAN: new(int32(100))}})
+	pod, object := c.prepared("killed", 1,
+		0, 1, v1alpha1.InterfaceConfig{VF: &v1alpha1.VFConfig{VLAN: new(int32(100))}})
 	restart := func() {
 		t.Helper()
 		c.Kill()
@@ -298,7 +324,9 @@ func (c *claims) killed(t *testing.T) {
 
 func (c *claims) namespaceDeleted(t *testing.T) {
 	pod, object := c.prepared("deleted", 1, 1, 1, v1alpha1.InterfaceConfig{
-		MTU: new(int32(1400)), VF: &v1alpha1.VFConfig{VLAN: new(int32(100)), Trust: new(true), MaxTxRate: new(int32(100))},
+		MTU: new(int32(1400)), VF: &v1alpha1.VFConfig{
+			VLAN: new(int32(100)), Trust: new(true), MaxTxRate: new(int32(100)),
+		},
 	})
 	pod.MustRun("net1")
 	must.Succeed(t, pod.Close())

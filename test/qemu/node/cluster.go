@@ -62,12 +62,13 @@ func (c *Cluster) Create(object client.Object) {
 	c.node.t.Cleanup(func() { c.Delete(object) })
 }
 
-// Delete deletes an object for good: when the test ends there is nobody any more who would take finalizers away, and there
-// is no kubelet that would end a pod.
+// Delete deletes an object for good: when the test ends there is nobody any more who would take
+// finalizers away, and there is no kubelet that would end a pod.
 func (c *Cluster) Delete(object client.Object) {
 	c.node.t.Helper()
 	ctx := context.WithoutCancel(c.node.t.Context())
-	must.Succeed(c.node.t, client.IgnoreNotFound(c.Admin.Delete(ctx, object, client.GracePeriodSeconds(0))))
+	must.Succeed(c.node.t,
+		client.IgnoreNotFound(c.Admin.Delete(ctx, object, client.GracePeriodSeconds(0))))
 	final := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
 	must.Succeed(c.node.t, client.IgnoreNotFound(c.Admin.Patch(ctx, object, final)))
 }
@@ -108,13 +109,15 @@ func (c *Cluster) Devices() map[string]resourceapi.Device {
 	return devices
 }
 
-// Allocate plays user and scheduler: the pod, whose UID it gets from the API server, and a claim of a Function of the
-// DevicePool for it, with the interface as config says.
+// Allocate plays user and scheduler: the pod, whose UID it gets from the API server, and a claim of
+// a Function of the DevicePool for it, with the interface as config says.
 func (c *Cluster) Allocate(
 	pod *Pod, devicePool string, pf pci.Address, f function.ID, config v1alpha1.InterfaceConfig,
 ) *resourceapi.ResourceClaim {
 	c.node.t.Helper()
-	config.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "InterfaceConfig"}
+	config.TypeMeta = metav1.TypeMeta{
+		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "InterfaceConfig",
+	}
 	parameters, err := json.Marshal(config)
 	must.Succeed(c.node.t, err)
 	// An agent that has to wait asks whether the pod is still there.
@@ -158,19 +161,24 @@ func (c *Cluster) Allocate(
 func thisNode() *corev1.NodeSelector {
 	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 		MatchFields: []corev1.NodeSelectorRequirement{
-			{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{plan.NodeName}},
+			{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn,
+				Values: []string{plan.NodeName}},
 		},
 	}}}
 }
 
-// Unallocate plays the control plane when the pod is gone, and waits until the claim may be made anew.
+// Unallocate plays the control plane when the pod is gone, and waits until the claim may be made
+// anew.
 func (c *Cluster) Unallocate(object *resourceapi.ResourceClaim) {
 	c.node.t.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: object.Namespace, Name: object.Name}}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: object.Namespace, Name: object.Name},
+	}
 	c.Delete(pod)
 	c.Delete(object)
 	must.Eventually(c.node.t, "claim "+object.Name+" is gone", func() bool {
-		err := c.Admin.Get(c.node.t.Context(), client.ObjectKeyFromObject(object), &resourceapi.ResourceClaim{})
+		err := c.Admin.Get(c.node.t.Context(), client.ObjectKeyFromObject(object),
+			&resourceapi.ResourceClaim{})
 		return apierrors.IsNotFound(err)
 	})
 }
@@ -205,13 +213,14 @@ func (d *Driver) Prepare(object *resourceapi.ResourceClaim) ([]string, error) {
 	return ids, err
 }
 
-// MustPrepare is Prepare, after which CDI files have all devices but those of Functions, which come when those are
-// attached.
+// MustPrepare is Prepare, after which CDI files have all devices but those of Functions, which come
+// when those are attached.
 func (d *Driver) MustPrepare(object *resourceapi.ResourceClaim) {
 	d.node.t.Helper()
 	ids, err := d.Prepare(object)
 	if err != nil || len(ids) == 0 {
-		d.node.t.Fatalf("NodePrepareResources of claim %s: %q, %v; want CDI devices", object.Name, ids, err)
+		d.node.t.Fatalf("NodePrepareResources of claim %s: %q, %v; want CDI devices",
+			object.Name, ids, err)
 	}
 	files, err := cdi.NewCache(cdi.WithSpecDirs(d.node.path("cdi")), cdi.WithAutoRefresh(false))
 	must.Succeed(d.node.t, err)
@@ -261,8 +270,9 @@ func (r *runtime) sandboxes() []*adaptation.PodSandbox {
 	return all
 }
 
-// runtimePatience is how long the runtime waits for the agent's answer. After containerd's 2 s it would go on without the
-// plugin, which takes longer than that where emulated processors share the machine with other work.
+// runtimePatience is how long the runtime waits for the agent's answer. After containerd's 2 s it
+// would go on without the plugin, which takes longer than that where emulated processors share the
+// machine with other work.
 const runtimePatience = 10 * time.Second
 
 // StartRuntime plays the container runtime, which has no pods yet.
@@ -299,12 +309,15 @@ func (p *Pod) Container() error {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
 	_, err := p.node.runtime.CreateContainer(ctx, &adaptation.CreateContainerRequest{
-		Pod: p.sandbox(), Container: &adaptation.Container{Id: p.Name, PodSandboxId: p.Sandbox, Name: "main"},
+		Pod: p.sandbox(), Container: &adaptation.Container{
+			Id: p.Name, PodSandboxId: p.Sandbox, Name: "main",
+		},
 	})
 	return err
 }
 
-// MustRun is Run, after which the pod has the interface. The runtime may take a plugin in a moment after it connected.
+// MustRun is Run, after which the pod has the interface. The runtime may take a plugin in a moment
+// after it connected.
 func (p *Pod) MustRun(name string) {
 	p.node.t.Helper()
 	p.node.Eventually(name+" is in "+p.Name, func() bool {

@@ -51,7 +51,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// life is a VF's way into a pod and back, by what the agent is made of, in a process that kills itself on the way.
+// life is a VF's way into a pod and back, by what the agent is made of, in a process that kills
+// itself on the way.
 type life struct {
 	PF      pci.Address
 	VF      function.ID
@@ -70,8 +71,8 @@ type agent struct {
 	lifecycle *lifecycle.Manager
 }
 
-// start makes an agent, which tells of every point where its end would matter: before each change to a netdev, before
-// and after each write to the journal.
+// start makes an agent, which tells of every point where its end would matter: before each change
+// to a netdev, before and after each write to the journal.
 func (l life) start(event func(string)) (*agent, error) {
 	records, err := journal.Open(l.Journal)
 	if err != nil {
@@ -126,12 +127,14 @@ func (l life) run() error {
 	}
 	ctx := context.Background()
 	err = a.lifecycle.Reserve(ctx, journal.Attachment{
-		Function: l.VF, PF: l.PF, VFIndex: l.Index, Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim"},
+		Function: l.VF, PF: l.PF, VFIndex: l.Index,
+		Claim: journal.Claim{Namespace: "default", Name: "c", UID: "claim"},
 		Interface: function.Interface{
 			Name: "net1", MTU: 1400, MAC: "02:00:00:00:00:01",
 			Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")},
 			VF: &function.VFConfig{
-				VLAN: new(100), QoS: new(3), SpoofCheck: new(false), Trust: new(true), MaxTxRate: new(100),
+				VLAN: new(100), QoS: new(3), SpoofCheck: new(false), Trust: new(true),
+				MaxTxRate: new(100),
 			},
 		},
 	})
@@ -170,7 +173,8 @@ func hideVLAN(path string) error {
 func useAsPodWould(path string) error {
 	return asPod(path, "net1", func(pod *netlink.Handle, l netlink.Link) error {
 		return errors.Join(
-			pod.LinkSetMTU(l, 1300), pod.LinkSetAlias(l, "mine"), pod.LinkAddAltName(l, "a-rather-long-alternative-name"),
+			pod.LinkSetMTU(l, 1300), pod.LinkSetAlias(l, "mine"),
+			pod.LinkAddAltName(l, "a-rather-long-alternative-name"),
 			pod.LinkSetName(l, "mine0"),
 		)
 	})
@@ -196,8 +200,9 @@ func asPod(path, name string, do func(pod *netlink.Handle, l netlink.Link) error
 	return do(pod, l)
 }
 
-// TestCrashAtEachStep kills an agent at every step of attach and release of a VF with all properties that igb has.
-// Another agent, which does what an agent does at its start and then releases, makes it good: nothing is left of it.
+// TestCrashAtEachStep kills an agent at every step of attach and release of a VF with all
+// properties that igb has. Another agent, which does what an agent does at its start and then
+// releases, makes it good: nothing is left of it.
 func TestCrashAtEachStep(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -205,7 +210,8 @@ func TestCrashAtEachStep(t *testing.T) {
 	before := node.HostState(t)
 	for at := 1; ; at++ {
 		l := life{
-			PF: pf, VF: node.VFs(t, pf)[1], Index: 1, Journal: filepath.Join(t.TempDir(), "journal.db"), At: at,
+			PF: pf, VF: node.VFs(t, pf)[1], Index: 1,
+			Journal: filepath.Join(t.TempDir(), "journal.db"), At: at,
 			NetNS: netns.New(t).Path(),
 		}
 		last, killed := l.crash(t)
@@ -223,8 +229,8 @@ func TestCrashAtEachStep(t *testing.T) {
 	}
 }
 
-// TestKilledWhileRebinding kills an agent that has unbound the driver of a VF, to free the VF of what
-// its pod left on it, and has not bound it again. Another agent binds it.
+// TestKilledWhileRebinding kills an agent that has unbound the driver of a VF, to free the VF of
+// what its pod left on it, and has not bound it again. Another agent binds it.
 func TestKilledWhileRebinding(t *testing.T) {
 	card.InGuest(t, "igb")
 	pf := card.PFs(t)[0]
@@ -244,7 +250,8 @@ func TestKilledWhileRebinding(t *testing.T) {
 	node.WantState(t, before)
 }
 
-// crash runs a process that kills itself, and returns the last that it told. A process that got through was not killed.
+// crash runs a process that kills itself, and returns the last that it told. A process that got
+// through was not killed.
 func (l life) crash(t *testing.T) (last string, killed bool) {
 	t.Helper()
 	text, err := json.Marshal(l)

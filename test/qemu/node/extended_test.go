@@ -34,7 +34,9 @@ type field struct {
 func newField(t *testing.T) *field {
 	t.Helper()
 	return newFieldWith(t, node.Options{
-		Pools: []v1alpha1.DevicePool{node.Pool("fast", v1alpha1.FunctionSelector{Devices: []string{"10ca"}})},
+		Pools: []v1alpha1.DevicePool{
+			node.Pool("fast", v1alpha1.FunctionSelector{Devices: []string{"10ca"}}),
+		},
 	})
 }
 
@@ -91,8 +93,9 @@ func (f *field) properties(t *testing.T) {
 	pf, vf := f.pfs[0], f.vfs[0][1]
 	pod := f.pod("properties", 1, vf)
 	conf := node.NetConf{
-		"vlan": 100, "vlanQoS": 3, "mac": "02:00:00:00:00:01", "spoofchk": "off", "trust": "on", "max_tx_rate": 100,
-		"mtu": 1400,
+		"vlan": 100, "vlanQoS": 3, "mac": "02:00:00:00:00:01", "spoofchk": "off", "trust": "on",
+		"max_tx_rate": 100,
+		"mtu":         1400,
 	}
 	pod.MustAdd(vf, conf)
 	want := f.before.VF(t, pf, 1)
@@ -101,7 +104,8 @@ func (f *field) properties(t *testing.T) {
 	if diff := cmp.Diff(want, node.HostState(t).VF(t, pf, 1)); diff != "" {
 		t.Errorf("VF 1 of %s (-want +got):\n%s", pf, diff)
 	}
-	if got := pod.Interface("net1"); got.HardwareAddr.String() != "02:00:00:00:00:01" || got.MTU != 1400 {
+	if got := pod.Interface("net1"); got.HardwareAddr.String() != "02:00:00:00:00:01" ||
+		got.MTU != 1400 {
 		t.Errorf("net1 has MAC %s and MTU %d", got.HardwareAddr, got.MTU)
 	}
 	if err := pod.Check(vf, conf); err != nil {
@@ -144,7 +148,8 @@ func (f *field) traffic(t *testing.T) {
 	var members []member
 	withMAC := node.NetConf{"vlan": 100, "mac": "02:00:00:00:00:0a"}
 	for i, m := range []member{
-		{vf: f.vfs[0][0], conf: withMAC}, {vf: f.vfs[0][1], conf: blue}, {vf: f.vfs[1][0], conf: blue},
+		{vf: f.vfs[0][0], conf: withMAC}, {vf: f.vfs[0][1], conf: blue},
+		{vf: f.vfs[1][0], conf: blue},
 		{vf: f.vfs[0][2], conf: red}, {vf: f.vfs[1][1], conf: nil},
 	} {
 		m.pod = f.pod("traffic"+string('a'+rune(i)), byte(i+1), m.vf)
@@ -178,7 +183,8 @@ func (f *field) driverless(t *testing.T) {
 	node.WantState(t, f.before)
 }
 
-// wantRefusal says that ADD failed because the Function could not be made what was asked, with these words.
+// wantRefusal says that ADD failed because the Function could not be made what was asked, with
+// these words.
 func wantRefusal(t *testing.T, err error, words string) {
 	t.Helper()
 	said, ok := errors.AsType[*types.Error](err)
@@ -222,7 +228,9 @@ func (f *field) namespaceDeleted(t *testing.T) {
 func (f *field) namespaceDeletedUnseen(t *testing.T) {
 	vf := f.vfs[0][2]
 	pod := f.pod("unseen", 1, vf)
-	conf := node.NetConf{"vlan": 100, "trust": "on", "max_tx_rate": 100, "mtu": 1400, "mac": "02:00:00:00:00:01"}
+	conf := node.NetConf{
+		"vlan": 100, "trust": "on", "max_tx_rate": 100, "mtu": 1400, "mac": "02:00:00:00:00:01",
+	}
 	pod.MustAdd(vf, conf)
 	f.Kill()
 	must.Succeed(t, pod.Close())
@@ -264,7 +272,8 @@ func (f *field) removed(t *testing.T) {
 	node.WantState(t, f.before)
 }
 
-// removedAndMade: the new VF at the address of one that a pod had is the pod's, and DEL makes it what the old one was.
+// removedAndMade: the new VF at the address of one that a pod had is the pod's, and DEL makes it
+// what the old one was.
 func (f *field) removedAndMade(t *testing.T) {
 	vf := f.vfs[1][0]
 	conf := node.NetConf{"vlan": 100, "trust": "on", "mac": "02:00:00:00:00:01"}
@@ -273,7 +282,8 @@ func (f *field) removedAndMade(t *testing.T) {
 	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", "0")
 	card.SetAttribute(t, f.pfs[1], "sriov_numvfs", strconv.Itoa(len(f.vfs[1])))
 	f.Eventually("the pod has its interface again", pod.Ready)
-	if a, pf := pod.Interface("net1"), node.HostState(t).VF(t, f.pfs[1], 0); a.HardwareAddr.String() != "02:00:00:00:00:01" ||
+	if a, pf := pod.Interface("net1"), node.HostState(t).VF(t, f.pfs[1],
+		0); a.HardwareAddr.String() != "02:00:00:00:00:01" ||
 		pf.VLAN != 100 || !pf.Trust {
 		t.Errorf("net1 has MAC %s, and the PF enforces %+v", a.HardwareAddr, pf)
 	}

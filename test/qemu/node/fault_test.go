@@ -18,8 +18,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// TestFault: an error that a driver tells of by devlink is in ResourceSlices and at the kubelet within a second, and so
-// is its end. Functions of the other PF have nothing to do with it.
+// TestFault: an error that a driver tells of by devlink is in ResourceSlices and at the kubelet
+// within a second, and so is its end. Functions of the other PF have nothing to do with it.
 func TestFault(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pfs := card.PFs(t)
@@ -32,7 +32,8 @@ func TestFault(t *testing.T) {
 		claims.RootDevices = append(claims.RootDevices, string(pf)+"#0")
 		plugged.RootDevices = append(plugged.RootDevices, string(pf)+"#1-6")
 	}
-	n := node.New(t, node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{node.Pool("fast", plugged)}})
+	n := node.New(t,
+		node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{node.Pool("fast", plugged)}})
 	n.Cluster.Create(&v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "claims"},
 		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{claims}},
@@ -46,8 +47,8 @@ func TestFault(t *testing.T) {
 	}
 	start(0)
 
-	// follow has the driver do something, and waits until the kubelet has these VFs of the PF as healthy, and its slices
-	// have these devices.
+	// follow has the driver do something, and waits until the kubelet has these VFs of the PF as
+	// healthy, and its slices have these devices.
 	follow := func(t *testing.T, how string, healthy []function.ID, device string) {
 		t.Helper()
 		begin := time.Now()
@@ -64,7 +65,8 @@ func TestFault(t *testing.T) {
 		listed := time.Now()
 		waiting.Wait()
 		must.Succeed(t, err)
-		t.Logf("slices had it after %s, and the kubelet after %s", since(slice, begin), since(listed, begin))
+		t.Logf("slices had it after %s, and the kubelet after %s", since(slice, begin),
+			since(listed, begin))
 	}
 	untainted := vfs[0].DeviceName()
 	faulty := untainted + " " + v1alpha1.TaintFault

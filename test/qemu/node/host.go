@@ -33,8 +33,9 @@ func VFs(t *testing.T, pf pci.Address) []function.ID {
 	return vfs
 }
 
-// State is all that must be the same again after pods had Functions: the host's netdevs by device, and what PFs enforce
-// for VFs. It is read by netlink, not by the product. A key is the name of the device on its bus.
+// State is all that must be the same again after pods had Functions: the host's netdevs by device,
+// and what PFs enforce for VFs. It is read by netlink, not by the product. A key is the name of the
+// device on its bus.
 type State map[string]NetdevState
 
 // NetdevState is a netdev of a device on the host.
@@ -69,8 +70,9 @@ func HostState(t *testing.T) State {
 			continue
 		}
 		s := NetdevState{
-			Name: a.Name, MAC: a.HardwareAddr.String(), Alias: a.Alias, MTU: a.MTU, TxQLen: a.TxQLen,
-			Up: a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
+			Name: a.Name, MAC: a.HardwareAddr.String(), Alias: a.Alias, MTU: a.MTU,
+			TxQLen: a.TxQLen,
+			Up:     a.Flags&net.FlagUp != 0, AltNames: slices.Sorted(slices.Values(a.AltNames)),
 			Driver: card.Link(pci.Address(a.ParentDev), "driver"),
 		}
 		for i, vf := range a.Vfs {
@@ -78,8 +80,10 @@ func HostState(t *testing.T) State {
 				s.VFs = map[int]VFState{}
 			}
 			s.VFs[l.vfs[i]] = VFState{
-				MAC: vf.Mac.String(), VLAN: vf.Vlan, QoS: vf.Qos, Proto: vf.VlanProto, MinRate: vf.MinTxRate,
-				MaxRate: vf.MaxTxRate, SpoofCheck: vf.Spoofchk, Trust: vf.Trust == 1, LinkState: vf.LinkState,
+				MAC: vf.Mac.String(), VLAN: vf.Vlan, QoS: vf.Qos, Proto: vf.VlanProto,
+				MinRate: vf.MinTxRate,
+				MaxRate: vf.MaxTxRate, SpoofCheck: vf.Spoofchk, Trust: vf.Trust == 1,
+				LinkState: vf.LinkState,
 			}
 		}
 		state[a.ParentDev+representing(a.Name)] = s
@@ -87,8 +91,8 @@ func HostState(t *testing.T) State {
 	return state
 }
 
-// linkWithVFs is a netdev, and the indexes of the VFs that it tells about. The netlink package counts these itself, so that
-// all after one that is left out have the index of another one.
+// linkWithVFs is a netdev, and the indexes of the VFs that it tells about. The netlink package
+// counts these itself, so that all after one that is left out have the index of another one.
 type linkWithVFs struct {
 	link netlink.Link
 	vfs  []int
@@ -118,8 +122,8 @@ func linksWithVFs() ([]linkWithVFs, error) {
 	return links, nil
 }
 
-// indexesOfVFs are those in a message about a netdev, in its order: the field with a VF's MAC begins with it
-// (struct ifla_vf_mac of linux/if_link.h).
+// indexesOfVFs are those in a message about a netdev, in its order: the field with a VF's MAC
+// begins with it (struct ifla_vf_mac of linux/if_link.h).
 func indexesOfVFs(message []byte) ([]int, error) {
 	attributes, err := nl.ParseRouteAttr(message[unix.SizeofIfInfomsg:])
 	if err != nil {
@@ -149,8 +153,8 @@ func indexesOfVFs(message []byte) ([]int, error) {
 	return indexes, nil
 }
 
-// representing tells the netdevs of a PF in mode switchdev apart: " pf0vf3" for the one that stands for its fourth VF,
-// "" for the PF's own.
+// representing tells the netdevs of a PF in mode switchdev apart: " pf0vf3" for the one that stands
+// for its fourth VF, "" for the PF's own.
 func representing(netdev string) string {
 	content, err := os.ReadFile(filepath.Join("/sys/class/net", netdev, "phys_port_name"))
 	name := strings.TrimSpace(string(content))
@@ -164,7 +168,8 @@ func representing(netdev string) string {
 func WantState(t *testing.T, want State) {
 	t.Helper()
 	var diff string
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Second); time.Now().
+		Before(end); time.Sleep(50 * time.Millisecond) {
 		if diff = cmp.Diff(want, HostState(t)); diff == "" {
 			return
 		}
@@ -182,13 +187,14 @@ func (s State) VF(t *testing.T, pf pci.Address, index int) VFState {
 	return VFState{}
 }
 
-// Carrier waits until the netdevs of these devices have a carrier: igb resets a PF some 0.3 s after its VFs were made,
-// and has none for some seconds.
+// Carrier waits until the netdevs of these devices have a carrier: igb resets a PF some 0.3 s after
+// its VFs were made, and has none for some seconds.
 func Carrier(t *testing.T, pfs ...pci.Address) {
 	t.Helper()
 	for _, pf := range pfs {
 		must.Eventually(t, "carrier of "+string(pf), func() bool {
-			content, err := os.ReadFile(filepath.Join(card.Devices, string(pf), "net", card.Netdev(pf), "carrier"))
+			content, err := os.ReadFile(filepath.Join(card.Devices, string(pf), "net",
+				card.Netdev(pf), "carrier"))
 			return err == nil && strings.TrimSpace(string(content)) == "1"
 		})
 	}

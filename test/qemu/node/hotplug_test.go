@@ -32,8 +32,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// hotplug is a node of whose PFs the first VF is offered by DRA and the others by the device plugin. The first card's
-// PF is tampered with, while two pods have VFs of the last one.
+// hotplug is a node of whose PFs the first VF is offered by DRA and the others by the device
+// plugin. The first card's PF is tampered with, while two pods have VFs of the last one.
 type hotplug struct {
 	*node.Node
 	pf     pci.Address
@@ -42,8 +42,9 @@ type hotplug struct {
 	slices *sliceWatch
 }
 
-// TestHotplug: what becomes of a PF and its VFs is in ResourceSlices and at the kubelet within a second after the
-// kernel told of it. Pods with another PF's VFs keep their traffic, and that PF's slices are not written.
+// TestHotplug: what becomes of a PF and its VFs is in ResourceSlices and at the kubelet within a
+// second after the kernel told of it. Pods with another PF's VFs keep their traffic, and that PF's
+// slices are not written.
 func TestHotplug(t *testing.T) {
 	card.InGuest(t, "igb")
 	pfs := card.PFs(t)
@@ -54,7 +55,8 @@ func TestHotplug(t *testing.T) {
 		plugged.RootDevices = append(plugged.RootDevices, string(pf)+"#1-6")
 	}
 	h := &hotplug{pf: pfs[0], others: node.VFs(t, pfs[len(pfs)-1])[1:]}
-	h.Node = node.New(t, node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{node.Pool("fast", plugged)}})
+	h.Node = node.New(t,
+		node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{node.Pool("fast", plugged)}})
 	h.Cluster.Create(&v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "claims"},
 		Spec:       v1alpha1.DevicePoolSpec{Selectors: []v1alpha1.FunctionSelector{claims}},
@@ -68,14 +70,16 @@ func TestHotplug(t *testing.T) {
 	undisturbed := h.traffic(t)
 
 	t.Run("link down", func(t *testing.T) {
-		h.follow(t, carrier(card.Netdev(h.pf), false), nil, []string{tainted(vfs[0])}, func(ctx context.Context) {
-			must.Succeed(t, host.SetLink(ctx, 0, false))
-		})
+		h.follow(t, carrier(card.Netdev(h.pf), false), nil, []string{tainted(vfs[0])},
+			func(ctx context.Context) {
+				must.Succeed(t, host.SetLink(ctx, 0, false))
+			})
 	})
 	t.Run("link up", func(t *testing.T) {
-		h.follow(t, carrier(card.Netdev(h.pf), true), vfs, []string{vfs[0].DeviceName()}, func(ctx context.Context) {
-			must.Succeed(t, host.SetLink(ctx, 0, true))
-		})
+		h.follow(t, carrier(card.Netdev(h.pf), true), vfs, []string{vfs[0].DeviceName()},
+			func(ctx context.Context) {
+				must.Succeed(t, host.SetLink(ctx, 0, true))
+			})
 	})
 	t.Run("VFs destroyed", func(t *testing.T) {
 		h.follow(t, removed(vfs[len(vfs)-1].Address), nil, nil, func(context.Context) {
@@ -83,9 +87,10 @@ func TestHotplug(t *testing.T) {
 		})
 	})
 	makeVFs := func(t *testing.T) {
-		h.follow(t, netdevAdded(vfs[len(vfs)-1].Address), vfs, []string{vfs[0].DeviceName()}, func(context.Context) {
-			card.SetAttribute(t, h.pf, "sriov_numvfs", strconv.Itoa(len(vfs)))
-		})
+		h.follow(t, netdevAdded(vfs[len(vfs)-1].Address), vfs, []string{vfs[0].DeviceName()},
+			func(context.Context) {
+				card.SetAttribute(t, h.pf, "sriov_numvfs", strconv.Itoa(len(vfs)))
+			})
 		h.settled(t, vfs)
 	}
 	t.Run("VFs created", makeVFs)
@@ -96,7 +101,9 @@ func TestHotplug(t *testing.T) {
 	})
 	t.Run("PF plugged", func(t *testing.T) {
 		must.Succeed(t, host.Plug(t.Context(), 0))
-		must.Eventually(t, "netdev of "+string(h.pf), func() bool { return card.Netdev(h.pf) != "" })
+		must.Eventually(t, "netdev of "+string(h.pf), func() bool {
+			return card.Netdev(h.pf) != ""
+		})
 		link, err := netlink.LinkByName(card.Netdev(h.pf))
 		must.Succeed(t, err)
 		must.Succeed(t, netlink.LinkSetUp(link))
@@ -107,7 +114,8 @@ func TestHotplug(t *testing.T) {
 	h.End()
 }
 
-// settled waits until all is as it is with a link: igb takes it away for some seconds a little after VFs were made.
+// settled waits until all is as it is with a link: igb takes it away for some seconds a little
+// after VFs were made.
 func (h *hotplug) settled(t *testing.T, vfs []function.ID) {
 	t.Helper()
 	node.Carrier(t, h.pf)
@@ -119,11 +127,13 @@ func (h *hotplug) settled(t *testing.T, vfs []function.ID) {
 	}
 }
 
-// follow does something, and waits until the kubelet has the healthy VFs of the PF that are not for claims, and slices
-// have these devices of it. It logs how long that took from the kernel's event on, and asserts nothing of it: a guest
-// without hardware virtualization is as slow as the machine is busy.
+// follow does something, and waits until the kubelet has the healthy VFs of the PF that are not for
+// claims, and slices have these devices of it. It logs how long that took from the kernel's event
+// on, and asserts nothing of it: a guest without hardware virtualization is as slow as the machine
+// is busy.
 func (h *hotplug) follow(
-	t *testing.T, about func(event string) bool, healthy []function.ID, devices []string, do func(context.Context),
+	t *testing.T, about func(event string) bool, healthy []function.ID, devices []string,
+	do func(context.Context),
 ) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), node.Patience)
@@ -170,8 +180,8 @@ func (h *hotplug) listed(ctx context.Context, healthy []function.ID) (time.Time,
 	return time.Now(), nil
 }
 
-// traffic starts traffic between two pods on the last card. What it returns ends it, and says whether it ever stopped
-// and whether slices of that card were written.
+// traffic starts traffic between two pods on the last card. What it returns ends it, and says
+// whether it ever stopped and whether slices of that card were written.
 func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 	t.Helper()
 	var pods []*node.Pod
@@ -183,7 +193,8 @@ func (h *hotplug) traffic(t *testing.T) (undisturbed func(*testing.T)) {
 		pods = append(pods, p)
 	}
 	pods[0].WantReach(t, pods[1])
-	// A pod that has a VF by the device plugin changes no slice, so from here on nothing may write those of its PF.
+	// A pod that has a VF by the device plugin changes no slice, so from here on nothing may write
+	// those of its PF.
 	quiet := h.slices.writes(h.pf)
 	ctx, stop := context.WithCancel(t.Context())
 	sent, lost := 0, 0
@@ -237,7 +248,8 @@ func watchSlices(t *testing.T) *sliceWatch {
 	stream, err := api.Watch(t.Context(), &resourceapi.ResourceSliceList{})
 	must.Succeed(t, err)
 	w := &sliceWatch{
-		slices: map[string]resourceapi.ResourceSlice{}, written: map[pci.Address]int{}, changed: make(chan struct{}),
+		slices: map[string]resourceapi.ResourceSlice{}, written: map[pci.Address]int{},
+		changed: make(chan struct{}),
 	}
 	var following sync.WaitGroup
 	following.Go(func() {
@@ -285,7 +297,8 @@ func (w *sliceWatch) writes(but pci.Address) (n int) {
 	return n
 }
 
-// await waits until the devices of the PF are these, each with its taints, and returns when that was.
+// await waits until the devices of the PF are these, each with its taints, and returns when that
+// was.
 func (w *sliceWatch) await(ctx context.Context, pf pci.Address, want ...string) (time.Time, error) {
 	for {
 		got, changed := w.devices(pf)
@@ -295,7 +308,8 @@ func (w *sliceWatch) await(ctx context.Context, pf pci.Address, want ...string) 
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return time.Time{}, fmt.Errorf("slices of %s have %q, want %q: %w", pf, got, want, ctx.Err())
+			return time.Time{}, fmt.Errorf("slices of %s have %q, want %q: %w", pf,
+				got, want, ctx.Err())
 		}
 	}
 }
@@ -375,7 +389,8 @@ func listen(t *testing.T) *kernelEvents {
 		for update := range links {
 			if update.Header.Type == unix.RTM_NEWLINK {
 				a := update.Attrs()
-				k.add(fmt.Sprintf("carrier@%s %v", a.Name, a.RawFlags&unix.IFF_LOWER_UP != 0 && a.Flags&net.FlagUp != 0))
+				k.add(fmt.Sprintf("carrier@%s %v", a.Name, a.RawFlags&unix.IFF_LOWER_UP != 0 &&
+					a.Flags&net.FlagUp != 0))
 			}
 		}
 	})
@@ -393,8 +408,11 @@ func (k *kernelEvents) add(about string) {
 	k.all = append(k.all, kernelEvent{time.Now(), about})
 }
 
-// first is when an event that is wanted was received first since begin. It may be received only now.
-func (k *kernelEvents) first(t *testing.T, begin time.Time, wanted func(about string) bool) (at time.Time) {
+// first is when an event that is wanted was received first since begin. It may be received only
+// now.
+func (k *kernelEvents) first(
+	t *testing.T, begin time.Time, wanted func(about string) bool,
+) (at time.Time) {
 	t.Helper()
 	must.Eventually(t, "the kernel tells of it", func() bool {
 		k.mu.Lock()

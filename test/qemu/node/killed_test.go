@@ -8,19 +8,21 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// moments is at how many points of a command the agent is killed, spread evenly over the time that the command takes.
+// moments is at how many points of a command the agent is killed, spread evenly over the time that
+// the command takes.
 const moments = 4
 
-// TestKilled kills the agent by SIGKILL while xpu-cni asks it to ADD and to DEL, and starts it again. The runtime
-// repeats or undoes what failed; nothing is lost.
+// TestKilled kills the agent by SIGKILL while xpu-cni asks it to ADD and to DEL, and starts it
+// again. The runtime repeats or undoes what failed; nothing is lost.
 func TestKilled(t *testing.T) {
 	f := newField(t)
 	f.Start()
 	f.WantHealthy(resource, f.all()...)
 	vf := f.vfs[0][0]
 	conf := node.NetConf{
-		"vlan": 100, "vlanQoS": 3, "mac": "02:00:00:00:00:01", "spoofchk": "off", "trust": "on", "max_tx_rate": 100,
-		"mtu": 1400,
+		"vlan": 100, "vlanQoS": 3, "mac": "02:00:00:00:00:01", "spoofchk": "off", "trust": "on",
+		"max_tx_rate": 100,
+		"mtu":         1400,
 	}
 	pod := f.pod("measured", 1, vf)
 	begin := time.Now()

@@ -219,7 +219,8 @@ func (l *lives) killNowAndThen(random *rand.Rand) (kills int) {
 		if wait--; wait > 0 || !l.agent.TryLock() {
 			continue
 		}
-		time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond) // at any moment of the others
+		// at any moment of the others
+		time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond)
 		l.Kill()
 		l.Start()
 		l.agent.Unlock()
@@ -237,7 +238,8 @@ func (l *lives) lead(index int, random *rand.Rand) {
 		if number >= *lifeCount || l.t.Failed() {
 			return
 		}
-		one := &lifetime{lives: l, index: index, vf: l.vfs[index], random: random, way: ways[random.IntN(len(ways))]}
+		one := &lifetime{lives: l, index: index, vf: l.vfs[index], random: random,
+			way: ways[random.IntN(len(ways))]}
 		one.name = fmt.Sprintf("life%d", number)
 		one.late = number >= len(l.vfs)
 		begin := time.Now()
@@ -383,7 +385,8 @@ func (l *lifetime) harm(pod *node.Pod) error {
 		h.LinkSetAlias(net1, "evil"), h.LinkSetDown(net1), h.LinkSetName(net1, "evil0"),
 	}
 	for n := range 20 {
-		steps = append(steps, h.LinkAddAltName(net1, fmt.Sprintf("%s-%d-%s", l.name, n, strings.Repeat("x", 100))))
+		steps = append(steps,
+			h.LinkAddAltName(net1, fmt.Sprintf("%s-%d-%s", l.name, n, strings.Repeat("x", 100))))
 	}
 	_ = h.LinkSetMTU(net1, 1000+l.random.IntN(400))
 	_ = h.LinkSetHardwareAddr(net1, []byte{0x02, 0, 0, 0, 0, 0x66})
@@ -474,8 +477,8 @@ func (l *lifetime) clean() error {
 }
 
 // freed ends a quarantine, and wants that all is as it was. The card tells the truth. A driver that
-// is bound again may have taken the name of a netdev that is in a pod: then the agent says that this
-// one has another name from now on.
+// is bound again may have taken the name of a netdev that is in a pod: then the agent says that
+// this one has another name from now on.
 func (l *lifetime) freed(quarantined bool) error {
 	if quarantined {
 		err := l.await("free again", func() error {

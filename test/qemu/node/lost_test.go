@@ -22,8 +22,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// cardLost is a node whose first card goes and comes back while pods have all of its VFs: four by claims, three by the
-// device plugin. Another pod is on the second card.
+// cardLost is a node whose first card goes and comes back while pods have all of its VFs: four by
+// claims, three by the device plugin. Another pod is on the second card.
 type cardLost struct {
 	*field
 	driver  *node.Driver
@@ -38,8 +38,9 @@ type cardLost struct {
 // conf is that of the pods by the device plugin; those with a claim wish the same.
 var lostConf = node.NetConf{"vlan": 100, "trust": "on"}
 
-// TestCardLost: a card is unplugged under eight running pods and plugged again. Every pod gets back what it had, with the
-// properties that the PF enforces, and its traffic goes on; in the end the host is as it was before the pods.
+// TestCardLost: a card is unplugged under eight running pods and plugged again. Every pod gets back
+// what it had, with the properties that the PF enforces, and its traffic goes on; in the end the
+// host is as it was before the pods.
 func TestCardLost(t *testing.T) {
 	c := newCardLost(t)
 	c.Start()
@@ -51,7 +52,9 @@ func TestCardLost(t *testing.T) {
 	enforced := node.HostState(t)[string(c.pfs[0])].VFs
 
 	must.Succeed(t, host.Unplug(t.Context(), 0))
-	c.Eventually("all that the card's pods had is lost", func() bool { return strings.Count(c.Log(), "has lost its Function") == 7 })
+	c.Eventually("all that the card's pods had is lost", func() bool {
+		return strings.Count(c.Log(), "has lost its Function") == 7
+	})
 	for pod := range c.had {
 		if pod != c.other {
 			pod.WantNo("net1")
@@ -100,16 +103,20 @@ func newCardLost(t *testing.T) *cardLost {
 		string(pfs[0]) + "#4-6", string(pfs[1]) + "#0",
 	}})
 	c := &cardLost{
-		field:   newFieldWith(t, node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{plugged}}),
-		claimed: map[*node.Pod]*resourceapi.ResourceClaim{}, plugged: map[*node.Pod]function.ID{}, had: map[*node.Pod]string{},
+		field: newFieldWith(t,
+			node.Options{Cluster: true, Pools: []v1alpha1.DevicePool{plugged}}),
+		claimed: map[*node.Pod]*resourceapi.ResourceClaim{}, plugged: map[*node.Pod]function.ID{},
+		had: map[*node.Pod]string{},
 	}
 	c.otherVF = c.vfs[1][0]
 	c.Cluster.Create(&v1alpha1.DevicePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "claims"},
 		Spec: v1alpha1.DevicePoolSpec{
-			Selectors: []v1alpha1.FunctionSelector{{RootDevices: []string{string(pfs[0]) + "#0-3"}}},
-			Allow:     v1alpha1.PrivilegedFields(),
-			NumVFs:    new(int32(vfs)), // by which the VFs come back
+			Selectors: []v1alpha1.FunctionSelector{
+				{RootDevices: []string{string(pfs[0]) + "#0-3"}},
+			},
+			Allow:  v1alpha1.PrivilegedFields(),
+			NumVFs: new(int32(vfs)), // by which the VFs come back
 		},
 	})
 	c.StartRuntime()
@@ -126,8 +133,9 @@ func (c *cardLost) start(t *testing.T) {
 			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 		})
 		c.claimed[pod] = c.Cluster.Allocate(pod, "claims", c.pfs[0], vf, v1alpha1.InterfaceConfig{
-			InterfaceName: "net1", Addresses: []string{pod.IP.String() + "/24"}, MTU: new(int32(1400)),
-			VF: &v1alpha1.VFConfig{VLAN: new(int32(100)), Trust: new(true)},
+			InterfaceName: "net1", Addresses: []string{pod.IP.String() + "/24"},
+			MTU: new(int32(1400)),
+			VF:  &v1alpha1.VFConfig{VLAN: new(int32(100)), Trust: new(true)},
 		})
 		c.driver.MustPrepare(c.claimed[pod])
 		pod.MustRun("net1")
@@ -193,10 +201,12 @@ func (c *cardLost) wantReady(t *testing.T, status metav1.ConditionStatus, reason
 	t.Helper()
 	for pod, object := range c.claimed {
 		c.Eventually(fmt.Sprintf("claim of %s is Ready: %s", pod.Name, status), func() bool {
-			must.Succeed(t, c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+			must.Succeed(t,
+				c.Cluster.Admin.Get(t.Context(), client.ObjectKeyFromObject(object), object))
 			for _, d := range object.Status.Devices {
 				for _, condition := range d.Conditions {
-					if condition.Type == v1alpha1.ConditionReady && condition.Status == status && condition.Reason == reason {
+					if condition.Type == v1alpha1.ConditionReady && condition.Status == status &&
+						condition.Reason == reason {
 						return true
 					}
 				}
@@ -217,7 +227,8 @@ func (c *cardLost) wantEvents(t *testing.T) {
 			told[e.InvolvedObject.Name+" "+e.Reason] = true
 		}
 		for pod := range c.had {
-			if pod != c.other && (!told[pod.Name+" FunctionLost"] || !told[pod.Name+" FunctionBack"]) {
+			if pod != c.other &&
+				(!told[pod.Name+" FunctionLost"] || !told[pod.Name+" FunctionBack"]) {
 				return false
 			}
 		}
@@ -232,7 +243,9 @@ func (c *cardLost) end(t *testing.T) {
 		pod.MustStop()
 		c.driver.MustUnprepare(object)
 		c.Cluster.Unallocate(object)
-		c.Cluster.Delete(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name}})
+		c.Cluster.Delete(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: pod.Name},
+		})
 	}
 	for pod, vf := range c.plugged {
 		pod.MustDel(vf, lostConf)

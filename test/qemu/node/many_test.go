@@ -11,22 +11,25 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// TestMany: all VFs of eight cards are in pods at the same time, each card's one after the other and the cards side by
-// side, and come back as they were.
+// TestMany: all VFs of eight cards are in pods at the same time, each card's one after the other
+// and the cards side by side, and come back as they were.
 func TestMany(t *testing.T) {
 	f := newField(t)
 	const cards, each = 8, 7
 	if len(f.pfs) != cards || len(f.all()) != cards*each {
-		t.Fatalf("the guest has %d cards and %d VFs, want %d and %d", len(f.pfs), len(f.all()), cards, cards*each)
+		t.Fatalf("the guest has %d cards and %d VFs, want %d and %d", len(f.pfs), len(f.all()),
+			cards, cards*each)
 	}
 	begin := time.Now()
 	f.Start()
 	f.WantHealthy(resource, f.all()...)
-	t.Logf("%d VFs are offered %s after the agent was started", cards*each, since(time.Now(), begin))
+	t.Logf("%d VFs are offered %s after the agent was started", cards*each,
+		since(time.Now(), begin))
 	pods := make([][]*node.Pod, cards)
 	for card, vfs := range f.vfs {
 		for i, vf := range vfs {
-			pods[card] = append(pods[card], f.pod(fmt.Sprintf("pod%d-%d", card, i), byte(card*each+i+1), vf))
+			pods[card] = append(pods[card],
+				f.pod(fmt.Sprintf("pod%d-%d", card, i), byte(card*each+i+1), vf))
 		}
 	}
 	// The VFs of one index have a VLAN of their own.

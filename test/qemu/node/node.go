@@ -1,6 +1,6 @@
-// Package node makes the guest of test/qemu a node on which the project's programs run: the real xpu-agent, xpu-cni and
-// opi-bridge on the guest's own PCI devices. The kubelet's and the runtime's sides are the test's, so that it sees all
-// that passes there.
+// Package node makes the guest of test/qemu a node on which the project's programs run: the real
+// xpu-agent, xpu-cni and opi-bridge on the guest's own PCI devices. The kubelet's and the runtime's
+// sides are the test's, so that it sees all that passes there.
 package node
 
 import (
@@ -36,8 +36,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// Patience bounds what tests wait for; it is never waited for in full unless something is wrong. Emulated processors
-// are slow, and igb needs seconds for a carrier.
+// Patience bounds what tests wait for; it is never waited for in full unless something is wrong.
+// Emulated processors are slow, and igb needs seconds for a carrier.
 const Patience = 30 * time.Second
 
 // programs of the project in the guest.
@@ -55,12 +55,13 @@ type Options struct {
 	Pools []v1alpha1.DevicePool
 	// Direct, where set, is the configuration of direct mode: the xPUs, and the networks of pools.
 	Direct string
-	// Cluster says that the agent works with the API server that the guest reaches. Otherwise it is in direct mode.
+	// Cluster says that the agent works with the API server that the guest reaches. Otherwise it is
+	// in direct mode.
 	Cluster bool
 }
 
-// Node is the guest with a kubelet, and an agent while that runs. Its methods end the test where something fails that
-// is not what is tested.
+// Node is the guest with a kubelet, and an agent while that runs. Its methods end the test where
+// something fails that is not what is tested.
 type Node struct {
 	// Kubelet has the device plugins, and Pods says which pods have which devices.
 	Kubelet *kubelettest.Kubelet
@@ -76,7 +77,8 @@ type Node struct {
 	runtime *runtime
 
 	mutex sync.Mutex
-	// resources are those that Functions were allocated by, and given what pods have by them, as Pods says.
+	// resources are those that Functions were allocated by, and given what pods have by them, as
+	// Pods says.
 	resources map[function.ID]string
 	given     map[function.ID]*podresourcesapi.PodResources
 }
@@ -107,7 +109,8 @@ func New(t *testing.T, options Options) *Node {
 	return n
 }
 
-// installPaths says to the plugin where its agent is, by a file beside it. A test has one node at a time.
+// installPaths says to the plugin where its agent is, by a file beside it. A test has one node at a
+// time.
 func (n *Node) installPaths() {
 	n.t.Helper()
 	paths, err := json.Marshal(cni.Paths{Socket: n.path("cni.sock"), SpoolDir: n.path("spool")})
@@ -132,7 +135,9 @@ func (n *Node) Declare(pools ...v1alpha1.DevicePool) {
 	n.t.Helper()
 	var text bytes.Buffer
 	for _, p := range pools {
-		p.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"}
+		p.TypeMeta = metav1.TypeMeta{
+			APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool",
+		}
 		one, err := yaml.Marshal(p)
 		must.Succeed(n.t, err)
 		text.WriteString("---\n")
@@ -147,8 +152,10 @@ func (n *Node) Declare(pools ...v1alpha1.DevicePool) {
 func (n *Node) flags() []string {
 	flags := []string{
 		"--node-name=" + plan.NodeName, "--listen=" + agentAddress, "-v=1",
-		"--state-dir=" + n.path("state"), "--kubelet-dir=" + n.path("kubelet"), "--cdi-dir=" + n.path("cdi"),
-		"--nri-socket=" + n.path("nri.sock"), "--cni-socket=" + n.path("cni.sock"), "--spool-dir=" + n.path("spool"),
+		"--state-dir=" + n.path("state"), "--kubelet-dir=" + n.path("kubelet"), "--cdi-dir=" +
+			n.path("cdi"),
+		"--nri-socket=" + n.path("nri.sock"), "--cni-socket=" + n.path("cni.sock"), "--spool-dir=" +
+			n.path("spool"),
 		"--devinfo-dir=" + n.path("devinfo"), "--hooks-dir=" + n.path("hooks.d"),
 	}
 	if len(n.options.Pools) > 0 {
@@ -163,7 +170,8 @@ func (n *Node) flags() []string {
 	return append(flags, "--provision-timeout=5s", "--kubeconfig="+plan.AgentKubeconfig)
 }
 
-// Start starts the agent and waits until it knows Functions and pools. When the test ends, so does the agent.
+// Start starts the agent and waits until it knows Functions and pools. When the test ends, so does
+// the agent.
 func (n *Node) Start() {
 	n.t.Helper()
 	n.Launch()
@@ -198,7 +206,9 @@ func (n *Node) Admin() nodestate.Client {
 
 // get is what the agent's HTTP server says; an answer other than 200 is an error.
 func (n *Node) get(path string) (string, error) {
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{
+		Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true},
+	}
 	response, err := client.Get("http://" + agentAddress + path)
 	if err != nil {
 		return "", err
@@ -225,7 +235,8 @@ func (n *Node) Eventually(what string, condition func() bool) {
 	must.Eventually(n.t, what, condition)
 }
 
-// WantHealthy waits until these are the Functions of the resource that the kubelet may give to pods.
+// WantHealthy waits until these are the Functions of the resource that the kubelet may give to
+// pods.
 func (n *Node) WantHealthy(resource string, functions ...function.ID) {
 	n.t.Helper()
 	var want []string
@@ -236,8 +247,11 @@ func (n *Node) WantHealthy(resource string, functions ...function.ID) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), Patience)
 	defer cancel()
 	healthy := func() []string { return slices.Sorted(slices.Values(n.Kubelet.Healthy(resource))) }
-	if err := n.Kubelet.Wait(ctx, func() bool { return slices.Equal(healthy(), want) }); err != nil {
-		n.t.Fatalf("healthy Functions of %s are %q, want %q: %v", resource, healthy(), want, n.Kubelet.Devices(resource))
+	if err := n.Kubelet.Wait(ctx, func() bool {
+		return slices.Equal(healthy(), want)
+	}); err != nil {
+		n.t.Fatalf("healthy Functions of %s are %q, want %q: %v", resource, healthy(), want,
+			n.Kubelet.Devices(resource))
 	}
 }
 
@@ -253,7 +267,8 @@ func (n *Node) Allocate(resource string, f function.ID) (map[string]string, erro
 	return response.GetEnvs(), err
 }
 
-// give has the kubelet say that the pod has the Function by the resource it was allocated by, or by that of the pool fast.
+// give has the kubelet say that the pod has the Function by the resource it was allocated by, or by
+// that of the pool fast.
 func (n *Node) give(pod string, f function.ID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
@@ -275,7 +290,8 @@ func (n *Node) takeBack(pod string, f function.ID) {
 func (n *Node) MustAllocate(resource string, f function.ID) {
 	n.t.Helper()
 	env, err := n.Allocate(resource, f)
-	variable := "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
+	variable := "PCIDEVICE_" +
+		strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(resource))
 	if err != nil || env[variable] != f.String() {
 		n.t.Fatalf("Allocate %s: environment %q, %v; want %s in %s", f, env, err, f, variable)
 	}
@@ -290,7 +306,8 @@ func (n *Node) Records() []journal.Attachment {
 	return j.All()
 }
 
-// WantNothingLeft says that no attachment is in the journal, while no agent runs, and no request in the spool.
+// WantNothingLeft says that no attachment is in the journal, while no agent runs, and no request in
+// the spool.
 func (n *Node) WantNothingLeft() {
 	n.t.Helper()
 	if left := n.Records(); len(left) > 0 {
@@ -301,11 +318,14 @@ func (n *Node) WantNothingLeft() {
 	}
 }
 
-// Pool is a DevicePool whose Functions are offered by the device plugin as "xpu.opiproject.org/<name>".
+// Pool is a DevicePool whose Functions are offered by the device plugin as
+// "xpu.opiproject.org/<name>".
 func Pool(name string, selector v1alpha1.FunctionSelector) v1alpha1.DevicePool {
-	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.DevicePoolSpec{
-		Selectors: []v1alpha1.FunctionSelector{selector}, Publish: v1alpha1.PublishDevicePlugin, Allow: v1alpha1.PrivilegedFields(),
-	}}
+	return v1alpha1.DevicePool{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.DevicePoolSpec{
+			Selectors: []v1alpha1.FunctionSelector{selector}, Publish: v1alpha1.PublishDevicePlugin,
+			Allow: v1alpha1.PrivilegedFields(),
+		}}
 }
 
 // Resource is the extended resource of a pool that [Pool] made.

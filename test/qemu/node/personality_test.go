@@ -61,7 +61,8 @@ func everything(p personality.Personality) node.NetConf {
 		value any
 	}{
 		"vlan": {"vlan", 100}, "qos": {"vlanQoS", 3}, "max": {"max_tx_rate", 500},
-		"spoofchk": {"spoofchk", "on"}, "trust": {"trust", "on"}, "link.enable": {"link_state", "enable"},
+		"spoofchk": {"spoofchk", "on"}, "trust": {"trust", "on"},
+		"link.enable": {"link_state", "enable"},
 	} {
 		if stage.Grants(p, knob) {
 			conf[field.name] = field.value

@@ -47,8 +47,8 @@ func (n *Node) NewPod(name string, host byte) *Pod {
 // NetConf has fields of a network configuration beside those that every one here has.
 type NetConf map[string]any
 
-// execute runs xpu-cni for the pod's net1 as a runtime does, and returns what it printed. An error that it printed is a
-// [types.Error].
+// execute runs xpu-cni for the pod's net1 as a runtime does, and returns what it printed. An error
+// that it printed is a [types.Error].
 func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, error) {
 	config := map[string]any{
 		"cniVersion": "1.1.0", "name": "fast-net", "type": "xpu-cni", "deviceID": f.String(),
@@ -63,8 +63,10 @@ func (p *Pod) execute(command string, f function.ID, conf NetConf) ([]byte, erro
 	defer cancel()
 	shim := exec.CommandContext(ctx, shimProgram)
 	shim.Env = append(os.Environ(),
-		"CNI_COMMAND="+command, "CNI_CONTAINERID="+p.Sandbox, "CNI_NETNS="+p.Path(), "CNI_IFNAME=net1",
-		"CNI_PATH="+plan.Programs, "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+p.Name+
+		"CNI_COMMAND="+command, "CNI_CONTAINERID="+p.Sandbox, "CNI_NETNS="+p.Path(),
+		"CNI_IFNAME=net1",
+		"CNI_PATH="+plan.Programs,
+		"CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME="+p.Name+
 			";K8S_POD_UID="+p.UID)
 	shim.Stdin = bytes.NewReader(text)
 	output, err := shim.Output()
@@ -103,7 +105,8 @@ func (p *Pod) MustAdd(f function.ID, conf NetConf) {
 	if err != nil {
 		p.node.t.Fatalf("ADD of %s for %s: %v", f, p.Name, err)
 	}
-	if len(result.Interfaces) != 1 || result.Interfaces[0].Name != "net1" || result.Interfaces[0].Sandbox != p.Path() {
+	if len(result.Interfaces) != 1 || result.Interfaces[0].Name != "net1" ||
+		result.Interfaces[0].Sandbox != p.Path() {
 		p.node.t.Errorf("ADD of %s for %s: result %+v, want net1", f, p.Name, result)
 	}
 	p.Interface("net1")
@@ -157,7 +160,9 @@ func (p *Pod) Ready() bool {
 		return false
 	}
 	addresses, err := p.Handle().AddrList(l, netlink.FAMILY_V4)
-	return err == nil && slices.ContainsFunc(addresses, func(a netlink.Addr) bool { return a.IP.Equal(p.IP.AsSlice()) })
+	return err == nil && slices.ContainsFunc(addresses, func(a netlink.Addr) bool {
+		return a.IP.Equal(p.IP.AsSlice())
+	})
 }
 
 // WantNo says that the pod has no interface of this name.

@@ -19,8 +19,8 @@ type process struct {
 	err     error         // what it ended with; read after done
 }
 
-// launch starts a program, whose output is appended to a file that a failed test shows. It is killed when the test
-// ends.
+// launch starts a program, whose output is appended to a file that a failed test shows. It is
+// killed when the test ends.
 func launch(t *testing.T, log, program string, args ...string) *process {
 	t.Helper()
 	first := !exists(log)

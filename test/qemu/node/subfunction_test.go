@@ -17,8 +17,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// TestClaimedSubfunction takes an SF that is made on demand to pods by DRA and NRI. What the API server knows of it is
-// the same all the while.
+// TestClaimedSubfunction takes an SF that is made on demand to pods by DRA and NRI. What the API
+// server knows of it is the same all the while.
 func TestClaimedSubfunction(t *testing.T) {
 	card.InGuest(t, "simnic")
 	pf := card.PFs(t)[0]
@@ -45,19 +45,23 @@ func TestClaimedSubfunction(t *testing.T) {
 
 	pools := func() []v1alpha1.XPUNodePool {
 		var node v1alpha1.XPUNode
-		must.Succeed(t, client.IgnoreNotFound(n.Cluster.Admin.Get(t.Context(), client.ObjectKey{Name: plan.NodeName}, &node)))
+		must.Succeed(t,
+			client.IgnoreNotFound(n.Cluster.Admin.Get(t.Context(),
+				client.ObjectKey{Name: plan.NodeName}, &node)))
 		return node.Status.Pools
 	}
 
-	n.Run("in eswitch mode legacy only the VF is offered, and the pool says why", func(t *testing.T) {
-		n.Eventually("the VF is offered", func() bool { vf, sf := devices(); return vf && !sf })
-		n.Eventually("the pool says why", func() bool {
-			pools := pools()
-			return len(pools) == 1 && len(pools[0].Shortages) == 1 && pools[0].Shortages[0].PF == string(pf) &&
-				pools[0].Shortages[0].Reason == v1alpha1.ReasonNotSupported &&
-				strings.Contains(pools[0].Shortages[0].Message, "mode legacy")
+	n.Run("in eswitch mode legacy only the VF is offered, and the pool says why",
+		func(t *testing.T) {
+			n.Eventually("the VF is offered", func() bool { vf, sf := devices(); return vf && !sf })
+			n.Eventually("the pool says why", func() bool {
+				pools := pools()
+				return len(pools) == 1 && len(pools[0].Shortages) == 1 &&
+					pools[0].Shortages[0].PF == string(pf) &&
+					pools[0].Shortages[0].Reason == v1alpha1.ReasonNotSupported &&
+					strings.Contains(pools[0].Shortages[0].Message, "mode legacy")
+			})
 		})
-	})
 
 	conn, err := devlink.Dial("")
 	must.Succeed(t, err)
@@ -101,7 +105,8 @@ func TestClaimedSubfunction(t *testing.T) {
 		n.Run(test.name, func(t *testing.T) {
 			pod := n.NewPod("sf", 1)
 			object := n.Cluster.Allocate(pod, "sfs", pf, sf, v1alpha1.InterfaceConfig{
-				InterfaceName: "net1", MAC: "02:00:00:00:00:58", Addresses: []string{pod.IP.String() + "/24"},
+				InterfaceName: "net1", MAC: "02:00:00:00:00:58",
+				Addresses: []string{pod.IP.String() + "/24"},
 			})
 			driver.MustPrepare(object)
 			if got := subfunctions(t); !cmp.Equal(got, []string{"88"}) {

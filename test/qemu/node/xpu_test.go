@@ -20,7 +20,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/node"
 )
 
-// onXPU is a node in guest simnic: a card whose eswitch opi-bridge works with, and an agent that asks it for Ports.
+// onXPU is a node in guest simnic: a card whose eswitch opi-bridge works with, and an agent that
+// asks it for Ports.
 type onXPU struct {
 	*node.Node
 	bridge  *node.Bridge
@@ -65,8 +66,8 @@ pools: {vfs: blue, sfs: blue}
 	return x
 }
 
-// nameByPath names the netdevs of a PF's VFs as udev does, until the test ends. The kernel's own names, the lowest free
-// ones, would go to SFs that are made while the VFs are in pods.
+// nameByPath names the netdevs of a PF's VFs as udev does, until the test ends. The kernel's own
+// names, the lowest free ones, would go to SFs that are made while the VFs are in pods.
 func nameByPath(t *testing.T, pf pci.Address) {
 	t.Helper()
 	for i, vf := range node.VFs(t, pf) {
@@ -129,11 +130,14 @@ func (x *onXPU) join(pool, name string, host byte, f function.ID, network string
 	return m
 }
 
-// TestXPU takes VFs and SFs of a card in mode switchdev to pods, whose Ports opi-bridge makes of their representors.
+// TestXPU takes VFs and SFs of a card in mode switchdev to pods, whose Ports opi-bridge makes of
+// their representors.
 func TestXPU(t *testing.T) {
 	x := newOnXPU(t)
 	vfs := node.VFs(t, x.pf)
-	sfs := []function.ID{function.SubfunctionID(x.pf, firstSF), function.SubfunctionID(x.pf, firstSF+1)}
+	sfs := []function.ID{
+		function.SubfunctionID(x.pf, firstSF), function.SubfunctionID(x.pf, firstSF+1),
+	}
 	x.WantHealthy(node.Resource("vfs"), vfs...)
 	x.WantHealthy(node.Resource("sfs"), sfs...)
 
@@ -159,7 +163,8 @@ func TestXPU(t *testing.T) {
 	})
 
 	x.Run("agent and opi-bridge killed while pods have Functions", func(t *testing.T) {
-		a, b := x.join("vfs", "killed-vf", 1, vfs[2], "blue"), x.join("sfs", "killed-sf", 2, sfs[0], "blue")
+		a, b := x.join("vfs", "killed-vf", 1, vfs[2], "blue"), x.join("sfs", "killed-sf", 2,
+			sfs[0], "blue")
 		x.Kill()
 		x.bridge.Kill()
 		a.WantReach(t, b.Pod) // the data plane needs neither

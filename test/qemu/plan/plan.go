@@ -11,7 +11,8 @@ import (
 // Path is where the guest finds its Plan, as JSON.
 const Path = "/etc/plan.json"
 
-// GuestVariable is in the environment of commands, and nowhere else, so that tests know where they run.
+// GuestVariable is in the environment of commands, and nowhere else, so that tests know where they
+// run.
 const GuestVariable = "XPU_QEMU_GUEST"
 
 // Modules is the directory of the guest that kernel modules lie in.
@@ -20,18 +21,21 @@ const Modules = "/usr/lib/modules"
 // Programs is the directory of the guest that the project's own programs lie in.
 const Programs = "/usr/bin"
 
-// What a guest has whose suites ask for an API server. It runs on the host, and is that of this guest alone.
+// What a guest has whose suites ask for an API server. It runs on the host, and is that of this
+// guest alone.
 const (
 	// AdminKubeconfig is the kubeconfig of one who may do everything.
 	AdminKubeconfig = "/etc/kubernetes/admin.conf"
-	// AgentKubeconfig is that of the agent on the node NodeName, which may do what deploy/agent lets it.
+	// AgentKubeconfig is that of the agent on the node NodeName, which may do what deploy/agent
+	// lets it.
 	AgentKubeconfig = "/etc/kubernetes/agent.conf"
 	// NodeName is the node that the guest is. There is no Node object of it at first.
 	NodeName = "guest"
 	// HostNetdev is the NIC on the way to the API server, at HostDriver's only PCI function.
 	HostNetdev = "host0"
 	HostDriver = "virtio_net"
-	// GuestAddress is the NIC's own, and APIAddress where the API server is, which is all that can be reached.
+	// GuestAddress is the NIC's own, and APIAddress where the API server is, which is all that can
+	// be reached.
 	GuestAddress = "10.0.2.15/24"
 	APIAddress   = "10.0.2.100:6443"
 	// APIServerName is a name that the certificate of the API server has.
@@ -48,8 +52,8 @@ type Plan struct {
 	VFs int
 	// API says that the guest has a NIC that leads to an API server; see [APIAddress].
 	API bool
-	// Commands run one after the other, whatever the earlier ones returned. One that leaves something behind, such as a
-	// PF without link, has failed: it ends with a status other than 0.
+	// Commands run one after the other, whatever the earlier ones returned. One that leaves
+	// something behind, such as a PF without link, has failed: it ends with a status other than 0.
 	Commands []Command
 	// Shell asks for a shell on the console instead of commands. The guest ends with it.
 	Shell bool
@@ -68,15 +72,17 @@ type Command struct {
 	Dir  string   // to run it in
 }
 
-// Port and Offset are how the guest ends QEMU: it writes its exit status plus Offset to this I/O port, where
-// isa-debug-exit makes QEMU exit with twice that plus one. The offset tells it from QEMU's own failures.
+// Port and Offset are how the guest ends QEMU: it writes its exit status plus Offset to this I/O
+// port, where isa-debug-exit makes QEMU exit with twice that plus one. The offset tells it from
+// QEMU's own failures.
 const (
 	Port      = 0x501
 	Offset    = 0x10
 	MaxStatus = 100 // larger ones are cut to this
 )
 
-// Status returns the guest's exit status from QEMU's; ok is false where the guest did not end by itself.
+// Status returns the guest's exit status from QEMU's; ok is false where the guest did not end by
+// itself.
 func Status(qemu int) (status int, ok bool) {
 	status = (qemu-1)/2 - Offset
 	return status, qemu%2 == 1 && status >= 0 && status <= MaxStatus

@@ -16,7 +16,8 @@ func Grants(p personality.Personality, knob string) bool {
 	switch {
 	case knob == "mac" && !Tells(p):
 		return true // the netdev's own is all that there is
-	case !Tells(p) || p.Value(field) != personality.OK || special && p.Value(knob) != personality.OK:
+	case !Tells(p) || p.Value(field) != personality.OK ||
+		special && p.Value(knob) != personality.OK:
 		return false
 	case knob == "vlan.ad":
 		return p.Value("vlan.proto-told") == "yes"

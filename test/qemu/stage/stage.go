@@ -196,7 +196,8 @@ func (s *Stage) VF(t *testing.T, index int) VF {
 	var vf VF
 	var number, resets int
 	_, err := fmt.Sscanf(lines[index],
-		"%d mac %s vlan %d qos %d proto %s min %d max %d spoofchk %d trust %d link %d own %s resets %d",
+		"%d mac %s vlan %d qos %d proto %s min %d max %d spoofchk %d trust %d link %d own %s "+
+			"resets %d",
 		&number, &vf.MAC, &vf.VLAN, &vf.QoS, &vf.Proto, &vf.Min, &vf.Max, &vf.SpoofChk, &vf.Trust,
 		&vf.Link, &vf.Own, &resets)
 	if err != nil || number != index {

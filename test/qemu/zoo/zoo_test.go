@@ -24,7 +24,9 @@ func TestAll(t *testing.T) {
 
 	for _, p := range all {
 		for _, d := range p.Deviations {
-			known := slices.ContainsFunc(quirk.All(), func(q quirk.Quirk) bool { return q.Name == d.Quirk })
+			known := slices.ContainsFunc(quirk.All(), func(q quirk.Quirk) bool {
+				return q.Name == d.Quirk
+			})
 			if d.Quirk != "" && !known {
 				t.Errorf("%s: %s: pkg/kernel/quirk has no quirk %q", p.Name, d.Does, d.Quirk)
 			}

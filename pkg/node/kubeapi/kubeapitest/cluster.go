@@ -1,5 +1,5 @@
-// Package kubeapitest runs an API server for tests that is set up as deploy/ sets up a cluster: with the CRDs, and for
-// the agents with their role and the admission policies.
+// Package kubeapitest runs an API server for tests that is set up as deploy/ sets up a cluster:
+// with the CRDs, and for the agents with their role and the admission policies.
 package kubeapitest
 
 import (
@@ -33,9 +33,9 @@ type Cluster struct {
 	environment *envtest.Environment
 }
 
-// Start starts an API server, with what is in the deploy directory. It returns nil where KUBEBUILDER_ASSETS does not
-// say where kube-apiserver and etcd are; tests then skip, by [Cluster.Need]. flags are more of kube-apiserver, without dashes: {"emulated-version",
-// "1.34"}.
+// Start starts an API server, with what is in the deploy directory. It returns nil where
+// KUBEBUILDER_ASSETS does not say where kube-apiserver and etcd are; tests then skip, by
+// [Cluster.Need]. flags are more of kube-apiserver, without dashes: {"emulated-version", "1.34"}.
 func Start(deploy string, flags ...[2]string) (*Cluster, error) {
 	return start(deploy, &envtest.Environment{
 		CRDDirectoryPaths: []string{filepath.Join(deploy, "crds")}, ErrorIfCRDPathMissing: true,
@@ -79,7 +79,9 @@ func (c *Cluster) Restart() error {
 	if err := server.Start(); err != nil {
 		return fmt.Errorf("start the API server again: %w", err)
 	}
-	admin, err := c.environment.AddUser(envtest.User{Name: "admin", Groups: []string{"system:masters"}}, &rest.Config{QPS: -1})
+	admin, err := c.environment.AddUser(envtest.User{
+		Name: "admin", Groups: []string{"system:masters"},
+	}, &rest.Config{QPS: -1})
 	if err != nil {
 		return fmt.Errorf("administrator of the API server: %w", err)
 	}
@@ -87,9 +89,8 @@ func (c *Cluster) Restart() error {
 	return nil
 }
 
-// Main runs the tests of a package with an API server of [Start], which it passes to use first, or nil
-// without the API server's program. It is for TestMain, and
-// returns the code to exit with.
+// Main runs the tests of a package with an API server of [Start], which it passes to use first, or
+// nil without the API server's program. It is for TestMain, and returns the code to exit with.
 func Main(m *testing.M, deploy string, use func(*Cluster)) int {
 	c, err := Start(deploy)
 	if err != nil {
@@ -117,7 +118,8 @@ func (c *Cluster) Stop() error {
 func (c *Cluster) Need(t testing.TB) {
 	t.Helper()
 	if c == nil {
-		t.Skip("needs an API server: KUBEBUILDER_ASSETS must be a directory with etcd and kube-apiserver")
+		t.Skip("needs an API server: KUBEBUILDER_ASSETS must be a directory with etcd and " +
+			"kube-apiserver")
 	}
 }
 
@@ -135,10 +137,13 @@ func (c *Cluster) AgentIn(namespace, node string) *rest.Config {
 	config := c.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + namespace + ":xpu-agent",
-		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace, "system:authenticated"},
+		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace,
+			"system:authenticated"},
 	}
 	if node != "" {
-		config.Impersonate.Extra = map[string][]string{"authentication.kubernetes.io/node-name": {node}}
+		config.Impersonate.Extra = map[string][]string{
+			"authentication.kubernetes.io/node-name": {node},
+		}
 	}
 	return config
 }
@@ -148,7 +153,8 @@ func (c *Cluster) Controller() *rest.Config {
 	config := c.Admin()
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + AgentNamespace + ":xpu-controller",
-		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + AgentNamespace, "system:authenticated"},
+		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + AgentNamespace,
+			"system:authenticated"},
 	}
 	return config
 }
@@ -156,7 +162,8 @@ func (c *Cluster) Controller() *rest.Config {
 // Client is a client that knows this project's kinds and those of Kubernetes.
 func Client(config *rest.Config) (client.Client, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme),
+		v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
 	return client.New(config, client.Options{Scheme: scheme})
@@ -170,7 +177,8 @@ func (c *Cluster) setUp(deploy string) error {
 		return err
 	}
 	for _, file := range []string{
-		"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml", "controller/rbac.yaml", "controller/policy.yaml",
+		"namespace/namespace.yaml", "agent/rights/rbac.yaml", "agent/rights/policy.yaml",
+		"controller/rbac.yaml", "controller/policy.yaml",
 	} {
 		if err := apply(ctx, admin, filepath.Join(deploy, file)); err != nil {
 			return err
@@ -220,15 +228,16 @@ func (c *Cluster) waitForPolicies(ctx context.Context) error {
 	}
 	node := &v1alpha1.XPUNode{ObjectMeta: metav1.ObjectMeta{Name: "waiting-for-policies"}}
 	hasCRDs := len(c.environment.CRDDirectoryPaths) > 0
-	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(ctx context.Context) (bool, error) {
-		creation := stranger.Create(ctx, slice.DeepCopy(), client.DryRunAll)
-		if !hasCRDs {
-			return DeniedByPolicy(creation), nil
-		}
-		ports := stranger.Create(ctx, port.DeepCopy(), client.DryRunAll)
-		nodes := stranger.Create(ctx, node.DeepCopy(), client.DryRunAll)
-		return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(nodes), nil
-	})
+	err = wait.PollUntilContextCancel(ctx, 50*time.Millisecond,
+		true, func(ctx context.Context) (bool, error) {
+			creation := stranger.Create(ctx, slice.DeepCopy(), client.DryRunAll)
+			if !hasCRDs {
+				return DeniedByPolicy(creation), nil
+			}
+			ports := stranger.Create(ctx, port.DeepCopy(), client.DryRunAll)
+			nodes := stranger.Create(ctx, node.DeepCopy(), client.DryRunAll)
+			return DeniedByPolicy(creation) && DeniedByPolicy(ports) && DeniedByPolicy(nodes), nil
+		})
 	if err != nil {
 		return fmt.Errorf("admission policies are not enforced: %w", err)
 	}

@@ -1,6 +1,7 @@
-// Package lifecycletest is a node for tests of what owns Functions. Its Functions are SFs whose netdevs are veth ends in
-// a network namespace that is the host's, with the other ends in the xPU's. The real engine moves them, a real journal
-// remembers them, and an agent can be ended at every point and started again.
+// Package lifecycletest is a node for tests of what owns Functions. Its Functions are SFs whose
+// netdevs are veth ends in a network namespace that is the host's, with the other ends in the
+// xPU's. The real engine moves them, a real journal remembers them, and an agent can be ended at
+// every point and started again.
 package lifecycletest
 
 import (
@@ -30,8 +31,8 @@ type Node struct {
 	JournalPath string
 	// BootID is that of the host's boot.
 	BootID string
-	// Event, where set, is called at every point where the agent could end: before each change to a netdev, before and
-	// after each write to the journal.
+	// Event, where set, is called at every point where the agent could end: before each change to a
+	// netdev, before and after each write to the journal.
 	Event func(what string)
 
 	t       testing.TB
@@ -43,7 +44,8 @@ type Node struct {
 func New(t testing.TB, functions int) *Node {
 	t.Helper()
 	n := &Node{
-		Host: netns.New(t), XPU: netns.New(t), JournalPath: filepath.Join(t.TempDir(), "journal.db"), BootID: "boot-1",
+		Host: netns.New(t), XPU: netns.New(t),
+		JournalPath: filepath.Join(t.TempDir(), "journal.db"), BootID: "boot-1",
 		t: t, peers: map[function.ID]int{},
 	}
 	n.sysRoot = n.Host.Sysfs(t)
@@ -75,7 +77,8 @@ func (n *Node) Plug(i int) {
 	n.poll(i)
 }
 
-// poll makes the i-th Function's netdev receive by NAPI, as every card does, and a veth only for GRO.
+// poll makes the i-th Function's netdev receive by NAPI, as every card does, and a veth only for
+// GRO.
 func (n *Node) poll(i int) {
 	n.t.Helper()
 	link, err := n.Host.Handle().LinkByName(Netdev(i))
@@ -83,7 +86,8 @@ func (n *Node) poll(i int) {
 	conn, err := ethtool.Dial(vnetns.NsHandle(n.Host.Fd()))
 	must.Succeed(n.t, err)
 	defer conn.Close()
-	must.Succeed(n.t, conn.Change(link.Attrs().Index, "features", map[string]string{"rx-gro": ethtool.On}))
+	must.Succeed(n.t,
+		conn.Change(link.Attrs().Index, "features", map[string]string{"rx-gro": ethtool.On}))
 }
 
 // Unplug takes the i-th Function's device away, wherever its netdev is.
@@ -94,7 +98,8 @@ func (n *Node) Unplug(i int) {
 	must.Succeed(n.t, n.XPU.Handle().LinkDel(representor))
 }
 
-// Netdev makes the node a [lifecycle.NetdevFinder]. It finds a veth by what stays the same about it: its other end.
+// Netdev makes the node a [lifecycle.NetdevFinder]. It finds a veth by what stays the same about
+// it: its other end.
 func (n *Node) Netdev(id function.ID) (string, error) {
 	peer, ok := n.peers[id]
 	if !ok {
@@ -123,7 +128,8 @@ func (n *Node) Snapshot(i int) netdev.Snapshot {
 	if name == "" {
 		n.t.Fatalf("Function %s has no netdev on the host", ID(i))
 	}
-	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(), function.Interface{Name: "any0"})
+	s, _, err := engine.Plan(n.t.Context(), netdev.Device{Name: name}, netns.New(n.t).Path(),
+		function.Interface{Name: "any0"})
 	must.Succeed(n.t, err)
 	return s
 }
@@ -150,10 +156,13 @@ func (n *Node) Start(hooks func(*Agent) lifecycle.Queue) (a *Agent, stop func())
 	var err error
 	a.Journal, err = journal.Open(n.JournalPath)
 	must.Succeed(n.t, err)
-	a.Engine, err = netdev.New(netdev.Options{HostNetNS: n.Host.Path(), SysRoot: n.sysRoot, Trace: n.tell})
+	a.Engine, err = netdev.New(netdev.Options{
+		HostNetNS: n.Host.Path(), SysRoot: n.sysRoot, Trace: n.tell,
+	})
 	must.Succeed(n.t, err)
 	a.Lifecycle = lifecycle.New(eventJournal{a.Journal, n.tell}, a.Engine, n, lifecycle.Options{
-		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3}, Hooks: hooks(a),
+		BootID: n.BootID, Patience: wait.Backoff{Duration: time.Millisecond, Steps: 3},
+		Hooks: hooks(a),
 	}, logr.Discard())
 	return a, sync.OnceFunc(func() {
 		a.Engine.Close()
@@ -185,7 +194,8 @@ func (j eventJournal) Delete(id function.ID) error {
 	return j.Journal.Delete(id)
 }
 
-// Crashes runs what an agent does and ends it at the given event, from 1. It says whether there were so many.
+// Crashes runs what an agent does and ends it at the given event, from 1. It says whether there
+// were so many.
 func (n *Node) Crashes(at int, do func()) (crashed bool) {
 	type crash struct{}
 	defer func() {

@@ -7,8 +7,8 @@ import (
 	"github.com/containerd/nri/pkg/adaptation"
 )
 
-// Start runs a runtime at a socket until its Stop is called. It tells a plugin that connects of these sandboxes; nil
-// stands for none. The path must be short, as it is that of a socket.
+// Start runs a runtime at a socket until its Stop is called. It tells a plugin that connects of
+// these sandboxes; nil stands for none. The path must be short, as it is that of a socket.
 func Start(
 	socket string, sandboxes func() []*adaptation.PodSandbox, options ...adaptation.Option,
 ) (*adaptation.Adaptation, error) {
@@ -20,7 +20,9 @@ func Start(
 		_, err := plugin(ctx, all, nil)
 		return err
 	}
-	update := func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
+	update := func(
+		context.Context, []*adaptation.ContainerUpdate,
+	) ([]*adaptation.ContainerUpdate, error) {
 		return nil, nil
 	}
 	// Without these directories a runtime has no plugins but those that connect.
@@ -37,7 +39,8 @@ func Start(
 
 // Sandbox is a pod's sandbox in the namespace default, with the network namespace at a path.
 func Sandbox(id, pod, podUID, netNS string) *adaptation.PodSandbox {
-	return &adaptation.PodSandbox{Id: id, Namespace: "default", Name: pod, Uid: podUID, Linux: &adaptation.LinuxPodSandbox{
-		Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: netNS}},
-	}}
+	return &adaptation.PodSandbox{Id: id, Namespace: "default", Name: pod, Uid: podUID,
+		Linux: &adaptation.LinuxPodSandbox{
+			Namespaces: []*adaptation.LinuxNamespace{{Type: "network", Path: netNS}},
+		}}
 }

@@ -14,9 +14,14 @@ import (
 func VF(bus, index int) function.Function {
 	routingID := index + 2
 	return function.Function{
-		ID:   function.ID{Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32, routingID%8))},
-		Kind: function.VF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", bus)), PFName: fmt.Sprintf("ens%df0", bus),
-		Index: index, Vendor: "15b3", Device: "101e", PCIeRoot: "pci0000:3a", NUMANode: 1, LinkUp: true,
+		ID: function.ID{
+			Address: pci.Address(fmt.Sprintf("0000:%02x:%02x.%d", bus+routingID/256, routingID/8%32,
+				routingID%8)),
+		},
+		Kind: function.VF, PF: pci.Address(fmt.Sprintf("0000:%02x:00.0", bus)),
+		PFName: fmt.Sprintf("ens%df0", bus),
+		Index:  index, Vendor: "15b3", Device: "101e", PCIeRoot: "pci0000:3a", NUMANode: 1,
+		LinkUp: true,
 	}
 }
 
@@ -38,5 +43,6 @@ func SF(bus, sfnum int) function.Function {
 
 // DRA is a pool that is published as ResourceSlices.
 func DRA(name string, functions ...function.Function) pool.Pool {
-	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA}, Functions: functions}
+	return pool.Pool{Name: name, Spec: v1alpha1.DevicePoolSpec{Publish: v1alpha1.PublishDRA},
+		Functions: functions}
 }

@@ -74,8 +74,11 @@ func problem(f *File) error {
 	return f.last.Load().problem
 }
 
-// follow opens a file and runs it until the test ends. Every change and every log line is a value in changes.
-func follow(t *testing.T, path string) (f *File, registry *prometheus.Registry, changes <-chan struct{}) {
+// follow opens a file and runs it until the test ends. Every change and every log line is a value
+// in changes.
+func follow(
+	t *testing.T, path string,
+) (f *File, registry *prometheus.Registry, changes <-chan struct{}) {
 	t.Helper()
 	news := make(chan struct{}, 1)
 	notify := func() {
@@ -86,7 +89,9 @@ func follow(t *testing.T, path string) (f *File, registry *prometheus.Registry, 
 	}
 	registry = prometheus.NewRegistry()
 	log := funcr.New(func(_, line string) { t.Log(line); notify() }, funcr.Options{})
-	f, err := OpenFile(FileOptions{Path: path, ResourcePrefix: "example.com", Changed: notify, Registry: registry, Log: log})
+	f, err := OpenFile(FileOptions{
+		Path: path, ResourcePrefix: "example.com", Changed: notify, Registry: registry, Log: log,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +116,11 @@ func TestFileChanges(t *testing.T) {
 	if got := names(t, f); got != "fast" {
 		t.Fatalf("DevicePools are %q, want fast", got)
 	}
-	has := func(want string) func() bool { return func() bool { return names(t, f) == want && problem(f) == nil } }
+	has := func(want string) func() bool {
+		return func() bool {
+			return names(t, f) == want && problem(f) == nil
+		}
+	}
 
 	write(t, path, slow)
 	until(t, "written in place", changes, has("slow"))
@@ -122,7 +131,10 @@ func TestFileChanges(t *testing.T) {
 
 	refused := func(what, want string) {
 		t.Helper()
-		until(t, what, changes, func() bool { return problem(f) != nil && strings.Contains(problem(f).Error(), want) })
+		until(t, what, changes, func() bool {
+			return problem(f) != nil &&
+				strings.Contains(problem(f).Error(), want)
+		})
 		if got := names(t, f); got != "fast slow" {
 			t.Errorf("%s: DevicePools are %q, want those of before", what, got)
 		}
@@ -148,7 +160,9 @@ func TestFileChanges(t *testing.T) {
 		return 0
 	}
 	// There may be more: the test may be stopped for a while with a file half written.
-	if errs, good := metric("xpu_config_errors_total"), metric("xpu_config_last_load_successful"); errs < 2 || good != 0 {
+	if errs, good := metric("xpu_config_errors_total"), metric(
+		"xpu_config_last_load_successful",
+	); errs < 2 || good != 0 {
 		t.Errorf("%v errors, last successful %v, want 2 and 0", errs, good)
 	}
 	write(t, path, fast)
@@ -158,8 +172,8 @@ func TestFileChanges(t *testing.T) {
 	}
 }
 
-// TestConfigMap changes files as the kubelet does in a ConfigMap's volume: files are links to ..data/, which is a link
-// to a directory that another one takes the place of.
+// TestConfigMap changes files as the kubelet does in a ConfigMap's volume: files are links to
+// ..data/, which is a link to a directory that another one takes the place of.
 func TestConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -192,7 +206,8 @@ func TestOpenFile(t *testing.T) {
 		filepath.Join(dir, "none"): "no such file",
 		bad:                        "configuration " + bad + ": resourceList[0].selectors",
 	} {
-		if _, err := OpenFile(FileOptions{Path: path, Log: logr.Discard()}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := OpenFile(FileOptions{Path: path, Log: logr.Discard()}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("OpenFile(%s): %v, want %q in it", path, err, want)
 		}
 	}
@@ -236,11 +251,13 @@ func TestAdapt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if devicePools, err := f.DevicePools(t.Context()); err != nil || devicePools[0].Spec.Network != "lab" {
+	if devicePools, err := f.DevicePools(t.Context()); err != nil ||
+		devicePools[0].Spec.Network != "lab" {
 		t.Errorf("DevicePools %+v, %v, want one with network lab", devicePools, err)
 	}
 	_, err = open(func(*v1alpha1.DevicePool) error { return errors.New("spec.publish: is DRA") })
-	if want := "configuration " + path + ": DevicePool fast: spec.publish: is DRA"; err == nil || err.Error() != want {
+	if want := "configuration " + path + ": DevicePool fast: spec.publish: is DRA"; err == nil ||
+		err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }
@@ -261,7 +278,8 @@ func TestNoFile(t *testing.T) {
 	}
 }
 
-// TestBusyDirectory: a change is seen although something else in the directory changes all the time.
+// TestBusyDirectory: a change is seen although something else in the directory changes all the
+// time.
 func TestBusyDirectory(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "pools")
@@ -298,7 +316,8 @@ func TestMerged(t *testing.T) {
 		p.Name = name
 		return p
 	}
-	a := &api{devicePools: []v1alpha1.DevicePool{named("fast"), named("wide")}, labels: map[string]string{"rack": "7"}}
+	a := &api{devicePools: []v1alpha1.DevicePool{named("fast"), named("wide")},
+		labels: map[string]string{"rack": "7"}}
 	var lines []string
 	log := funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
 	m := &Merged{Declarations: a, File: f, Log: log}
@@ -307,7 +326,8 @@ func TestMerged(t *testing.T) {
 			t.Errorf("DevicePools are %q, want fast wide", got)
 		}
 	}
-	if devicePools, err := m.DevicePools(t.Context()); err != nil || len(devicePools[0].Spec.Selectors) != 1 {
+	if devicePools, err := m.DevicePools(t.Context()); err != nil ||
+		len(devicePools[0].Spec.Selectors) != 1 {
 		t.Errorf("DevicePools are %+v, %v, want the file's fast", devicePools, err)
 	}
 	if len(lines) != 1 || !strings.Contains(lines[0], `"devicePool"="fast"`) {

@@ -18,10 +18,12 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool/sriovdp"
 )
 
-// Parse reads declarations: a configuration of sriov-network-device-plugin, whose resources have this prefix where they
-// name none, or documents of kind DevicePool in YAML or JSON. Errors name the entry or document and the field; warnings
-// are about what is left out or changed.
-func Parse(content []byte, resourcePrefix string) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
+// Parse reads declarations: a configuration of sriov-network-device-plugin, whose resources have
+// this prefix where they name none, or documents of kind DevicePool in YAML or JSON. Errors name
+// the entry or document and the field; warnings are about what is left out or changed.
+func Parse(
+	content []byte, resourcePrefix string,
+) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
 	if sriovdp.Is(content) {
 		return sriovdp.Convert(content, resourcePrefix)
 	}
@@ -42,7 +44,8 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 			devicePool, err = parseDocument(document)
 		}
 		if err == nil && devicePool != nil && devicePool.Spec.Provision == v1alpha1.ProvisionAhead {
-			err = errors.New("spec.provision: Ahead is only for DevicePools of the API server, as xpu-controller must know that the pool asks for it")
+			err = errors.New("spec.provision: Ahead is only for DevicePools of the API server, " +
+				"as xpu-controller must know that the pool asks for it")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", n, err)
@@ -50,13 +53,17 @@ func parseDocuments(content []byte) ([]v1alpha1.DevicePool, error) {
 		if devicePool == nil {
 			continue
 		}
-		if slices.ContainsFunc(out, func(other v1alpha1.DevicePool) bool { return other.Name == devicePool.Name }) {
-			return nil, fmt.Errorf("document %d: metadata.name: %s is that of an earlier document", n, devicePool.Name)
+		if slices.ContainsFunc(out, func(other v1alpha1.DevicePool) bool {
+			return other.Name == devicePool.Name
+		}) {
+			return nil, fmt.Errorf("document %d: metadata.name: %s is that of an earlier document",
+				n, devicePool.Name)
 		}
 		out = append(out, *devicePool)
 	}
 	if len(out) == 0 {
-		return nil, errors.New("must have a resourceList of sriov-network-device-plugin, or a document of kind DevicePool")
+		return nil, errors.New("must have a resourceList of sriov-network-device-plugin, or a " +
+			"document of kind DevicePool")
 	}
 	return out, nil
 }
@@ -73,16 +80,20 @@ func parseDocument(document []byte) (*v1alpha1.DevicePool, error) {
 		return nil, err
 	}
 	const kind = "DevicePool"
-	if want := v1alpha1.SchemeGroupVersion.String(); written.Kind != kind || written.APIVersion != want {
-		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %s and %s", written.APIVersion, written.Kind, want, kind)
+	if want := v1alpha1.SchemeGroupVersion.String(); written.Kind != kind ||
+		written.APIVersion != want {
+		return nil, fmt.Errorf("apiVersion %q and kind %q: must be %s and %s", written.APIVersion,
+			written.Kind, want, kind)
 	}
 	var devicePool v1alpha1.DevicePool
 	if err := yaml.UnmarshalStrict(document, &devicePool); err != nil {
 		return nil, err
 	}
 	for i, selector := range written.Spec.Selectors {
-		if len(selector) == 0 { // the types do not distinguish it from "isRdma: false", which selects everything on purpose
-			return nil, fmt.Errorf("DevicePool %s: spec.selectors[%d]: must have at least one field; isRdma: false selects everything",
+		// the types do not distinguish it from "isRdma: false", which selects everything on purpose
+		if len(selector) == 0 {
+			return nil, fmt.Errorf("DevicePool %s: spec.selectors[%d]: must have at least one "+
+				"field; isRdma: false selects everything",
 				devicePool.Name, i)
 		}
 	}

@@ -21,9 +21,12 @@ var (
 	linkType = regexp.MustCompile(`^(ether|infiniband)$`).MatchString
 )
 
-// clean removes the entries of a selector that match no device in sriov-network-device-plugin, as a DevicePool would refuse
-// some of them and match devices by others. matches is false if the whole selector matches nothing.
-func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alpha1.FunctionSelector, matches bool) {
+// clean removes the entries of a selector that match no device in sriov-network-device-plugin, as a
+// DevicePool would refuse some of them and match devices by others. matches is false if the whole
+// selector matches nothing.
+func (c *converter) clean(
+	path string, s v1alpha1.FunctionSelector,
+) (kept v1alpha1.FunctionSelector, matches bool) {
 	matches = true
 	keep := func(field string, list *[]string, check func(string) (string, error)) {
 		var good []string
@@ -44,7 +47,8 @@ func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alph
 	keep("vendors", &s.Vendors, like(hexID, "four hex digits in lower case, such as 15b3"))
 	keep("devices", &s.Devices, like(hexID, "four hex digits in lower case, such as 101e"))
 	keep("drivers", &s.Drivers, like(anything, "the name of a driver"))
-	keep("pciAddresses", &s.PCIAddresses, like(isCanonicalAddress, "dddd:bb:dd.f in lower-case hex, such as 0000:3b:02.1"))
+	keep("pciAddresses", &s.PCIAddresses,
+		like(isCanonicalAddress, "dddd:bb:dd.f in lower-case hex, such as 0000:3b:02.1"))
 	keep("acpiIndexes", &s.ACPIIndexes, like(number, "a number such as 101"))
 	keep("pfNames", &s.PFNames, indexed(netdev))
 	keep("rootDevices", &s.RootDevices, indexed(isAddress))
@@ -53,7 +57,8 @@ func (c *converter) clean(path string, s v1alpha1.FunctionSelector) (kept v1alph
 	keep("pKeys", &s.PKeys, like(pkey, "as the kernel writes it, such as 0x7fff"))
 	if len(s.DDPProfiles) > 0 {
 		c.warn(path+".ddpProfiles",
-			"is compared with what devlink tells (driver ice); ddptool is not used, so profiles of X700 cards match nothing")
+			"is compared with what devlink tells (driver ice); ddptool is not used, so profiles "+
+				"of X700 cards match nothing")
 	}
 	if !slices.Contains([]string{"", "virtio", "vhost"}, s.VDPAType) {
 		c.warn(path+".vdpaType", "%q matches nothing: must be virtio or vhost", s.VDPAType)
@@ -78,10 +83,12 @@ func isAddress(text string) bool {
 	return err == nil
 }
 
-func isCanonicalAddress(text string) bool { return isAddress(text) && text == strings.ToLower(text) }
+func isCanonicalAddress(text string) bool {
+	return isAddress(text) && text == strings.ToLower(text)
+}
 
-// indexed checks entries "name", "name#2" and "name#0-3,7". Of entries with the same name only the first is used, and of its
-// indexes only those before the first invalid one.
+// indexed checks entries "name", "name#2" and "name#0-3,7". Of entries with the same name only the
+// first is used, and of its indexes only those before the first invalid one.
 func indexed(isName func(string) bool) func(string) (string, error) {
 	seen := map[string]bool{}
 	return func(text string) (string, error) {
@@ -90,7 +97,8 @@ func indexed(isName func(string) bool) func(string) (string, error) {
 			return "", fmt.Errorf("%q matches nothing: %q is no name of a PF", text, name)
 		}
 		if seen[strings.ToLower(name)] {
-			return "", fmt.Errorf("%q matches nothing: only the first entry of %s counts; write its indexes there", text, name)
+			return "", fmt.Errorf("%q matches nothing: only the first entry of %s counts; write "+
+				"its indexes there", text, name)
 		}
 		seen[strings.ToLower(name)] = true
 		if !limited {
@@ -118,7 +126,9 @@ func indexRanges(list string) (ranges []string, err error) {
 		first, lowErr := strconv.Atoi(low)
 		last, highErr := strconv.Atoi(high)
 		if lowErr != nil || highErr != nil || last < 0 {
-			errs = append(errs, fmt.Errorf("%q is no index or range such as 0-3, and what follows it is not looked at", item))
+			errs = append(errs,
+				fmt.Errorf("%q is no index or range such as 0-3, and what follows it is not "+
+					"looked at", item))
 			break
 		}
 		switch {

@@ -33,7 +33,8 @@ type selector struct {
 
 var (
 	pciKeys = []string{"vendors", "devices", "drivers"}
-	netKeys = append(slices.Clone(pciKeys), "pfNames", "rootDevices", "linkTypes", "isRdma", "needVhostNet")
+	netKeys = append(slices.Clone(pciKeys), "pfNames", "rootDevices", "linkTypes", "isRdma",
+		"needVhostNet")
 
 	// selectorKeys are the keys that a device type knows.
 	selectorKeys = map[v1alpha1.DeviceType][]string{
@@ -44,12 +45,14 @@ var (
 	}
 	// selectorObj and selectorObjs are in the plugin's own output; they never had a meaning.
 	resourceKeys = []string{
-		"resourcePrefix", "resourceName", "deviceType", "excludeTopology", "additionalInfo", "selectors",
+		"resourcePrefix", "resourceName", "deviceType", "excludeTopology", "additionalInfo",
+		"selectors",
 		"selectorObj", "selectorObjs",
 	}
 )
 
-// parseList splits the configuration into the entries of resourceList. A syntax error comes with its line and column.
+// parseList splits the configuration into the entries of resourceList. A syntax error comes with
+// its line and column.
 func parseList(config []byte) ([]json.RawMessage, error) {
 	var file struct {
 		ResourceList json.RawMessage `json:"resourceList"`
@@ -57,7 +60,8 @@ func parseList(config []byte) ([]json.RawMessage, error) {
 	err := decode("", config, &file)
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		before := config[:min(max(int(syntax.Offset)-1, 0), len(config))]
-		line, column := bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n')
+		line, column := bytes.Count(before, []byte("\n"))+
+			1, len(before)-bytes.LastIndexByte(before, '\n')
 		return nil, fmt.Errorf("line %d, column %d: is not JSON: %w", line, column, syntax)
 	}
 	if err != nil {
@@ -84,7 +88,8 @@ func parseResource(path string, raw json.RawMessage) (resource, error) {
 	}
 	r.DeviceType = cmp.Or(r.DeviceType, v1alpha1.DeviceTypeNet)
 	if _, known := selectorKeys[r.DeviceType]; !known {
-		return r, fmt.Errorf("%s.deviceType: %q: must be netDevice, accelerator or auxNetDevice", path, r.DeviceType)
+		return r, fmt.Errorf("%s.deviceType: %q: must be netDevice, accelerator or auxNetDevice",
+			path, r.DeviceType)
 	}
 	if len(r.Selectors) == 0 || string(r.Selectors) == "null" {
 		return r, fmt.Errorf("%s.selectors: must be an object or a list of objects", path)
@@ -93,19 +98,24 @@ func parseResource(path string, raw json.RawMessage) (resource, error) {
 }
 
 // jsonWords are what values of these kinds are called in JSON. Values of other kinds are objects.
-var jsonWords = map[reflect.Kind]string{reflect.Bool: "true or false", reflect.String: "a string", reflect.Slice: "a list"}
+var jsonWords = map[reflect.Kind]string{
+	reflect.Bool: "true or false", reflect.String: "a string", reflect.Slice: "a list",
+}
 
-// decode is json.Unmarshal with errors that name the place and the field. path is "" for the whole configuration.
+// decode is json.Unmarshal with errors that name the place and the field. path is "" for the whole
+// configuration.
 func decode(path string, raw json.RawMessage, out any) error {
 	if string(raw) == "null" {
 		return fmt.Errorf("%s: must be an object", cmp.Or(path, "configuration"))
 	}
 	err := json.Unmarshal(raw, out)
 	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		// The names before the last dot are those of embedded structs, which mean nothing to the reader.
+		// The names before the last dot are those of embedded structs, which mean nothing to the
+		// reader.
 		field := mismatch.Field[strings.LastIndex(mismatch.Field, ".")+1:]
 		place := cmp.Or(strings.Trim(path+"."+field, "."), "configuration")
-		return fmt.Errorf("%s: must be %s, not %s", place, cmp.Or(jsonWords[mismatch.Type.Kind()], "an object"), mismatch.Value)
+		return fmt.Errorf("%s: must be %s, not %s",
+			place, cmp.Or(jsonWords[mismatch.Type.Kind()], "an object"), mismatch.Value)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", cmp.Or(path, "configuration"), err)
@@ -141,8 +151,8 @@ func parseSelectors(path string, r resource) ([]selector, error) {
 	return out, nil
 }
 
-// splitKeys returns an object with only its known keys, in their order and whatever their case, and the other keys, sorted.
-// Whatever is not an object is returned unchanged.
+// splitKeys returns an object with only its known keys, in their order and whatever their case, and
+// the other keys, sorted. Whatever is not an object is returned unchanged.
 func splitKeys(raw json.RawMessage, keys []string) (known json.RawMessage, unknown []string) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	if start, err := decoder.Token(); err != nil || start != json.Delim('{') {
@@ -164,5 +174,6 @@ func splitKeys(raw json.RawMessage, keys []string) (known json.RawMessage, unkno
 		members = append(members, fmt.Appendf(nil, "%q:%s", keys[i], value))
 	}
 	slices.Sort(unknown)
-	return slices.Concat([]byte("{"), bytes.Join(members, []byte(",")), []byte("}")), slices.Compact(unknown)
+	return slices.Concat([]byte("{"), bytes.Join(members, []byte(",")), []byte("}")),
+		slices.Compact(unknown)
 }

@@ -1,5 +1,5 @@
-// Package sriovdp converts configurations of sriov-network-device-plugin to DevicePools, such that a node gets the same
-// resources with the same devices.
+// Package sriovdp converts configurations of sriov-network-device-plugin to DevicePools, such that
+// a node gets the same resources with the same devices.
 package sriovdp
 
 import (
@@ -23,8 +23,8 @@ const DefaultPrefix = "intel.com"
 
 var resourceName = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
 
-// Is says whether this looks like a configuration of sriov-network-device-plugin: JSON that has a resourceList, even if
-// there is something wrong with it.
+// Is says whether this looks like a configuration of sriov-network-device-plugin: JSON that has a
+// resourceList, even if there is something wrong with it.
 func Is(config []byte) bool {
 	var file struct {
 		ResourceList json.RawMessage `json:"resourceList"`
@@ -36,11 +36,14 @@ func Is(config []byte) bool {
 	return file.ResourceList != nil
 }
 
-// Convert reads a configuration. prefix is that of resources that name none. The DevicePools are in the order of the
-// configuration. A mistake with which sriov-network-device-plugin does not start is an error that names the entry and the
-// field. What it warns of, ignores, or understands in an unexpected way is a warning, which begins with the place:
+// Convert reads a configuration. prefix is that of resources that name none. The DevicePools are in
+// the order of the configuration. A mistake with which sriov-network-device-plugin does not start
+// is an error that names the entry and the field. What it warns of, ignores, or understands in an
+// unexpected way is a warning, which begins with the place:
 // "resourceList[0].selectors[1].pfNames[0]: ..".
-func Convert(config []byte, prefix string) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
+func Convert(
+	config []byte, prefix string,
+) (devicePools []v1alpha1.DevicePool, warnings []string, err error) {
 	entries, err := parseList(config)
 	if err != nil {
 		return nil, nil, err
@@ -74,8 +77,11 @@ func (c *converter) warn(path, format string, args ...any) {
 	c.warnings = append(c.warnings, path+": "+fmt.Sprintf(format, args...))
 }
 
-// convert reads one entry. used is false if sriov-network-device-plugin would drop it before it checks anything.
-func (c *converter) convert(path string, raw json.RawMessage, priority int32) (used bool, err error) {
+// convert reads one entry. used is false if sriov-network-device-plugin would drop it before it
+// checks anything.
+func (c *converter) convert(
+	path string, raw json.RawMessage, priority int32,
+) (used bool, err error) {
 	r, err := parseResource(path, raw)
 	if err != nil {
 		return false, err
@@ -87,7 +93,8 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 		return false, nil
 	}
 	if !resourceName.MatchString(r.ResourceName) {
-		return false, fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, _ and -", path, r.ResourceName)
+		return false, fmt.Errorf("%s.resourceName: %q: must be of the characters a-z, A-Z, 0-9, "+
+			"_ and -", path, r.ResourceName)
 	}
 	r.ResourcePrefix = cmp.Or(r.ResourcePrefix, c.prefix)
 	name := r.ResourcePrefix + "/" + r.ResourceName
@@ -109,29 +116,35 @@ func (c *converter) convert(path string, raw json.RawMessage, priority int32) (u
 			needVhostNet++
 		}
 	}
-	if needVhostNet > 0 && needVhostNet < len(selectors) { // a DevicePool cannot ask for some of its Functions only
-		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors", name)
+	// a DevicePool cannot ask for some of its Functions only
+	if needVhostNet > 0 && needVhostNet < len(selectors) {
+		c.warn(path, "needVhostNet is for all of %s, not only for the devices of some selectors",
+			name)
 	}
 	r.ProvisionAt, r.PreferredAllocation = v1alpha1.ProvisionAtAdd, v1alpha1.PreferPack
 	r.NeedVhostNet = needVhostNet > 0
 	c.add(path, name, v1alpha1.DevicePoolSpec{
-		DeviceType:   r.DeviceType,
-		Selectors:    usable,
-		Priority:     priority,
-		Publish:      v1alpha1.PublishDevicePlugin,
-		Provision:    v1alpha1.ProvisionOnPrepare,
-		Allow:        v1alpha1.PrivilegedFields(), // as sriov-cni, which knows no pools, lets every network configuration
+		DeviceType: r.DeviceType,
+		Selectors:  usable,
+		Priority:   priority,
+		Publish:    v1alpha1.PublishDevicePlugin,
+		Provision:  v1alpha1.ProvisionOnPrepare,
+		// as sriov-cni, which knows no pools, lets every network configuration
+		Allow:        v1alpha1.PrivilegedFields(),
 		DevicePlugin: &r.DevicePluginSpec,
 	})
 	return true, nil
 }
 
-// valid returns an error if the selector makes sriov-network-device-plugin refuse the whole configuration.
+// valid returns an error if the selector makes sriov-network-device-plugin refuse the whole
+// configuration.
 func valid(s selector, deviceType v1alpha1.DeviceType) error {
 	if s.IsRdma && s.VDPAType != "" {
 		return fmt.Errorf("%s.vdpaType: cannot be together with isRdma", s.path)
 	}
-	onlySFs := len(s.AuxTypes) > 0 && !slices.ContainsFunc(s.AuxTypes, func(t string) bool { return t != "sf" })
+	onlySFs := len(s.AuxTypes) > 0 && !slices.ContainsFunc(s.AuxTypes, func(t string) bool {
+		return t != "sf"
+	})
 	if deviceType == v1alpha1.DeviceTypeAuxNet && !onlySFs {
 		return fmt.Errorf("%s.auxTypes: %q: must be [\"sf\"]", s.path, s.AuxTypes)
 	}
@@ -155,13 +168,16 @@ func (c *converter) add(path, resource string, spec v1alpha1.DevicePoolSpec) {
 		return
 	}
 	c.devicePools = append(c.devicePools, v1alpha1.DevicePool{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool"},
+		TypeMeta: metav1.TypeMeta{
+			APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "DevicePool",
+		},
 		ObjectMeta: metav1.ObjectMeta{Name: c.poolName(spec.DevicePlugin)},
 		Spec:       spec,
 	})
 }
 
-// poolName derives a DNS label from the name of the resource. If the label is taken, it adds the prefix, and then a number.
+// poolName derives a DNS label from the name of the resource. If the label is taken, it adds the
+// prefix, and then a number.
 func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
 	name := label(plugin.ResourceName)
 	if c.names[name] {
@@ -170,7 +186,8 @@ func (c *converter) poolName(plugin *v1alpha1.DevicePluginSpec) string {
 	unnumbered := name
 	for n := 2; c.names[name]; n++ {
 		number := fmt.Sprintf("-%d", n)
-		name = unnumbered[:min(len(unnumbered), validation.DNS1123LabelMaxLength-len(number))] + number
+		name = unnumbered[:min(len(unnumbered), validation.DNS1123LabelMaxLength-len(number))] +
+			number
 	}
 	c.names[name] = true
 	return name

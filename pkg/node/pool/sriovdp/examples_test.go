@@ -12,7 +12,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/pkg/node/pool"
 )
 
-// resources gives the node's Functions to the pools of a configuration, and returns them by resource.
+// resources gives the node's Functions to the pools of a configuration, and returns them by
+// resource.
 func resources(t *testing.T, all []function.Function, config string) map[string]string {
 	t.Helper()
 	devicePools, _, err := Convert([]byte(config), DefaultPrefix)
@@ -35,8 +36,9 @@ func resources(t *testing.T, all []function.Function, config string) map[string]
 	return got
 }
 
-// TestExamples has configurations with the features of those that sriov-network-device-plugin documents, and the
-// resources that it makes of the node. They were worked out by its rules, not by this package.
+// TestExamples has configurations with the features of those that sriov-network-device-plugin
+// documents, and the resources that it makes of the node. They were worked out by its rules, not by
+// this package.
 func TestExamples(t *testing.T) {
 	all := functions(t)
 	for _, tt := range []struct {
@@ -45,8 +47,9 @@ func TestExamples(t *testing.T) {
 		want   map[string]string
 	}{
 		{
-			// As deployments/configMap.yaml: by vendor, device and driver; devices of a virtual machine are no VFs, so that
-			// they have no PF name. mlx5_ib is never bound to a PCI device.
+			// As deployments/configMap.yaml: by vendor, device and driver; devices of a virtual
+			// machine are no VFs, so that they have no PF name. mlx5_ib is never bound to a PCI
+			// device.
 			"by driver", `{"resourceList": [
 				{"resourceName": "kernel_nics", "selectors": {"vendors": ["8086"], "devices": ["154c", "1889"], "drivers": ["iavf", "ixgbevf"]}},
 				{"resourceName": "user_nics", "selectors": {"vendors": ["8086"], "devices": ["154c", "1889"], "drivers": ["vfio-pci"],
@@ -54,14 +57,16 @@ func TestExamples(t *testing.T) {
 				{"resourceName": "fast_rdma", "selectors": {"vendors": ["15b3"], "devices": ["1018"], "drivers": ["mlx5_ib"], "isRdma": true}},
 				{"resourceName": "bnxt", "selectors": {"vendors": ["14e4"], "devices": ["1750"], "drivers": ["bnxt_en"]}}]}`,
 			map[string]string{
-				"intel.com/kernel_nics": "0000:00:09.0 0000:18:02.0 0000:3b:01.0 0000:3b:01.1 0000:3b:01.3 0000:3b:11.0 0000:3b:11.1",
-				"intel.com/user_nics":   "0000:18:02.1 0000:18:02.2",
-				"intel.com/bnxt":        "0000:86:02.0",
+				"intel.com/kernel_nics": "0000:00:09.0 0000:18:02.0 0000:3b:01.0 0000:3b:01.1 " +
+					"0000:3b:01.3 0000:3b:11.0 0000:3b:11.1",
+				"intel.com/user_nics": "0000:18:02.1 0000:18:02.2",
+				"intel.com/bnxt":      "0000:86:02.0",
 			},
 		},
 		{
 			// As docs/config-file: of one node, written by a program, with keys in other cases.
-			"ranges", `{"resourceList":[{"resourceName":"nics","selectors":{"pfNames":["ens785f0#0-1","ENS785F1#1-9"],"IsRdma":false,
+			"ranges",
+			`{"resourceList":[{"resourceName":"nics","selectors":{"pfNames":["ens785f0#0-1","ENS785F1#1-9"],"IsRdma":false,
 				"NeedVhostNet":false},"SelectorObj":null}]}`,
 			map[string]string{"intel.com/nics": "0000:3b:01.0 0000:3b:01.1 0000:3b:11.1"},
 		},
@@ -78,30 +83,38 @@ func TestExamples(t *testing.T) {
 			},
 		},
 		{
-			// As docs/ddp/x700, on a node where ddptool, which only X700 cards need, finds no profile loaded.
+			// As docs/ddp/x700, on a node where ddptool, which only X700 cards need, finds no
+			// profile loaded.
 			"packages of X700", `{"resourceList": [
 				{"resourceName": "gtp", "selectors": [{"vendors": ["8086"], "devices": ["154c"], "ddpProfiles": ["GTPv1-C/U IPv4/IPv6 payload"]}]}]}`,
 			map[string]string{},
 		},
 		{
 			// As docs/dpdk/configMap-all-nics.yaml: one resource of several kinds.
-			"all NICs", `{"resourceList": [{"resourcePrefix": "example.org", "resourceName": "any", "selectors": [
+			"all NICs",
+			`{"resourceList": [{"resourcePrefix": "example.org", "resourceName": "any", "selectors": [
 				{"vendors": ["15b3"], "devices": ["1016"], "drivers": ["mlx5_core"], "isRdma": true},
 				{"vendors": ["15b3"], "devices": ["1018"], "drivers": ["mlx5_core"], "isRdma": true},
 				{"vendors": ["8086"], "devices": ["154c"], "drivers": ["vfio-pci"]}]}]}`,
-			map[string]string{"example.org/any": "0000:00:07.0 0000:00:08.0 0000:00:0a.0 0000:18:02.1 0000:18:02.2 0000:5e:00.2 0000:5f:00.2 0000:5f:00.3"},
+			map[string]string{"example.org/any": "0000:00:07.0 0000:00:08.0 0000:00:0a.0 " +
+				"0000:18:02.1 0000:18:02.2 0000:5e:00.2 0000:5f:00.2 0000:5f:00.3"},
 		},
 		{
 			// As docs/dpdk/configMap-virt.yaml, without the commas that make it no JSON.
 			"virtual machine", `{"resourceList": [
 				{"resourceName": "radio_down", "selectors": [{"drivers": ["vfio-pci"], "pciAddresses": ["0000:00:09.0", "0000:00:0a.0"]}]},
 				{"resourceName": "radio_up", "selectors": [{"drivers": ["vfio-pci"], "pciAddresses": ["0000:00:07.0", "0000:00:08.0"]}]}]}`,
-			map[string]string{"intel.com/radio_down": "0000:00:0a.0", "intel.com/radio_up": "0000:00:07.0 0000:00:08.0"},
+			map[string]string{
+				"intel.com/radio_down": "0000:00:0a.0",
+				"intel.com/radio_up":   "0000:00:07.0 0000:00:08.0",
+			},
 		},
 		{
 			// As docs/dpdk/configMap.yaml.
-			"DPDK", `{"resourceList": [{"resourceName": "x710", "selectors": [{"vendors": ["8086"], "devices": ["154c"], "drivers": ["vfio-pci"]}]}]}`,
-			map[string]string{"intel.com/x710": "0000:00:07.0 0000:00:08.0 0000:00:0a.0 0000:18:02.1 0000:18:02.2"},
+			"DPDK",
+			`{"resourceList": [{"resourceName": "x710", "selectors": [{"vendors": ["8086"], "devices": ["154c"], "drivers": ["vfio-pci"]}]}]}`,
+			map[string]string{"intel.com/x710": "0000:00:07.0 0000:00:08.0 0000:00:0a.0 " +
+				"0000:18:02.1 0000:18:02.2"},
 		},
 		{
 			// As docs/dpdk/mlnx-dpdk and docs/rdma: an RDMA device that is in a pod counts.
@@ -110,7 +123,8 @@ func TestExamples(t *testing.T) {
 				{"resourcePrefix": "example.com", "resourceName": "cx45", "selectors": [{"vendors": ["15b3"], "devices": ["1016", "1018"], "drivers": ["mlx5_core"], "isRdma": true}]},
 				{"resourceName": "e810", "selectors": {"vendors": ["8086"], "devices": ["1889"], "drivers": ["iavf"], "isRdma": true}}]}`,
 			map[string]string{
-				"example.com/cx4": "0000:5e:00.2", "example.com/cx45": "0000:5f:00.2 0000:5f:00.3", "intel.com/e810": "0000:3b:01.0 0000:3b:01.1",
+				"example.com/cx4": "0000:5e:00.2", "example.com/cx45": "0000:5f:00.2 0000:5f:00.3",
+				"intel.com/e810": "0000:3b:01.0 0000:3b:01.1",
 			},
 		},
 		{
@@ -118,7 +132,9 @@ func TestExamples(t *testing.T) {
 			"vDPA", `{"resourceList": [
 				{"resourceName": "by_virtio", "selectors": [{"vendors": ["15b3"], "devices": ["101e"], "drivers": ["mlx5_core"], "vdpaType": "virtio"}]},
 				{"resourceName": "by_vhost", "selectors": [{"vendors": ["15b3"], "devices": ["101e"], "drivers": ["mlx5_core"], "vdpaType": "vhost"}]}]}`,
-			map[string]string{"intel.com/by_virtio": "0000:af:00.2", "intel.com/by_vhost": "0000:af:00.3"},
+			map[string]string{
+				"intel.com/by_virtio": "0000:af:00.2", "intel.com/by_vhost": "0000:af:00.3",
+			},
 		},
 		{
 			// As docs/subfunctions: an SF has the ids and the driver of its PF.
@@ -130,11 +146,13 @@ func TestExamples(t *testing.T) {
 					"selectors": [{"vendors": ["15b3"], "devices": ["101d"], "auxTypes": ["sf"], "isRdma": true}]}]}`,
 			map[string]string{
 				"example.com/bf2_sf": "0000:03:00.0/sf1 0000:03:00.0/sf5",
-				"example.com/cx6_vf": "0000:af:00.2 0000:af:00.3 0000:af:00.4", "example.com/cx6_sf": "0000:af:00.0/sf8",
+				"example.com/cx6_vf": "0000:af:00.2 0000:af:00.3 0000:af:00.4",
+				"example.com/cx6_sf": "0000:af:00.0/sf8",
 			},
 		},
 		{
-			// As the README: everything at once, so that what a pool takes is missing in the pools below.
+			// As the README: everything at once, so that what a pool takes is missing in the pools
+			// below.
 			"everything", `{"resourceList": [
 				{"resourceName": "nics", "selectors": [{"vendors": ["8086"], "devices": ["154c", "1889"], "drivers": ["iavf"]}]},
 				{"resourceName": "dpdk", "selectors": [{"vendors": ["8086"], "devices": ["154c", "1889"], "drivers": ["vfio-pci"],
@@ -145,14 +163,16 @@ func TestExamples(t *testing.T) {
 				{"resourceName": "token", "selectors": [{"vendors": ["8086"], "devices": ["154c"]}], "additionalInfo": {"*": {"token": "1"}}},
 				{"resourceName": "rest", "selectors": {"linkTypes": ["ether"]}}]}`,
 			map[string]string{
-				"intel.com/nics":       "0000:00:09.0 0000:18:02.0 0000:3b:01.0 0000:3b:01.1 0000:3b:01.3 0000:3b:11.0 0000:3b:11.1",
+				"intel.com/nics": "0000:00:09.0 0000:18:02.0 0000:3b:01.0 0000:3b:01.1 " +
+					"0000:3b:01.3 0000:3b:11.0 0000:3b:11.1",
 				"intel.com/dpdk":       "0000:18:02.1 0000:3b:01.2",
 				"intel.com/infiniband": "0000:d8:00.1 0000:d8:00.2 0000:d8:00.3",
 				"intel.com/vhost":      "0000:af:00.3",
 				"intel.com/fpga":       "0000:65:00.0",
 				"intel.com/token":      "0000:00:07.0 0000:00:08.0 0000:00:0a.0 0000:18:02.2",
 				// p0 has SFs but no VFs, and eno1 is the node's own.
-				"intel.com/rest": "0000:03:00.0 0000:19:00.1 0000:5e:00.2 0000:5e:00.3 0000:5f:00.2 0000:5f:00.3 0000:86:02.0 0000:af:00.2 0000:af:00.4",
+				"intel.com/rest": "0000:03:00.0 0000:19:00.1 0000:5e:00.2 0000:5e:00.3 " +
+					"0000:5f:00.2 0000:5f:00.3 0000:86:02.0 0000:af:00.2 0000:af:00.4",
 			},
 		},
 		{
@@ -161,7 +181,8 @@ func TestExamples(t *testing.T) {
 				{"resourceName": "firmware", "selectors": [{"acpiIndexes": ["1", "2"]}]},
 				{"resourceName": "keys", "selectors": [{"pKeys": ["0x8050", "0x7FFF"]}]}]}`,
 			map[string]string{
-				"intel.com/roots": "0000:3b:01.0 0000:3b:01.2 0000:3b:01.3 0000:86:02.0", "intel.com/firmware": "0000:19:00.1", "intel.com/keys": "0000:d8:00.2",
+				"intel.com/roots":    "0000:3b:01.0 0000:3b:01.2 0000:3b:01.3 0000:86:02.0",
+				"intel.com/firmware": "0000:19:00.1", "intel.com/keys": "0000:d8:00.2",
 			},
 		},
 		{
@@ -171,7 +192,9 @@ func TestExamples(t *testing.T) {
 				{"resourceName": "first-entry", "selectors": [{"pfNames": ["ens785f0#3", "ens785f0#0"]}]},
 				{"resourceName": "until-wrong", "selectors": [{"pfNames": ["enp94s0f0#1,x,0"]}]},
 				{"resourceName": "wrong", "selectors": [{"pfNames": ["enp175s0f0#0-1-2"]}, {"vendors": ["15B3"]}, {"vdpaType": "other"}]}]}`,
-			map[string]string{"intel.com/first-entry": "0000:3b:01.3", "intel.com/until-wrong": "0000:5e:00.3"},
+			map[string]string{
+				"intel.com/first-entry": "0000:3b:01.3", "intel.com/until-wrong": "0000:5e:00.3",
+			},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -196,13 +219,16 @@ func TestOptions(t *testing.T) {
 		got[f.ID.String()] = p.Options(f)
 	}
 	want := map[string]pool.Options{
-		"0000:5e:00.2": {RDMA: true}, "0000:5e:00.3": {}, "0000:5f:00.2": {RDMA: true}, "0000:5f:00.3": {RDMA: true},
+		"0000:5e:00.2": {RDMA: true}, "0000:5e:00.3": {}, "0000:5f:00.2": {RDMA: true},
+		"0000:5f:00.3": {RDMA: true},
 		"0000:af:00.2": {}, "0000:af:00.3": {VDPA: "vhost"}, "0000:af:00.4": {},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("options (-want +got):\n%s", diff)
 	}
-	if !slices.IsSortedFunc(p.Functions, func(a, b function.Function) int { return strings.Compare(a.ID.String(), b.ID.String()) }) {
+	if !slices.IsSortedFunc(p.Functions, func(a, b function.Function) int {
+		return strings.Compare(a.ID.String(), b.ID.String())
+	}) {
 		t.Error("Functions are not in the order of the inventory")
 	}
 }

@@ -47,7 +47,8 @@ var node = []device{
 	}},
 	// Intel E810, two ports. The second VF of each is in a pod.
 	{address: "0000:3b:00.0", ids: "8086:1592", driver: "ice", netdev: "ens785f0", vfs: []device{
-		{address: "0000:3b:01.0", ids: "8086:1889", driver: "iavf", netdev: "ens785f0v0", rdma: "irdma0"},
+		{address: "0000:3b:01.0", ids: "8086:1889", driver: "iavf", netdev: "ens785f0v0",
+			rdma: "irdma0"},
 		{address: "0000:3b:01.1", ids: "8086:1889", driver: "iavf", rdma: "-"},
 		{address: "0000:3b:01.2", ids: "8086:1889", driver: "vfio-pci"},
 		{address: "0000:3b:01.3", ids: "8086:1889", driver: "iavf", netdev: "ens785f0v3"},
@@ -57,20 +58,30 @@ var node = []device{
 		{address: "0000:3b:11.1", ids: "8086:1889", driver: "iavf"},
 	}},
 	// ConnectX-4 Lx and ConnectX-5.
-	{address: "0000:5e:00.0", ids: "15b3:1015", driver: "mlx5_core", netdev: "enp94s0f0", vfs: []device{
-		{address: "0000:5e:00.2", ids: "15b3:1016", driver: "mlx5_core", netdev: "enp94s0f0v0", rdma: "mlx5_2"},
-		{address: "0000:5e:00.3", ids: "15b3:1016", driver: "mlx5_core", netdev: "enp94s0f0v1"},
-	}},
-	{address: "0000:5f:00.0", ids: "15b3:1017", driver: "mlx5_core", netdev: "enp95s0f0", vfs: []device{
-		{address: "0000:5f:00.2", ids: "15b3:1018", driver: "mlx5_core", netdev: "enp95s0f0v0", rdma: "mlx5_4"},
-		{address: "0000:5f:00.3", ids: "15b3:1018", driver: "mlx5_core", rdma: "-"},
-	}},
+	{address: "0000:5e:00.0", ids: "15b3:1015", driver: "mlx5_core", netdev: "enp94s0f0",
+		vfs: []device{
+			{address: "0000:5e:00.2", ids: "15b3:1016", driver: "mlx5_core", netdev: "enp94s0f0v0",
+				rdma: "mlx5_2"},
+			{address: "0000:5e:00.3", ids: "15b3:1016", driver: "mlx5_core", netdev: "enp94s0f0v1"},
+		}},
+	{address: "0000:5f:00.0", ids: "15b3:1017", driver: "mlx5_core", netdev: "enp95s0f0",
+		vfs: []device{
+			{address: "0000:5f:00.2", ids: "15b3:1018", driver: "mlx5_core", netdev: "enp95s0f0v0",
+				rdma: "mlx5_4"},
+			{address: "0000:5f:00.3", ids: "15b3:1018", driver: "mlx5_core", rdma: "-"},
+		}},
 	// ConnectX-6 Dx with vDPA devices, and an SF.
-	{address: "0000:af:00.0", ids: "15b3:101d", driver: "mlx5_core", netdev: "enp175s0f0", vfs: []device{
-		{address: "0000:af:00.2", ids: "15b3:101e", driver: "mlx5_core", netdev: "enp175s0f0v0", vdpa: "virtio_vdpa"},
-		{address: "0000:af:00.3", ids: "15b3:101e", driver: "mlx5_core", netdev: "enp175s0f0v1", vdpa: "vhost_vdpa"},
-		{address: "0000:af:00.4", ids: "15b3:101e", driver: "mlx5_core", netdev: "enp175s0f0v2"},
-	}, sfs: []device{{address: "8", driver: "mlx5_core.sf", netdev: "enp175s0f0s8", rdma: "mlx5_9"}}},
+	{address: "0000:af:00.0", ids: "15b3:101d", driver: "mlx5_core", netdev: "enp175s0f0",
+		vfs: []device{
+			{address: "0000:af:00.2", ids: "15b3:101e", driver: "mlx5_core", netdev: "enp175s0f0v0",
+				vdpa: "virtio_vdpa"},
+			{address: "0000:af:00.3", ids: "15b3:101e", driver: "mlx5_core", netdev: "enp175s0f0v1",
+				vdpa: "vhost_vdpa"},
+			{address: "0000:af:00.4", ids: "15b3:101e", driver: "mlx5_core",
+				netdev: "enp175s0f0v2"},
+		}, sfs: []device{
+			{address: "8", driver: "mlx5_core.sf", netdev: "enp175s0f0s8", rdma: "mlx5_9"},
+		}},
 	// BlueField-2, which has SFs only.
 	{address: "0000:03:00.0", ids: "15b3:a2d6", driver: "mlx5_core", netdev: "p0", sfs: []device{
 		{address: "1", driver: "mlx5_core.sf", netdev: "en3f0pf0sf1"},
@@ -78,15 +89,21 @@ var node = []device{
 		{address: "6", driver: "mlx5_core.sf", netdev: "en3f0pf0sf6"},
 	}},
 	// InfiniBand.
-	{address: "0000:d8:00.0", ids: "15b3:101b", class: "02", driver: "mlx5_core", netdev: "ib0", typ: "32", rdma: "mlx5_10", vfs: []device{
-		{address: "0000:d8:00.1", ids: "15b3:101c", driver: "mlx5_core", netdev: "ib1", typ: "32", rdma: "mlx5_11", pkey: "0x7fff"},
-		{address: "0000:d8:00.2", ids: "15b3:101c", driver: "mlx5_core", netdev: "ib2", typ: "32", rdma: "mlx5_12", pkey: "0x8050"},
-		{address: "0000:d8:00.3", ids: "15b3:101c", driver: "mlx5_core", rdma: "-"},
-	}},
+	{address: "0000:d8:00.0", ids: "15b3:101b", class: "02", driver: "mlx5_core", netdev: "ib0",
+		typ: "32", rdma: "mlx5_10", vfs: []device{
+			{address: "0000:d8:00.1", ids: "15b3:101c", driver: "mlx5_core",
+				netdev: "ib1", typ: "32",
+				rdma: "mlx5_11", pkey: "0x7fff"},
+			{address: "0000:d8:00.2", ids: "15b3:101c", driver: "mlx5_core",
+				netdev: "ib2", typ: "32",
+				rdma: "mlx5_12", pkey: "0x8050"},
+			{address: "0000:d8:00.3", ids: "15b3:101c", driver: "mlx5_core", rdma: "-"},
+		}},
 	// Broadcom.
-	{address: "0000:86:00.0", ids: "14e4:1751", driver: "bnxt_en", netdev: "enp134s0f0", vfs: []device{
-		{address: "0000:86:02.0", ids: "14e4:1750", driver: "bnxt_en", netdev: "enp134s0f0v0"},
-	}},
+	{address: "0000:86:00.0", ids: "14e4:1751", driver: "bnxt_en", netdev: "enp134s0f0",
+		vfs: []device{
+			{address: "0000:86:02.0", ids: "14e4:1750", driver: "bnxt_en", netdev: "enp134s0f0v0"},
+		}},
 	// Accelerators.
 	{address: "0000:65:00.0", class: "12", ids: "8086:0d90", driver: "vfio-pci"},
 	{address: "0000:65:00.1", class: "12", ids: "8086:0d90"},
@@ -133,7 +150,10 @@ func (s sysfs) pci(d device) {
 	if class == "" {
 		class = "02"
 	}
-	for name, content := range map[string]string{"class": "0x" + class + "0000", "vendor": "0x" + vendor, "device": "0x" + id, "numa_node": "0"} {
+	for name, content := range map[string]string{
+		"class": "0x" + class + "0000", "vendor": "0x" + vendor, "device": "0x" +
+			id, "numa_node": "0",
+	} {
 		s.file(dir+"/"+name, content)
 	}
 	if d.acpi != "" {
@@ -193,10 +213,14 @@ func functions(t testing.TB) []function.Function {
 		s.pci(d)
 	}
 	i := inventory.New(inventory.Options{
-		SysRoot:     s.root,
-		HostNetdevs: func() (hostuse.Netdevs, error) { return hostuse.Netdevs{"eno1": {DefaultRoute: true}}, nil },
+		SysRoot: s.root,
+		HostNetdevs: func() (hostuse.Netdevs, error) {
+			return hostuse.Netdevs{"eno1": {DefaultRoute: true}}, nil
+		},
 		DDPProfile: func(pf pci.Address) (string, error) {
-			return map[pci.Address]string{"0000:3b:00.0": "ICE OS Default Package", "0000:3b:00.1": "ICE COMMS Package"}[pf], nil
+			return map[pci.Address]string{
+				"0000:3b:00.0": "ICE OS Default Package", "0000:3b:00.1": "ICE COMMS Package",
+			}[pf], nil
 		},
 	})
 	defer must.Run(t, i.Run)()

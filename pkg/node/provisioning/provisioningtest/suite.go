@@ -1,4 +1,5 @@
-// Package provisioningtest has what every [provisioning.Provisioner] must do, as one table of tests, and a journal for it.
+// Package provisioningtest has what every [provisioning.Provisioner] must do, as one table of
+// tests, and a journal for it.
 package provisioningtest
 
 import (
@@ -24,7 +25,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/must"
 )
 
-// What a provisioner under test is to be told: one xPU that serves one PF, and two networks. It knows no other.
+// What a provisioner under test is to be told: one xPU that serves one PF, and two networks. It
+// knows no other.
 const (
 	XPU     = "card"
 	PF      = pci.Address("0000:3b:00.0")
@@ -43,12 +45,14 @@ const (
 const (
 	// patience bounds what the suite waits for.
 	patience = 30 * time.Second
-	// enough is how long the suite gives a provisioner to find out that something is not going to happen.
+	// enough is how long the suite gives a provisioner to find out that something is not going to
+	// happen.
 	enough = 300 * time.Millisecond
 )
 
-// Start makes a provisioner for the xPU with this OPI agent, for one case, and whatever it needs; the records are the
-// node's journal. It ends all of it with t.Cleanup. An xPU may be away for 100 ms at most before that is told.
+// Start makes a provisioner for the xPU with this OPI agent, for one case, and whatever it needs;
+// the records are the node's journal. It ends all of it with t.Cleanup. An xPU may be away for 100
+// ms at most before that is told.
 type Start func(t *testing.T, agent *opitest.Agent, records *journal.Journal) provisioning.Provisioner
 
 // NewJournal opens an empty journal until the test ends.
@@ -71,7 +75,8 @@ func Suite(t *testing.T, start Start) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			t.Cleanup(cancel)
 			records := NewJournal(t)
-			test.run(&suite{T: t, ctx: ctx, agent: agent, client: client, records: records, tested: start(t, agent, records)})
+			test.run(&suite{T: t, ctx: ctx, agent: agent, client: client, records: records,
+				tested: start(t, agent, records)})
 		})
 	}
 }
@@ -121,7 +126,9 @@ func vf(n int) function.Function {
 func reservation(f function.Function, network string) journal.Attachment {
 	return journal.Attachment{
 		Function: f.ID, PF: f.PF, VFIndex: f.Index, Resource: "xpu.opiproject.org/" + Pool,
-		Port:  &journal.Port{DevicePool: Pool, Network: network, MAC: provisioning.MAC("node", f.ID)},
+		Port: &journal.Port{
+			DevicePool: Pool, Network: network, MAC: provisioning.MAC("node", f.ID),
+		},
 		State: journal.Reserved, ReservedAt: time.Now(),
 	}
 }
@@ -178,7 +185,10 @@ func (s *suite) differs(a journal.Attachment) string {
 	if err != nil {
 		return err.Error()
 	}
-	want := opi.Port{ID: id, MAC: a.Port.MAC.HardwareAddr(), Networks: []string{opitest.Installation.NetworkID(a.Port.Network)}}
+	want := opi.Port{
+		ID: id, MAC: a.Port.MAC.HardwareAddr(),
+		Networks: []string{opitest.Installation.NetworkID(a.Port.Network)},
+	}
 	return cmp.Diff(opi.PortStatus{Port: want, Status: opi.Status{State: opi.StateUp}}, got)
 }
 
@@ -189,8 +199,8 @@ func (s *suite) empty() {
 	}
 }
 
-// refuses fails the test unless the call, which is not going to work, comes to say all these texts in its error. It is
-// repeated as long as it was too short for that.
+// refuses fails the test unless the call, which is not going to work, comes to say all these texts
+// in its error. It is repeated as long as it was too short for that.
 func (s *suite) refuses(call func(ctx context.Context) error, texts ...string) {
 	s.Helper()
 	for {
@@ -200,7 +210,9 @@ func (s *suite) refuses(call func(ctx context.Context) error, texts ...string) {
 		if err == nil {
 			s.Fatalf("no error, want one with %q", texts)
 		}
-		lacks := slices.DeleteFunc(slices.Clone(texts), func(text string) bool { return strings.Contains(err.Error(), text) })
+		lacks := slices.DeleteFunc(slices.Clone(texts), func(text string) bool {
+			return strings.Contains(err.Error(), text)
+		})
 		if len(lacks) == 0 {
 			return
 		}
@@ -327,7 +339,8 @@ func (s *suite) isRefused() {
 	s.agent.Set(func(b *opitest.Behaviour) {
 		b.Realise = func(string) error { return errors.New("no such representor") }
 	})
-	s.refuses(s.tries(reservation(vf(0), Blue)), vf(0).ID.String(), Blue, XPU, "no such representor")
+	s.refuses(s.tries(reservation(vf(0), Blue)), vf(0).ID.String(), Blue,
+		XPU, "no such representor")
 	s.deprovision(vf(0))
 	s.empty()
 }
@@ -338,7 +351,8 @@ func (s *suite) isTakenAfterAll() {
 }
 
 func (s *suite) missesNetwork() {
-	s.refuses(s.tries(reservation(vf(0), "nowhere")), vf(0).ID.String(), "nowhere", "name another one")
+	s.refuses(s.tries(reservation(vf(0), "nowhere")), vf(0).ID.String(), "nowhere",
+		"name another one")
 	s.deprovision(vf(0))
 }
 
@@ -352,7 +366,8 @@ func (s *suite) missesXPU() {
 	s.deprovision(f)
 }
 
-// remindsAgent: what the agent forgot it gets again, without anyone asking; what was given back it does not.
+// remindsAgent: what the agent forgot it gets again, without anyone asking; what was given back it
+// does not.
 func (s *suite) remindsAgent() {
 	kept, gone := reservation(vf(0), Blue), reservation(vf(1), Green)
 	s.provision(kept)
@@ -373,10 +388,13 @@ func (s *suite) isAway() {
 	s.agent.Stop()
 	must.Eventually(s, "it is known that the xPU is away", func() bool {
 		message := s.tested.Away(vf(0))
-		return strings.Contains(message, XPU) && strings.Contains(message, s.agent.Config().Endpoint)
+		return strings.Contains(message, XPU) &&
+			strings.Contains(message, s.agent.Config().Endpoint)
 	})
 	must.Succeed(s, s.agent.Run())
-	must.Eventually(s, "it is known that the xPU is back", func() bool { return s.tested.Away(vf(0)) == "" })
+	must.Eventually(s, "it is known that the xPU is back", func() bool {
+		return s.tested.Away(vf(0)) == ""
+	})
 }
 
 func (s *suite) waitsForAgent() {
@@ -394,7 +412,9 @@ func (s *suite) deprovisionsLater() {
 	s.agent.Set(func(b *opitest.Behaviour) { b.KeepOnStop = true })
 	s.provision(reservation(vf(0), Blue))
 	s.agent.Stop()
-	s.refuses(func(ctx context.Context) error { return s.tryRelease(ctx, vf(0)) }, vf(0).ID.String(), XPU)
+	s.refuses(func(ctx context.Context) error {
+		return s.tryRelease(ctx, vf(0))
+	}, vf(0).ID.String(), XPU)
 	done := make(chan error, 1)
 	go func() { done <- s.tryRelease(s.ctx, vf(0)) }()
 	must.Succeed(s, s.agent.Run())
@@ -424,7 +444,8 @@ func (s *suite) manages() {
 	for n := range functions {
 		s.serves(reservation(vf(n), networks[n%2]))
 	}
-	if made := s.agent.Networks(); !slices.Contains(made, opitest.Installation.NetworkID(Blue)) || !slices.Contains(made, opitest.Installation.NetworkID(Green)) {
+	if made := s.agent.Networks(); !slices.Contains(made, opitest.Installation.NetworkID(Blue)) ||
+		!slices.Contains(made, opitest.Installation.NetworkID(Green)) {
 		s.Errorf("the agent has networks %q", made)
 	}
 	var releasing errgroup.Group

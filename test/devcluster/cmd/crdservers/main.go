@@ -1,6 +1,7 @@
-// Command crdservers is many API servers in one process. Each is the API server of CustomResourceDefinitions alone, with Leases beside
-// them, keeps what it has below a prefix of its own in one etcd, and lets everybody do everything. They stand for clusters where
-// hundreds of complete ones would not fit on a machine.
+// Command crdservers is many API servers in one process. Each is the API server of
+// CustomResourceDefinitions alone, with Leases beside them, keeps what it has below a prefix of its
+// own in one etcd, and lets everybody do everything. They stand for clusters where hundreds of
+// complete ones would not fit on a machine.
 package main
 
 import (
@@ -64,7 +65,8 @@ func main() {
 		Short: "Run many API servers of CustomResourceDefinitions in one process",
 		Long: `crdservers runs API servers that have CustomResourceDefinitions and Leases and nothing else, on 127.0.0.1. For each it writes a
 kubeconfig, 0.kubeconfig and so on, into a directory, and the file "ready" there once all of them serve the kinds. Anybody may do anything.`,
-		Example:      "  crdservers --etcd=http://127.0.0.1:2379 --count=200 --crds=deploy/crds --out=/tmp/tenants",
+		Example: "  crdservers --etcd=http://127.0.0.1:2379 --count=200 --crds=deploy/crds " +
+			"--out=/tmp/tenants",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -75,7 +77,8 @@ kubeconfig, 0.kubeconfig and so on, into a directory, and the file "ready" there
 	}
 	cmd.Flags().StringVar(&o.etcd, "etcd", "", "URL of an etcd")
 	cmd.Flags().IntVar(&o.count, "count", 1, "how many servers")
-	cmd.Flags().StringVar(&o.crds, "crds", "", "directory of CustomResourceDefinitions, in files *.yaml")
+	cmd.Flags().StringVar(&o.crds, "crds",
+		"", "directory of CustomResourceDefinitions, in files *.yaml")
 	cmd.Flags().StringVar(&o.out, "out", "", "directory for the kubeconfigs")
 	for _, name := range []string{"etcd", "crds", "out"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {
@@ -143,12 +146,15 @@ func (o *servers) readCRDs() error {
 
 // makeCertificate makes one for all servers.
 func (o *servers) makeCertificate() (err error) {
-	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1",
+		[]net.IP{net.IPv4(127, 0, 0, 1)}, nil)
 	if err != nil {
 		return err
 	}
-	o.certificate, o.certFile, o.keyFile = certificate, filepath.Join(o.out, "tls.crt"), filepath.Join(o.out, "tls.key")
-	return errors.Join(os.WriteFile(o.certFile, certificate, 0o600), os.WriteFile(o.keyFile, key, 0o600))
+	o.certificate, o.certFile, o.keyFile = certificate, filepath.Join(o.out,
+		"tls.crt"), filepath.Join(o.out, "tls.key")
+	return errors.Join(os.WriteFile(o.certFile, certificate, 0o600),
+		os.WriteFile(o.keyFile, key, 0o600))
 }
 
 // noServices is for webhooks, of which there are none.
@@ -165,7 +171,9 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 	config.Authorization.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
 	config.MaxRequestsInFlight, config.MaxMutatingRequestsInFlight = 0, 0
 	namer := openapinamer.NewDefinitionNamer(apiserver.Scheme, legacyscheme.Scheme)
-	config.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions, namer) // needed to install a group
+	// needed to install a group
+	config.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(openapi.GetOpenAPIDefinitions,
+		namer)
 	config.SkipOpenAPIInstallation = true
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -180,7 +188,8 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 	}
 	config.ExternalAddress = listener.Addr().String()
 
-	storage := storagebackend.NewDefaultConfig(fmt.Sprintf("/%d", i), apiserver.Codecs.LegacyCodec(apiextensionsv1.SchemeGroupVersion))
+	storage := storagebackend.NewDefaultConfig(fmt.Sprintf("/%d", i),
+		apiserver.Codecs.LegacyCodec(apiextensionsv1.SchemeGroupVersion))
 	storage.Transport.ServerList = []string{o.etcd}
 	etcd := genericoptions.NewEtcdOptions(storage)
 	etcd.SkipHealthEndpoints = true
@@ -191,7 +200,8 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 	completed := (&apiserver.Config{GenericConfig: config, ExtraConfig: apiserver.ExtraConfig{
 		CRDRESTOptionsGetter: options.NewCRDRESTOptionsGetter(*etcd, nil, nil),
 		ServiceResolver:      noServices{},
-		AuthResolverWrapper:  webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, config.LoopbackClientConfig, nil),
+		AuthResolverWrapper: webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil,
+			config.LoopbackClientConfig, nil),
 	}}).Complete()
 	completed.GenericConfig.EnableDiscovery = true // which an aggregator does elsewhere
 	server, err := completed.New(genericapiserver.NewEmptyDelegate())
@@ -201,12 +211,16 @@ func (o *servers) newServer(i int) (*apiserver.CustomResourceDefinitions, error)
 	return server, installLeases(server, *etcd)
 }
 
-func installLeases(server *apiserver.CustomResourceDefinitions, etcd genericoptions.EtcdOptions) error {
+func installLeases(
+	server *apiserver.CustomResourceDefinitions, etcd genericoptions.EtcdOptions,
+) error {
 	resources := serverstorage.NewResourceConfig()
 	resources.EnableVersions(coordinationv1.SchemeGroupVersion)
 	encoding := serverstorage.NewDefaultResourceEncodingConfig(legacyscheme.Scheme)
-	factory := serverstorage.NewDefaultStorageFactory(etcd.StorageConfig, "application/json", legacyscheme.Codecs, encoding, resources, nil)
-	group, err := coordinationrest.RESTStorageProvider{}.NewRESTStorage(resources, etcd.CreateRESTOptionsGetter(factory, nil))
+	factory := serverstorage.NewDefaultStorageFactory(etcd.StorageConfig, "application/json",
+		legacyscheme.Codecs, encoding, resources, nil)
+	group, err := coordinationrest.RESTStorageProvider{}.NewRESTStorage(resources,
+		etcd.CreateRESTOptionsGetter(factory, nil))
 	if err != nil {
 		return err
 	}
@@ -221,28 +235,32 @@ func (o *servers) install(ctx context.Context, server *apiserver.CustomResourceD
 		return err
 	}
 	crds := client.ApiextensionsV1().CustomResourceDefinitions()
-	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		for _, crd := range o.definitions {
-			if _, err := crds.Create(ctx, crd, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-				return false, nil // it is not listening yet
-			}
-		}
-		for _, crd := range o.definitions {
-			for _, version := range crd.Spec.Versions {
-				path := fmt.Sprintf("/apis/%s/%s/%s", crd.Spec.Group, version.Name, crd.Spec.Names.Plural)
-				if err := client.RESTClient().Get().AbsPath(path).Do(ctx).Error(); err != nil {
-					return false, nil
+	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true,
+		func(ctx context.Context) (bool, error) {
+			for _, crd := range o.definitions {
+				if _, err := crds.Create(ctx, crd, metav1.CreateOptions{}); err != nil &&
+					!apierrors.IsAlreadyExists(err) {
+					return false, nil // it is not listening yet
 				}
 			}
-		}
-		return true, nil
-	})
+			for _, crd := range o.definitions {
+				for _, version := range crd.Spec.Versions {
+					path := fmt.Sprintf("/apis/%s/%s/%s", crd.Spec.Group, version.Name,
+						crd.Spec.Names.Plural)
+					if err := client.RESTClient().Get().AbsPath(path).Do(ctx).Error(); err != nil {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
 }
 
 func (o *servers) writeKubeconfig(i int, server *apiserver.CustomResourceDefinitions) error {
 	return clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters: map[string]*clientcmdapi.Cluster{"c": {
-			Server: "https://" + server.GenericAPIServer.ExternalAddress, CertificateAuthorityData: o.certificate,
+			Server:                   "https://" + server.GenericAPIServer.ExternalAddress,
+			CertificateAuthorityData: o.certificate,
 		}},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"u": {Token: "anybody"}},
 		Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "u"}},

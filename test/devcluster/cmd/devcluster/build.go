@@ -91,16 +91,20 @@ given. OUT.tar is an OCI image layout with an index of the platforms. Equal inpu
 			if err := image.Write(args[0], ref, time.Unix(timestamp, 0), specs...); err != nil {
 				return err
 			}
-			fmt.Fprintf(os.Stderr, "%s: image %s for %s\n", args[0], ref, strings.Join(platforms, ", "))
+			fmt.Fprintf(os.Stderr, "%s: image %s for %s\n", args[0], ref,
+				strings.Join(platforms, ", "))
 			return nil
 		},
 	}
 	cmd.Flags().StringVar(&ref, "name", "", "name of the image with registry and tag")
 	cmd.Flags().StringVar(&source.Containerfile, "file", "", "the Containerfile")
-	cmd.Flags().StringSliceVar(&platforms, "platform", []string{"linux/" + runtime.GOARCH}, "what the image is for: linux/amd64, linux/arm64 or both")
+	cmd.Flags().StringSliceVar(&platforms, "platform", []string{"linux/" + runtime.GOARCH},
+		"what the image is for: linux/amd64, linux/arm64 or both")
 	cmd.Flags().StringToStringVar(&source.Args, "build-arg", nil, "values of ARGs, as NAME=VALUE")
-	cmd.Flags().Int64Var(&timestamp, "timestamp", 0, "the time that the image and its files bear, in seconds since 1970")
-	cmd.Flags().StringVar(&sbom, "sbom", "", "file to write the bill of materials to, as CycloneDX in JSON")
+	cmd.Flags().Int64Var(&timestamp, "timestamp", 0,
+		"the time that the image and its files bear, in seconds since 1970")
+	cmd.Flags().StringVar(&sbom, "sbom", "",
+		"file to write the bill of materials to, as CycloneDX in JSON")
 	for _, required := range []string{"name", "file"} {
 		if err := cmd.MarkFlagRequired(required); err != nil {
 			panic(err) // the flag is defined above
@@ -114,7 +118,8 @@ func readPlatforms(source image.Source, platforms []string) ([]image.Spec, error
 	for _, platform := range platforms {
 		arch, ok := strings.CutPrefix(platform, "linux/")
 		if !ok || arch == "" {
-			return nil, fmt.Errorf("--platform %s: want linux/ARCHITECTURE, for example linux/arm64", platform)
+			return nil, fmt.Errorf("--platform %s: want linux/ARCHITECTURE, for example "+
+				"linux/arm64", platform)
 		}
 		spec, err := source.Read(arch)
 		if err != nil {

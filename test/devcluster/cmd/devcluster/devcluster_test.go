@@ -26,8 +26,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/devcluster/state"
 )
 
-// TestMain makes this test binary the devcluster command too: whoever is called devcluster is it. A cluster's
-// supervisor and nodes are this binary again.
+// TestMain makes this test binary the devcluster command too: whoever is called devcluster is it. A
+// cluster's supervisor and nodes are this binary again.
 func TestMain(m *testing.M) {
 	if os.Args[0] == "devcluster" {
 		main()
@@ -172,7 +172,9 @@ func TestCluster(t *testing.T) {
 		{"a stopped node comes back with its disk", testStop},
 		{"a second cluster runs beside", testSecond},
 	} {
-		t.Run(test.name, func(t *testing.T) { test.run(t, bench{T: t, root: b.root, set: b.set}, name) })
+		t.Run(test.name, func(t *testing.T) {
+			test.run(t, bench{T: t, root: b.root, set: b.set}, name)
+		})
 	}
 
 	namespaces := namespacesOf(t, b.inspect(name))
@@ -210,12 +212,14 @@ func testInspect(t *testing.T, b bench, name string) {
 func (b bench) get(name, pod string) (string, int) {
 	b.Helper()
 	ip := b.kubectl(name, "get", "pod", pod, "--output=jsonpath={.status.podIP}")
-	return b.try("kubectl", "--name", name, "--", "exec", "a", "--", "/pause", "get", "http://"+ip+":8080")
+	return b.try("kubectl", "--name", name, "--", "exec", "a", "--", "/pause", "get",
+		"http://"+ip+":8080")
 }
 
 func testPodNetwork(t *testing.T, b bench, name string) {
 	if out, code := b.get(name, "b"); code != 0 || !strings.HasPrefix(out, "b to 10.88.1.") {
-		t.Errorf("a to b: exit code %d, %q; want an answer from b to an address of node1", code, out)
+		t.Errorf("a to b: exit code %d, %q; want an answer from b to an address of node1", code,
+			out)
 	}
 }
 
@@ -239,13 +243,16 @@ spec:
 func testService(t *testing.T, b bench, name string) {
 	b.kubectl(name, "label", "pod", "b", "name=b")
 	b.apply(name, service)
-	b.kubectl(name, "wait", "--for=jsonpath={.endpoints[0].conditions.ready}=true", "endpointslice", "--selector=kubernetes.io/service-name=b", "--timeout=30s")
+	b.kubectl(name, "wait", "--for=jsonpath={.endpoints[0].conditions.ready}=true", "endpointslice",
+		"--selector=kubernetes.io/service-name=b", "--timeout=30s")
 	ip := b.kubectl(name, "get", "service", "b", "--output=jsonpath={.spec.clusterIP}")
 	for _, from := range []string{"a", "b"} {
-		err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-			out, code := b.try("kubectl", "--name", name, "--", "exec", from, "--", "/pause", "get", "http://"+ip)
-			return code == 0 && strings.HasPrefix(out, "b to 10."), nil
-		})
+		err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 30*time.Second,
+			true, func(context.Context) (bool, error) {
+				out, code := b.try("kubectl", "--name", name, "--", "exec", from, "--", "/pause",
+					"get", "http://"+ip)
+				return code == 0 && strings.HasPrefix(out, "b to 10."), nil
+			})
 		if err != nil {
 			t.Errorf("pod %s does not reach Service b at %s", from, ip)
 		}
@@ -292,7 +299,8 @@ func testMultus(t *testing.T, b bench, name string) {
 		Default   bool
 	}
 	var got []network
-	status := b.kubectl(name, "get", "pod", "networked", `--output=jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}`)
+	status := b.kubectl(name, "get", "pod", "networked",
+		`--output=jsonpath={.metadata.annotations.k8s\.v1\.cni\.cncf\.io/network-status}`)
 	if err := json.Unmarshal([]byte(status), &got); err != nil {
 		t.Fatalf("network-status %q: %v", status, err)
 	}
@@ -305,17 +313,20 @@ func testMultus(t *testing.T, b bench, name string) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("network-status (-want +got):\n%s", diff)
 	}
-	if out := b.kubectl(name, "logs", "networked"); !strings.Contains(out, "interface storage") || !strings.Contains(out, "10.99.0.2/24") {
+	if out := b.kubectl(name, "logs", "networked"); !strings.Contains(out, "interface storage") ||
+		!strings.Contains(out, "10.99.0.2/24") {
 		t.Errorf("the pod sees\n%s", out)
 	}
 	b.kubectl(name, "delete", "pod/networked")
-	if out := b.run("exec", "--name", name, "node1", "--", "ls", "/var/lib/cni/networks/given"); strings.Contains(out, "10.99.") {
+	if out := b.run("exec", "--name", name, "node1", "--", "ls",
+		"/var/lib/cni/networks/given"); strings.Contains(out, "10.99.") {
 		t.Errorf("an address is still taken after the pod: %s", out)
 	}
 }
 
 func testExec(t *testing.T, b bench, name string) {
-	out, code := b.try("exec", "--name", name, "node2", "--", "sh", "-c", "hostname; readlink /proc/1/exe; exit 7")
+	out, code := b.try("exec", "--name", name, "node2", "--", "sh", "-c",
+		"hostname; readlink /proc/1/exe; exit 7")
 	if code != 7 || !strings.HasPrefix(out, "node2\n") {
 		t.Errorf("exit code %d, output %q; want 7 and the node's name", code, out)
 	}
@@ -327,14 +338,16 @@ func testExec(t *testing.T, b bench, name string) {
 func testLoad(t *testing.T, b bench, name string) {
 	dir := t.TempDir()
 	file, containerfile := filepath.Join(dir, "app.tar"), filepath.Join(dir, "Containerfile")
-	const ref, text = "devcluster.local/app:1", "FROM scratch\nCOPY exe /app\nUSER 65532\nENTRYPOINT [\"/app\"]\n"
+	const ref, text = "devcluster.local/app:1", "FROM scratch\nCOPY exe /app\nUSER " +
+		"65532\nENTRYPOINT [\"/app\"]\n"
 	if err := os.WriteFile(containerfile, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	b.run("image", file, "--name", ref, "--file", containerfile, "/proc/self")
 	b.run("load", "--name", name, file)
 	for _, node := range []string{"node1", "node2"} {
-		if out := b.run("exec", "--name", name, node, "--", "ctr", "--namespace=k8s.io", "images", "list", "-q"); !strings.Contains(out, ref) {
+		if out := b.run("exec", "--name", name, node, "--", "ctr", "--namespace=k8s.io", "images",
+			"list", "-q"); !strings.Contains(out, ref) {
 			t.Errorf("%s has %s, want %s", node, out, ref)
 		}
 	}
@@ -399,7 +412,8 @@ func testAudit(t *testing.T, b bench, name string) {
 		if slices.Contains([]string{"get", "list", "watch"}, event.Verb) {
 			t.Errorf("a read is in the log: %s", line)
 		}
-		if event.Verb == "create" && event.User.Username == "admin" && event.ObjectRef.Resource == "pods" && event.ObjectRef.Name == "a" {
+		if event.Verb == "create" && event.User.Username == "admin" &&
+			event.ObjectRef.Resource == "pods" && event.ObjectRef.Name == "a" {
 			writes++
 		}
 	}
@@ -410,11 +424,14 @@ func testAudit(t *testing.T, b bench, name string) {
 
 func (b bench) restarts(name, pod string) string {
 	b.Helper()
-	return b.kubectl(name, "get", "pod", pod, "--output=jsonpath={.status.containerStatuses[0].restartCount}")
+	return b.kubectl(name, "get", "pod", pod,
+		"--output=jsonpath={.status.containerStatuses[0].restartCount}")
 }
 
 func testRestart(t *testing.T, b bench, name string) {
-	pids := func() string { return b.run("exec", "--name", name, "node2", "--", "pidof", "kubelet", "containerd") }
+	pids := func() string {
+		return b.run("exec", "--name", name, "node2", "--", "pidof", "kubelet", "containerd")
+	}
 	before, restarts := pids(), b.restarts(name, "b")
 	b.run("node", "restart-kubelet", "--name", name, "node2")
 	b.run("node", "restart-runtime", "--name", name, "node2")
@@ -444,7 +461,8 @@ func testCut(t *testing.T, b bench, name string) {
 }
 
 func testStop(t *testing.T, b bench, name string) {
-	b.run("exec", "--name", name, "node2", "--", "sh", "-c", "echo kept > /var/lib/kept; echo kept > /etc/kept; echo lost > /run/lost")
+	b.run("exec", "--name", name, "node2", "--", "sh",
+		"-c", "echo kept > /var/lib/kept; echo kept > /etc/kept; echo lost > /run/lost")
 	restarts := b.restarts(name, "b")
 	node := b.inspect(name).Nodes[1]
 	namespaces := namespacesOf(t, control.Cluster{Nodes: []control.Node{node}})
@@ -462,14 +480,17 @@ func testStop(t *testing.T, b bench, name string) {
 
 	b.run("node", "start", "--name", name, "node2")
 	b.kubectl(name, "wait", "--for=condition=Ready", "node/node2", "--timeout=10s")
-	out := b.run("exec", "--name", name, "node2", "--", "sh", "-c", "cat /var/lib/kept /etc/kept; ls /run/lost || true")
+	out := b.run("exec", "--name", name, "node2", "--", "sh",
+		"-c", "cat /var/lib/kept /etc/kept; ls /run/lost || true")
 	if out != "kept\nkept\n" {
-		t.Errorf("after the start the node has %q; want what was on disk and not what was in /run", out)
+		t.Errorf("after the start the node has %q; want what was on disk and not what was in /run",
+			out)
 	}
 	if _, err := os.Stat("/etc/kept"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the node's /etc is the machine's: %v", err)
 	}
-	b.kubectl(name, "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}="+increment(t, restarts), "pod/b", "--timeout=60s")
+	b.kubectl(name, "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}="+
+		increment(t, restarts), "pod/b", "--timeout=60s")
 	b.kubectl(name, "wait", "--for=condition=Ready", "pod/b", "--timeout=60s")
 	if _, code := b.get(name, "b"); code != 0 {
 		t.Error("pod b does not answer")
@@ -491,7 +512,8 @@ func testSecond(t *testing.T, b bench, name string) {
 		t.Errorf("both clusters are at %s", one)
 	}
 	uid := func(cluster string) string {
-		return b.kubectl(cluster, "get", "namespace", "default", "--output=jsonpath={.metadata.uid}")
+		return b.kubectl(cluster, "get", "namespace", "default",
+			"--output=jsonpath={.metadata.uid}")
 	}
 	first := uid(name)
 	if first == uid(second) {
@@ -507,11 +529,13 @@ func TestUpFails(t *testing.T) {
 	b := newBench(t)
 	before := takeSnapshot(t, b)
 	broken := t.TempDir()
-	if err := os.Symlink(filepath.Join(b.set.Kubernetes, "kubernetes"), filepath.Join(broken, "etcd")); err != nil {
+	if err := os.Symlink(filepath.Join(b.set.Kubernetes, "kubernetes"),
+		filepath.Join(broken, "etcd")); err != nil {
 		t.Fatal(err)
 	}
 	script := "#!/bin/sh\necho this is why\nexit 3\n"
-	if err := os.WriteFile(filepath.Join(broken, "kube-apiserver"), []byte(script), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(broken, "kube-apiserver"), []byte(script),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	b.set.Kubernetes = broken
@@ -560,7 +584,8 @@ func TestUpInterrupted(t *testing.T) {
 	}
 }
 
-// snapshot is what a cluster must leave as it was: all that names a cluster of this test, and the links.
+// snapshot is what a cluster must leave as it was: all that names a cluster of this test, and the
+// links.
 type snapshot struct {
 	Mounts, Links, Cgroups, State []string
 }
@@ -635,8 +660,8 @@ func namespacesOf(t *testing.T, c control.Cluster) map[string]bool {
 	return found
 }
 
-// ended tells whether a process is gone or only waits for its parent, which after up is the machine's init, to
-// take note of its end.
+// ended tells whether a process is gone or only waits for its parent, which after up is the
+// machine's init, to take note of its end.
 func ended(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	return err != nil || bytes.Contains(stat, []byte(") Z "))
@@ -669,7 +694,8 @@ func TestCancelledUpNeverStarts(t *testing.T) {
 	<-ctx.Done()
 	before := takeSnapshot(t, b)
 	manager := lifecycle.Manager{Store: state.Store{Root: b.root}, Log: t.Output()}
-	if err := manager.Up(ctx, b.name("late"), lifecycle.Options{Nodes: 1}, b.set); !errors.Is(err, context.DeadlineExceeded) {
+	if err := manager.Up(ctx, b.name("late"), lifecycle.Options{Nodes: 1}, b.set); !errors.Is(err,
+		context.DeadlineExceeded) {
 		t.Errorf("Up with an ended context: %v, want %v", err, context.DeadlineExceeded)
 	}
 	if diff := cmp.Diff(before, takeSnapshot(t, b)); diff != "" {

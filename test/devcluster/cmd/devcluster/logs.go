@@ -46,7 +46,8 @@ func logsCommand(o *options) *cobra.Command {
 			}
 			file, ok := logs[args[0]]
 			if !ok {
-				return fmt.Errorf("no log %q: there are %s", args[0], strings.Join(sortedNames(logs), ", "))
+				return fmt.Errorf("no log %q: there are %s", args[0],
+					strings.Join(sortedNames(logs), ", "))
 			}
 			return printLog(cmd.Context(), os.Stdout, file, follow)
 		},

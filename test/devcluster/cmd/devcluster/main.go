@@ -1,6 +1,6 @@
-// Command devcluster runs a real Kubernetes cluster on one machine: etcd, the control plane, and nodes with
-// kubelet, container runtime and runc, each node in namespaces of its own. Nothing of the machine's network, mounts or
-// services is changed.
+// Command devcluster runs a real Kubernetes cluster on one machine: etcd, the control plane, and
+// nodes with kubelet, container runtime and runc, each node in namespaces of its own. Nothing of
+// the machine's network, mounts or services is changed.
 package main
 
 import (
@@ -35,7 +35,8 @@ func main() {
 	}
 }
 
-// exitError is the exit code of a command that was run for the user and has said itself what was wrong.
+// exitError is the exit code of a command that was run for the user and has said itself what was
+// wrong.
 type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
@@ -66,8 +67,10 @@ func rootCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.PersistentFlags().StringVar(&o.cache, "cache", defaultCache(), "directory of built binaries and images")
-	root.PersistentFlags().StringVar(&o.state, "state", state.DefaultRoot, "directory of the state of running clusters")
+	root.PersistentFlags().StringVar(&o.cache, "cache", defaultCache(),
+		"directory of built binaries and images")
+	root.PersistentFlags().StringVar(&o.state, "state", state.DefaultRoot,
+		"directory of the state of running clusters")
 	root.AddCommand(
 		buildCommand(o), imageCommand(),
 		upCommand(o), downCommand(o),
@@ -90,9 +93,12 @@ func defaultCache() string {
 // versionFlags give a command the flags that choose what a cluster runs.
 func (o *options) versionFlags(cmd *cobra.Command) *cobra.Command {
 	cache := artifact.Cache{Sources: devcluster.Sources}
-	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "an older Kubernetes: "+strings.Join(cache.KubernetesVersions(), ", "))
-	cmd.Flags().StringVar(&o.multus, "multus-version", "", "an older Multus: "+strings.Join(cache.MultusVersions(), ", "))
-	cmd.Flags().StringVar(&o.runtime, "runtime", "", "containerd-2 or cri-o, in place of Debian's containerd 1.7")
+	cmd.Flags().StringVar(&o.kubernetes, "kubernetes", "", "an older Kubernetes: "+
+		strings.Join(cache.KubernetesVersions(), ", "))
+	cmd.Flags().StringVar(&o.multus, "multus-version",
+		"", "an older Multus: "+strings.Join(cache.MultusVersions(), ", "))
+	cmd.Flags().StringVar(&o.runtime, "runtime", "",
+		"containerd-2 or cri-o, in place of Debian's containerd 1.7")
 	return cmd
 }
 
@@ -108,7 +114,8 @@ func (o *options) artifacts() (artifact.Cache, error) {
 		return artifact.Cache{}, err
 	}
 	return artifact.Cache{
-		Dir: cache, Sources: devcluster.Sources, Log: os.Stderr, Kubernetes: o.kubernetes, Runtime: o.runtime, Multus: o.multus,
+		Dir: cache, Sources: devcluster.Sources, Log: os.Stderr, Kubernetes: o.kubernetes,
+		Runtime: o.runtime, Multus: o.multus,
 	}, nil
 }
 
@@ -139,7 +146,8 @@ func (o *options) running() (state.Dir, state.Record, error) {
 		return "", state.Record{}, err
 	}
 	if !record.Leader.Alive() {
-		return "", state.Record{}, fmt.Errorf("cluster %s: has ended: see devcluster logs supervisor, then run devcluster down", o.name)
+		return "", state.Record{}, fmt.Errorf("cluster %s: has ended: see devcluster logs "+
+			"supervisor, then run devcluster down", o.name)
 	}
 	return dir, record, nil
 }

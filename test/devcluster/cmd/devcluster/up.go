@@ -41,8 +41,10 @@ built first. If the start fails, the reason is printed and everything is taken d
 		},
 	}
 	cmd.Flags().IntVar(&cluster.Nodes, "nodes", 1, "number of nodes, named node1, node2, ...")
-	cmd.Flags().BoolVar(&cluster.Multus, "multus", false, "give pods the networks that their annotations name, by Multus")
-	cmd.Flags().BoolVar(&cluster.KubeProxy, "kube-proxy", false, "have the addresses of Services lead to pods, by kube-proxy (needs nft)")
+	cmd.Flags().BoolVar(&cluster.Multus, "multus", false,
+		"give pods the networks that their annotations name, by Multus")
+	cmd.Flags().BoolVar(&cluster.KubeProxy, "kube-proxy", false,
+		"have the addresses of Services lead to pods, by kube-proxy (needs nft)")
 	return o.versionFlags(o.nameFlag(cmd))
 }
 
@@ -101,7 +103,8 @@ func runNodeCommand() *cobra.Command {
 				return err
 			}
 			// A node has no orderly end: it is stopped as if its power were cut.
-			return node.Run(context.Background(), state.NodeDir(args[0]), control.NewReporter(os.NewFile(node.EventsFD, "events")))
+			return node.Run(context.Background(), state.NodeDir(args[0]),
+				control.NewReporter(os.NewFile(node.EventsFD, "events")))
 		},
 	}
 }

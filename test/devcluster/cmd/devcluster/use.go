@@ -92,7 +92,8 @@ func kubectlCommand(o *options) *cobra.Command {
 				return err
 			}
 			environment := append(os.Environ(), "KUBECONFIG="+dir.Kubeconfig())
-			err = syscall.Exec(filepath.Join(record.Kubernetes, "kubectl"), append([]string{"kubectl"}, args...), environment)
+			err = syscall.Exec(filepath.Join(record.Kubernetes, "kubectl"),
+				append([]string{"kubectl"}, args...), environment)
 			return fmt.Errorf("kubectl: %w", err)
 		},
 	})
@@ -150,16 +151,19 @@ func execCommand(o *options) *cobra.Command {
 					continue
 				}
 				if n.State != control.NodeRunning {
-					return fmt.Errorf("%s is %s: start it with devcluster node start %s", n.Name, n.State, n.Name)
+					return fmt.Errorf("%s is %s: start it with devcluster node start %s", n.Name,
+						n.State, n.Name)
 				}
 				return execute(n.PID, args[1:])
 			}
-			return fmt.Errorf("no node %q: cluster %s has node1 to node%d", args[0], o.name, len(c.Nodes))
+			return fmt.Errorf("no node %q: cluster %s has node1 to node%d", args[0], o.name,
+				len(c.Nodes))
 		},
 	})
 }
 
-// execute runs a command in the namespaces of process pid, in the same directory if there is one of that name.
+// execute runs a command in the namespaces of process pid, in the same directory if there is one of
+// that name.
 func execute(pid int, args []string) error {
 	// The command gets the terminal's signals itself; its end is this program's.
 	signal.Ignore(os.Interrupt, syscall.SIGQUIT)
@@ -167,7 +171,9 @@ func execute(pid int, args []string) error {
 	if err != nil {
 		here = "/"
 	}
-	environment := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "KUBECONFIG=") })
+	environment := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "KUBECONFIG=")
+	})
 	cmd, err := namespace.Start(pid, args, environment, node.Path(), func(cmd *exec.Cmd) {
 		cmd.Dir = here
 		if info, err := os.Stat(here); err != nil || !info.IsDir() {
@@ -214,7 +220,8 @@ func nodeCommand(o *options) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return control.NewClient(dir.Socket()).Post(cmd.Context(), cluster.PathNode(args[0], action), nil, nil)
+				return control.NewClient(dir.Socket()).Post(cmd.Context(),
+					cluster.PathNode(args[0], action), nil, nil)
 			},
 		}))
 	}

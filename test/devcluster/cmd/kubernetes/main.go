@@ -1,7 +1,9 @@
 // Command kubernetes is every Kubernetes binary a cluster needs in one file: etcd, kube-apiserver,
-// kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl. The name it is called by chooses.
+// kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl. The name it is called
+// by chooses.
 //
-// One binary instead of seven links the shared libraries once: a third of the size and of the build time.
+// One binary instead of seven links the shared libraries once: a third of the size and of the build
+// time.
 package main
 
 import (
@@ -34,13 +36,16 @@ func main() {
 		"kube-apiserver":          apiserver.NewAPIServerCommand,
 		"kube-controller-manager": controllermanager.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
-		"kube-proxy":              proxy.NewProxyCommand,
-		"kubectl":                 kubectl.NewDefaultKubectlCommand,
+		"kubelet": func() *cobra.Command {
+			return kubelet.NewKubeletCommand(context.Background())
+		},
+		"kube-proxy": proxy.NewProxyCommand,
+		"kubectl":    kubectl.NewDefaultKubectlCommand,
 	}
 	command, known := commands[name]
 	if !known {
-		fmt.Fprintf(os.Stderr, "%s: call this binary by the name of a Kubernetes component (a symbolic link will do)\n", name)
+		fmt.Fprintf(os.Stderr, "%s: call this binary by the name of a Kubernetes component (a "+
+			"symbolic link will do)\n", name)
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(command()))

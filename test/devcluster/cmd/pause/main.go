@@ -1,5 +1,5 @@
-// Command pause is the one image a development cluster has from the start: the process that holds a pod's
-// namespaces, and a few probes for workloads, in one static binary without dependencies.
+// Command pause is the one image a development cluster has from the start: the process that holds a
+// pod's namespaces, and a few probes for workloads, in one static binary without dependencies.
 //
 //	pause                 wait for SIGTERM or SIGINT, reaping orphans (what a pod sandbox needs)
 //	pause serve [ADDR]    answer every HTTP request with the host name (default address :8080), and /metrics with how many there were
@@ -106,7 +106,8 @@ func serve(address string) error {
 	})
 	// The text format of Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/
 	mux.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintf(w, "# TYPE http_requests_total counter\nhttp_requests_total %d\n", requests.Load())
+		fmt.Fprintf(w, "# TYPE http_requests_total counter\nhttp_requests_total %d\n",
+			requests.Load())
 	})
 	server := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go func() {
@@ -153,8 +154,11 @@ func api(path string) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	client := &http.Client{Timeout: 5 * time.Second,
-		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}}
-	server := net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))
+		Transport: &http.Transport{
+			TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		}}
+	server := net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"),
+		os.Getenv("KUBERNETES_SERVICE_PORT"))
 	return get(client, "https://"+server+path, strings.TrimSpace(string(token)))
 }
 

@@ -1,6 +1,7 @@
-// Command restrict is an OCI runtime: it calls runc, which must be in PATH, after it has raised the OOM score adjustment of the container
-// to its own. A machine may lack CAP_SYS_RESOURCE, and without it no process can lower its own (proc_pid_oom_score_adj(5)). containerd
-// does the same by restrict_oom_score_adj; CRI-O cannot.
+// Command restrict is an OCI runtime: it calls runc, which must be in PATH, after it has raised the
+// OOM score adjustment of the container to its own. A machine may lack CAP_SYS_RESOURCE, and
+// without it no process can lower its own (proc_pid_oom_score_adj(5)). containerd does the same by
+// restrict_oom_score_adj; CRI-O cannot.
 package main
 
 import (
@@ -44,7 +45,8 @@ func run(args []string) error {
 	return syscall.Exec(runc, append([]string{"runc"}, args...), os.Environ())
 }
 
-// raise writes the container's configuration anew (OCI runtime specification, process.oomScoreAdj) if it has less.
+// raise writes the container's configuration anew (OCI runtime specification, process.oomScoreAdj)
+// if it has less.
 func raise(file string, least int) error {
 	content, err := os.ReadFile(file)
 	if err != nil {

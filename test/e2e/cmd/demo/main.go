@@ -50,18 +50,25 @@ func command() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return tell(cmd.Context(), world, acts, keep) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return tell(cmd.Context(), world, acts, keep)
+		},
 	}
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&world.Source, "source", ".", "root of the project")
 	flags.StringVar(&world.Bin, "bin", "bin", "directory of the built programs and images")
-	flags.StringVar(&world.Cluster.Program, "devcluster", "bin/devcluster", "the devcluster program")
-	flags.StringVar(&world.Cluster.Kubernetes, "kubernetes", "", "an older Kubernetes, such as 1.34")
-	flags.StringVar(&world.Cluster.Runtime, "runtime", "", "containerd-2 or cri-o, in place of containerd 1.7")
+	flags.StringVar(&world.Cluster.Program, "devcluster", "bin/devcluster",
+		"the devcluster program")
+	flags.StringVar(&world.Cluster.Kubernetes, "kubernetes", "",
+		"an older Kubernetes, such as 1.34")
+	flags.StringVar(&world.Cluster.Runtime, "runtime",
+		"", "containerd-2 or cri-o, in place of containerd 1.7")
 	flags.StringVar(&world.Cluster.Multus, "multus-version", "", "an older Multus, such as 4.2")
-	flags.StringVar(&world.StateDir, "state", "/var/lib/xpu-device-plugin/demo", "directory for logs")
+	flags.StringVar(&world.StateDir, "state", "/var/lib/xpu-device-plugin/demo",
+		"directory for logs")
 	cmd.Flags().BoolVar(&keep, "keep", false, "leave everything up at the end")
-	cmd.Flags().IntVar(&acts, "acts", len(world.Acts()), "how many acts to tell; the last one is direct mode, which takes the custom resources away")
+	cmd.Flags().IntVar(&acts, "acts", len(world.Acts()), "how many acts to tell; the last one is "+
+		"direct mode, which takes the custom resources away")
 	cmd.AddCommand(&cobra.Command{
 		Use:   "down",
 		Short: "End what an earlier demo left up",
@@ -69,27 +76,32 @@ func command() *cobra.Command {
 		RunE:  func(cmd *cobra.Command, _ []string) error { return world.End(cmd.Context()) },
 	})
 	several := &cobra.Command{
-		Use:   "multicluster",
-		Short: "Tell the story of several clusters: hosts in those of tenants, their xPUs in that of infra",
-		Args:  cobra.NoArgs,
+		Use: "multicluster",
+		Short: "Tell the story of several clusters: hosts in those of tenants, their xPUs in " +
+			"that of infra",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return tellFederation(cmd.Context(), story.NewFederation(*world))
 		},
 	}
 	var out string
 	dashboard := &cobra.Command{
-		Use:   "dashboard",
-		Short: "Let pods come and go for some minutes beside Prometheus, and write what the dashboard shows",
-		Args:  cobra.NoArgs,
+		Use: "dashboard",
+		Short: "Let pods come and go for some minutes beside Prometheus, and write what the " +
+			"dashboard shows",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if err := world.End(cmd.Context()); err != nil {
 				return fmt.Errorf("what an earlier demo left: %w", err)
 			}
-			defer func() { err = errors.Join(err, world.End(context.WithoutCancel(cmd.Context()))) }()
+			defer func() {
+				err = errors.Join(err, world.End(context.WithoutCancel(cmd.Context())))
+			}()
 			return run(cmd.Context(), world.DashboardSteps(out), 0)
 		},
 	}
-	dashboard.Flags().StringVar(&out, "out", "dashboard.json", "file for the panels with their series")
+	dashboard.Flags().StringVar(&out, "out", "dashboard.json",
+		"file for the panels with their series")
 	cmd.AddCommand(several, dashboard)
 	return cmd
 }

@@ -1,5 +1,6 @@
-// Command gpudriver is a DRA driver of GPUs that do not exist: an example of a driver that knows nothing of xpu-device-plugin, and whose devices
-// are allocated with its VFs by what both publish, resource.kubernetes.io/pcieRoot.
+// Command gpudriver is a DRA driver of GPUs that do not exist: an example of a driver that knows
+// nothing of xpu-device-plugin, and whose devices are allocated with its VFs by what both publish,
+// resource.kubernetes.io/pcieRoot.
 package main
 
 import (
@@ -37,10 +38,14 @@ func main() {
 		Short:        "Offer GPUs that do not exist, as an example of a DRA driver",
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
-		RunE:         func(c *cobra.Command, _ []string) error { return run(c.Context(), node, gpus) },
+		RunE: func(c *cobra.Command, _ []string) error {
+			return run(c.Context(), node, gpus)
+		},
 	}
-	c.Flags().StringVar(&node, "node-name", os.Getenv("NODE_NAME"), "name of this node's Node object (environment: NODE_NAME)")
-	c.Flags().StringArrayVar(&gpus, "gpu", nil, "GPU to offer, and its PCIe root: gpu-0=pci0000:3a; can be given several times")
+	c.Flags().StringVar(&node, "node-name", os.Getenv("NODE_NAME"),
+		"name of this node's Node object (environment: NODE_NAME)")
+	c.Flags().StringArrayVar(&gpus, "gpu",
+		nil, "GPU to offer, and its PCIe root: gpu-0=pci0000:3a; can be given several times")
 	if err := c.ExecuteContext(ctx); err != nil {
 		os.Exit(1)
 	}
@@ -64,13 +69,19 @@ func run(ctx context.Context, node string, gpus []string) error {
 	if err := os.MkdirAll(data, 0o750); err != nil {
 		return err
 	}
-	helper, err := kubeletplugin.Start(ctx, driver{}, kubeletplugin.DriverName(driverName), kubeletplugin.NodeName(node),
-		kubeletplugin.KubeClient(client), kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.HealthService(false))
+	helper, err := kubeletplugin.Start(ctx, driver{}, kubeletplugin.DriverName(driverName),
+		kubeletplugin.NodeName(node),
+		kubeletplugin.KubeClient(client), kubeletplugin.PluginDataDirectoryPath(data),
+		kubeletplugin.HealthService(false))
 	if err != nil {
 		return err
 	}
 	defer helper.Stop()
-	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: {Slices: []resourceslice.Slice{{Devices: devices}}}}}
+	resources := resourceslice.DriverResources{
+		Pools: map[string]resourceslice.Pool{
+			node: {Slices: []resourceslice.Slice{{Devices: devices}}},
+		},
+	}
 	if err := helper.PublishResources(ctx, resources); err != nil {
 		return err
 	}
@@ -84,16 +95,21 @@ func devicesOf(gpus []string) ([]resourceapi.Device, error) {
 	for _, text := range gpus {
 		name, root, ok := strings.Cut(text, "=")
 		if !ok || !strings.HasPrefix(root, "pci") {
-			return nil, fmt.Errorf("--gpu %q: must be a name and its PCIe root, such as gpu-0=pci0000:3a", text)
+			return nil, fmt.Errorf("--gpu %q: must be a name and its PCIe root, such as "+
+				"gpu-0=pci0000:3a", text)
 		}
-		devices = append(devices, resourceapi.Device{Name: name, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &root},
-		}})
+		devices = append(devices,
+			resourceapi.Device{Name: name,
+				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+					deviceattribute.StandardDeviceAttributePCIeRoot: {StringValue: &root},
+				}})
 	}
 	if len(devices) == 0 {
 		return nil, errors.New("--gpu: must be given at least once")
 	}
-	slices.SortFunc(devices, func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(devices, func(a, b resourceapi.Device) int {
+		return strings.Compare(a.Name, b.Name)
+	})
 	return devices, nil
 }
 
@@ -109,7 +125,8 @@ func (driver) PrepareResourceClaims(
 		for _, result := range c.Status.Allocation.Devices.Results {
 			if result.Driver == driverName { // the others are other drivers'
 				r.Devices = append(r.Devices, kubeletplugin.Device{
-					Requests: []string{result.Request}, PoolName: result.Pool, DeviceName: result.Device,
+					Requests: []string{result.Request}, PoolName: result.Pool,
+					DeviceName: result.Device,
 				})
 			}
 		}

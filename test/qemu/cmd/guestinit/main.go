@@ -1,6 +1,6 @@
-// Guestinit is process 1 of a test guest: it mounts what programs expect, loads kernel modules, makes VFs, runs the
-// commands of its plan and ends the machine with their exit status. Commands write to the second serial port, where
-// the kernel does not.
+// Guestinit is process 1 of a test guest: it mounts what programs expect, loads kernel modules,
+// makes VFs, runs the commands of its plan and ends the machine with their exit status. Commands
+// write to the second serial port, where the kernel does not.
 package main
 
 import (
@@ -101,7 +101,8 @@ func run(output *os.File) (status int, err error) {
 	return runAll(output, p)
 }
 
-// runAll runs the commands. One that leaves something behind has failed, and should not make the next one fail.
+// runAll runs the commands. One that leaves something behind has failed, and should not make the
+// next one fail.
 func runAll(output *os.File, p plan.Plan) (status int, err error) {
 	var before state
 	for _, c := range p.Commands {
@@ -114,7 +115,8 @@ func runAll(output *os.File, p plan.Plan) (status int, err error) {
 		this := command(output, c)
 		left, err := leftBehind(before)
 		if err == nil && len(left) > 0 {
-			fmt.Fprintf(output, "guestinit: what %s left behind:\n  %s\n", c.Name, strings.Join(left, "\n  "))
+			fmt.Fprintf(output, "guestinit: what %s left behind:\n  %s\n", c.Name,
+				strings.Join(left, "\n  "))
 			_ = unix.Kill(-1, unix.SIGKILL) // all but this process
 			err, before = networks(p.VFs), nil
 			this = max(this, 1)
@@ -150,14 +152,15 @@ func load(module plan.Module) error {
 	if filepath.Ext(module.File) != ".ko" {
 		flags = unix.MODULE_INIT_COMPRESSED_FILE
 	}
-	if err := unix.FinitModule(int(file.Fd()), module.Options, flags); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := unix.FinitModule(int(file.Fd()), module.Options, flags); err != nil &&
+		!errors.Is(err, unix.EEXIST) {
 		return err
 	}
 	return nil
 }
 
-// wayToHost makes the NIC to the host usable, whose driver is loaded by now. It gets a name of its own at once, so that
-// those of other netdevs do not depend on it.
+// wayToHost makes the NIC to the host usable, whose driver is loaded by now. It gets a name of its
+// own at once, so that those of other netdevs do not depend on it.
 func wayToHost() error {
 	found, err := await(filepath.Join("/sys/bus/virtio/drivers", plan.HostDriver, "virtio*/net/*"))
 	if err != nil {
@@ -265,10 +268,12 @@ func command(output *os.File, c plan.Command) (status int) {
 	return statusOf(output, cmd.Run())
 }
 
-// shell runs a shell on the console, with job control and busybox for whatever program is not there.
+// shell runs a shell on the console, with job control and busybox for whatever program is not
+// there.
 func shell() (status int) {
 	const busybox = "/usr/bin/busybox"
-	_ = exec.Command(busybox, "--install", "-s", "/usr/bin").Run() // what is there already is an error
+	// what is there already is an error
+	_ = exec.Command(busybox, "--install", "-s", "/usr/bin").Run()
 	cmd := exec.Command(busybox, "setsid", "-c", "/usr/bin/bash", "--norc")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Dir = "/root"
@@ -309,7 +314,8 @@ func uptime() time.Duration {
 	return time.Duration(value * float64(time.Second))
 }
 
-// end ends the machine. QEMU exits at once, so what is on its way through the serial ports is waited for.
+// end ends the machine. QEMU exits at once, so what is on its way through the serial ports is
+// waited for.
 func end(output *os.File, status int) {
 	if output != nil {
 		tell(output, plan.Event{Kind: plan.Exit, Status: status})
@@ -319,5 +325,6 @@ func end(output *os.File, status int) {
 	if port, err := os.OpenFile("/dev/port", os.O_WRONLY, 0); err == nil {
 		_, _ = port.WriteAt([]byte{byte(status + plan.Offset)}, plan.Port)
 	}
-	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) // not reached, but for a machine without that port
+	// not reached, but for a machine without that port
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }

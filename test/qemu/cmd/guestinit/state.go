@@ -14,8 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// state is what a suite must leave as it was: all netdevs, with what PFs enforce for VFs, and no processes. A key says
-// which netdev it is, by its device where it has one: MACs and names of VFs' netdevs are others when VFs are made anew.
+// state is what a suite must leave as it was: all netdevs, with what PFs enforce for VFs, and no
+// processes. A key says which netdev it is, by its device where it has one: MACs and names of VFs'
+// netdevs are others when VFs are made anew.
 type state map[string]string
 
 func readState() (state, error) {
@@ -34,8 +35,10 @@ func readState() (state, error) {
 		a := l.Attrs()
 		key := fmt.Sprintf("%s %s", l.Type(), a.Name)
 		if a.ParentDev != "" {
-			port, _ := os.ReadFile(filepath.Join("/sys/class/net", a.Name, "phys_port_name")) // EOPNOTSUPP with most drivers
-			key = strings.TrimSpace("netdev of " + a.ParentDev + " " + strings.TrimSpace(string(port)))
+			// EOPNOTSUPP with most drivers
+			port, _ := os.ReadFile(filepath.Join("/sys/class/net", a.Name, "phys_port_name"))
+			key = strings.TrimSpace("netdev of " + a.ParentDev + " " +
+				strings.TrimSpace(string(port)))
 		}
 		s[key] = fmt.Sprintf("up %v, MTU %d, alias %q, names %q, master %d",
 			a.Flags&net.FlagUp != 0, a.MTU, a.Alias, a.AltNames, a.MasterIndex)
@@ -45,7 +48,8 @@ func readState() (state, error) {
 		for _, vf := range a.Vfs {
 			s[fmt.Sprintf("VF %d at %s", vf.ID, a.ParentDev)] = fmt.Sprintf(
 				"VLAN %d, QoS %d, rate %d to %d, spoof check %v, trust %v, link state %d",
-				vf.Vlan, vf.Qos, vf.MinTxRate, vf.MaxTxRate, vf.Spoofchk, vf.Trust == 1, vf.LinkState)
+				vf.Vlan, vf.Qos, vf.MinTxRate, vf.MaxTxRate, vf.Spoofchk, vf.Trust == 1,
+				vf.LinkState)
 		}
 	}
 	return s, nil
@@ -85,8 +89,9 @@ func (s state) left(before state) []string {
 	return differs
 }
 
-// leftBehind says what a suite left otherwise than it was before, after a while: a netdev that leaves a network
-// namespace with it comes back a little later, and a card may have no carrier for seconds.
+// leftBehind says what a suite left otherwise than it was before, after a while: a netdev that
+// leaves a network namespace with it comes back a little later, and a card may have no carrier for
+// seconds.
 func leftBehind(before state) ([]string, error) {
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		now, err := readState()

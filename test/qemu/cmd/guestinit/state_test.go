@@ -7,8 +7,11 @@ import (
 )
 
 func TestLeft(t *testing.T) {
-	before := state{"netdev of 0000:01:00.0": "up true", "netdev of 0000:01:10.0": "up false", "device lo": "up true"}
-	after := state{"netdev of 0000:01:00.0": "up false", "bridge br0": "up true", "device lo": "up true"}
+	before := state{"netdev of 0000:01:00.0": "up true", "netdev of 0000:01:10.0": "up false",
+		"device lo": "up true"}
+	after := state{
+		"netdev of 0000:01:00.0": "up false", "bridge br0": "up true", "device lo": "up true",
+	}
 	want := []string{
 		"bridge br0 is new",
 		"netdev of 0000:01:00.0: up false; it was: up true",

@@ -54,7 +54,8 @@ func kubeconfig(config *rest.Config) *clientcmdapi.Config {
 	const name = "host"
 	out := clientcmdapi.NewConfig()
 	out.Clusters[name] = &clientcmdapi.Cluster{
-		Server: "https://" + plan.APIAddress, TLSServerName: plan.APIServerName, CertificateAuthorityData: config.CAData,
+		Server: "https://" + plan.APIAddress, TLSServerName: plan.APIServerName,
+		CertificateAuthorityData: config.CAData,
 	}
 	out.AuthInfos[name] = &clientcmdapi.AuthInfo{
 		ClientCertificateData: config.CertData, ClientKeyData: config.KeyData,
@@ -66,7 +67,8 @@ func kubeconfig(config *rest.Config) *clientcmdapi.Config {
 	return out
 }
 
-// pipe is the argument that makes this program what QEMU runs for each connection of a guest to the API server.
+// pipe is the argument that makes this program what QEMU runs for each connection of a guest to the
+// API server.
 const pipe = "pipe"
 
 // forward is the command line of that.
@@ -82,7 +84,8 @@ func forward(config *rest.Config) ([]string, error) {
 	return []string{program, pipe, server.Host}, nil
 }
 
-// runPipe copies between a connection to the address and the standard input and output, until the server ends it.
+// runPipe copies between a connection to the address and the standard input and output, until the
+// server ends it.
 func runPipe(ctx context.Context, address string) error {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", address)

@@ -18,10 +18,13 @@ import (
 // TestKubeconfig: a guest's client is who the host's is, by another way to the same server.
 func TestKubeconfig(t *testing.T) {
 	config := &rest.Config{
-		Host:            "https://127.0.0.1:12345",
-		TLSClientConfig: rest.TLSClientConfig{CAData: []byte("ca"), CertData: []byte("cert"), KeyData: []byte("key")},
+		Host: "https://127.0.0.1:12345",
+		TLSClientConfig: rest.TLSClientConfig{
+			CAData: []byte("ca"), CertData: []byte("cert"), KeyData: []byte("key"),
+		},
 		Impersonate: rest.ImpersonationConfig{
-			UserName: "agent", Groups: []string{"agents"}, Extra: map[string][]string{"node": {plan.NodeName}},
+			UserName: "agent", Groups: []string{"agents"},
+			Extra: map[string][]string{"node": {plan.NodeName}},
 		},
 	}
 	text, err := clientcmd.Write(*kubeconfig(config))
@@ -32,7 +35,8 @@ func TestKubeconfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Host != "https://"+plan.APIAddress || got.ServerName != plan.APIServerName || string(got.KeyData) != "key" ||
+	if got.Host != "https://"+plan.APIAddress || got.ServerName != plan.APIServerName ||
+		string(got.KeyData) != "key" ||
 		string(got.CAData) != "ca" || string(got.CertData) != "cert" {
 		t.Errorf("read back: %v", got)
 	}
@@ -41,7 +45,8 @@ func TestKubeconfig(t *testing.T) {
 	}
 }
 
-// TestPipe: this test's process is the one that QEMU runs, with a socket as standard input and output.
+// TestPipe: this test's process is the one that QEMU runs, with a socket as standard input and
+// output.
 func TestPipe(t *testing.T) {
 	if address := os.Getenv("XPU_TEST_PIPE"); address != "" {
 		if err := runPipe(t.Context(), address); err != nil {

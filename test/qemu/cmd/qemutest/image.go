@@ -21,23 +21,27 @@ import (
 
 const module = "github.com/opiproject/xpu-device-plugin"
 
-// packages are QEMU, the guest's kernel, what builds a module for it, and what a person needs in its shell.
+// packages are QEMU, the guest's kernel, what builds a module for it, and what a person needs in
+// its shell.
 var packages = []string{
 	"qemu-system-x86", "seabios", "linux-image-amd64", "kmod",
-	"linux-headers-amd64", "make", "dash", "coreutils", "sed", "grep", "gawk", "findutils", "diffutils",
+	"linux-headers-amd64", "make", "dash", "coreutils", "sed", "grep", "gawk", "findutils",
+	"diffutils",
 	"bash", "busybox-static", "iproute2", "ethtool", "pciutils", "tcpdump",
 }
 
 // tools are what the shell has; busybox stands in for all others.
 var tools = []string{
-	"/usr/bin/bash", "/usr/bin/busybox", "/usr/bin/ip", "/usr/sbin/bridge", "/usr/sbin/devlink", "/usr/sbin/ethtool",
+	"/usr/bin/bash", "/usr/bin/busybox", "/usr/bin/ip", "/usr/sbin/bridge", "/usr/sbin/devlink",
+	"/usr/sbin/ethtool",
 	"/usr/bin/lspci", "/usr/bin/tcpdump",
 }
 
-// makeImage writes the file system that the guest starts with, with what was built for it. cluster is nil where the
-// guest needs none.
+// makeImage writes the file system that the guest starts with, with what was built for it. cluster
+// is nil where the guest needs none.
 func makeImage(
-	ctx context.Context, o options, root debian.Root, g guest, cluster *kubeapitest.Cluster, file string,
+	ctx context.Context, o options, root debian.Root, g guest, cluster *kubeapitest.Cluster,
+	file string,
 ) error {
 	a := initramfs.New()
 	p := plan.Plan{Guest: g.nic, VFs: g.vfs, Shell: o.shell, API: cluster != nil}
@@ -60,7 +64,8 @@ func makeImage(
 				args = append(args, "-soak="+o.soak.String())
 			}
 			if s.lives {
-				args = append(args, fmt.Sprintf("-lives=%d", o.lives), fmt.Sprintf("-seed=%d", o.seed))
+				args = append(args, fmt.Sprintf("-lives=%d", o.lives),
+					fmt.Sprintf("-seed=%d", o.seed))
 			}
 			if s.personalities {
 				args = append(args, "-personalities="+o.personalities)
@@ -88,12 +93,14 @@ const home = "/root"
 // testDir and programDir are where binaries are built to, below the output directory.
 const testDir, programDir = "tests", "programs"
 
-// build builds process 1, the test binaries and the programs that they run; programs as the Makefile does.
+// build builds process 1, the test binaries and the programs that they run; programs as the
+// Makefile does.
 func build(ctx context.Context, o options, g guest) error {
 	const strip = "-s -w"
 	for dir, arguments := range map[string][]string{
-		programDir: append([]string{"build", "-tags", "grpcnotrace", "-ldflags", strip, "-o"}, g.programPackages()...),
-		testDir:    append([]string{"test", "-c", "-ldflags", strip, "-o"}, g.testPackages()...),
+		programDir: append([]string{"build", "-tags", "grpcnotrace", "-ldflags", strip, "-o"},
+			g.programPackages()...),
+		testDir: append([]string{"test", "-c", "-ldflags", strip, "-o"}, g.testPackages()...),
 	} {
 		dir = filepath.Join(o.output, dir)
 		// What is not built any more should not be there to be run by hand.
@@ -119,13 +126,15 @@ func addPrograms(o options, root debian.Root, g guest, a *initramfs.Archive) err
 		if name == "guestinit" {
 			continue
 		}
-		if err := a.Program(path.Join(plan.Programs, name), filepath.Join(programs, name), string(root)); err != nil {
+		if err := a.Program(path.Join(plan.Programs, name), filepath.Join(programs, name),
+			string(root)); err != nil {
 			return err
 		}
 	}
 	for _, p := range g.testPackages() {
 		name := path.Base(p) + ".test"
-		if err := a.Program(path.Join(home, name), filepath.Join(tests, name), string(root)); err != nil {
+		if err := a.Program(path.Join(home, name), filepath.Join(tests, name),
+			string(root)); err != nil {
 			return err
 		}
 	}
@@ -140,7 +149,8 @@ func addModules(
 	if err != nil {
 		return err
 	}
-	if p.Modules, err = a.Modules(root.Path("/usr/lib/modules/"+release), g.modules...); err != nil {
+	if p.Modules, err = a.Modules(root.Path("/usr/lib/modules/"+release),
+		g.modules...); err != nil {
 		return err
 	}
 	if g.own == "" {

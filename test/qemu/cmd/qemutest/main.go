@@ -1,5 +1,5 @@
-// Qemutest runs the project's tests that need real SR-IOV, or more than the machine's own kernel has, in guests under
-// QEMU, and ends with their exit status.
+// Qemutest runs the project's tests that need real SR-IOV, or more than the machine's own kernel
+// has, in guests under QEMU, and ends with their exit status.
 package main
 
 import (
@@ -60,23 +60,31 @@ func parse() (o options, err error) {
 	}
 	// Not the package's own, where libraries add theirs.
 	flags := flag.NewFlagSet("qemutest", flag.ExitOnError)
-	flags.StringVar(&o.cache, "cache", filepath.Join(cache, "xpu-device-plugin/qemu"), "directory of unpacked packages")
+	flags.StringVar(&o.cache, "cache", filepath.Join(cache, "xpu-device-plugin/qemu"),
+		"directory of unpacked packages")
 	flags.StringVar(&o.output, "output", "bin/qemu", "directory of logs and test binaries")
-	flags.StringVar(&o.mirror, "mirror", "", "URL of a Debian archive; empty: the one that this machine's packages come from")
+	flags.StringVar(&o.mirror, "mirror", "",
+		"URL of a Debian archive; empty: the one that this machine's packages come from")
 	flags.StringVar(&o.guest, "guest", "", "run this guest only, by name")
 	flags.StringVar(&o.only, "only", "", "run these suites only, by name, with commas between")
 	flags.StringVar(&o.run, "run", "", "run these tests only, as go test -run; needs -only")
 	flags.BoolVar(&o.full, "full", false, "run the guests and suites that take long as well")
-	flags.BoolVar(&o.shell, "shell", false, "instead of running the tests, give a shell in the guest that has them")
+	flags.BoolVar(&o.shell, "shell", false,
+		"instead of running the tests, give a shell in the guest that has them")
 	flags.BoolVar(&o.verbose, "v", false, "show all that the tests write")
 	flags.IntVar(&o.cards, "cards", 2, "igb cards of the guest")
 	flags.IntVar(&o.vfs, "vfs", 3, "VFs made at each PF, at most 7")
-	flags.DurationVar(&o.limit, "limit", 20*time.Minute, "time that a guest may take; not for a shell")
-	flags.StringVar(&o.personalities, "personalities", "", `drivers that simnic plays: "third", another third of them each `+
-		`day; "all"; or names, with commas between. Empty: a third, all with -full`)
-	flags.IntVar(&o.lives, "lives", 0, "pods of each test that lets pods live and die; 0 is 40, and 400 with -full")
-	flags.Uint64Var(&o.seed, "seed", 0, "of what tests do at random that log one; 0 is another one each time")
-	flags.DurationVar(&o.soak, "soak", 0, "time that each test takes which soaks; 0 is some seconds")
+	flags.DurationVar(&o.limit, "limit", 20*time.Minute,
+		"time that a guest may take; not for a shell")
+	flags.StringVar(&o.personalities, "personalities",
+		"", `drivers that simnic plays: "third", another third of them each `+
+			`day; "all"; or names, with commas between. Empty: a third, all with -full`)
+	flags.IntVar(&o.lives, "lives",
+		0, "pods of each test that lets pods live and die; 0 is 40, and 400 with -full")
+	flags.Uint64Var(&o.seed, "seed",
+		0, "of what tests do at random that log one; 0 is another one each time")
+	flags.DurationVar(&o.soak, "soak", 0,
+		"time that each test takes which soaks; 0 is some seconds")
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return options{}, err
 	}
@@ -121,7 +129,8 @@ func run(ctx context.Context) (status int, err error) {
 	}
 	fmt.Printf("unpacking QEMU, a kernel and a compiler into %s, the first time\n", o.cache)
 	release := debian.Release{
-		Mirror: o.mirror, Suite: "trixie", Keyring: "/usr/share/keyrings/debian-archive-keyring.gpg",
+		Mirror: o.mirror, Suite: "trixie",
+		Keyring: "/usr/share/keyrings/debian-archive-keyring.gpg",
 	}
 	root, err := release.Unpack(ctx, o.cache, packages...)
 	if err != nil {
@@ -130,9 +139,11 @@ func run(ctx context.Context) (status int, err error) {
 	return runGuests(ctx, o, root, selected)
 }
 
-// runGuests prepares one guest after the other, as builds use all processors, and then runs them at the same time, as
-// far as each has a processor of the machine for its own.
-func runGuests(ctx context.Context, o options, root debian.Root, selected []guest) (status int, err error) {
+// runGuests prepares one guest after the other, as builds use all processors, and then runs them at
+// the same time, as far as each has a processor of the machine for its own.
+func runGuests(
+	ctx context.Context, o options, root debian.Root, selected []guest,
+) (status int, err error) {
 	var runs []*guestRun
 	defer func() {
 		for _, r := range runs {
@@ -169,7 +180,8 @@ func runGuests(ctx context.Context, o options, root debian.Root, selected []gues
 		}
 	}
 	if !o.shell {
-		fmt.Printf("%s: %d tests passed, %d were skipped\n", strings.Join(all, ", "), total.passed, total.skipped)
+		fmt.Printf("%s: %d tests passed, %d were skipped\n", strings.Join(all, ", "), total.passed,
+			total.skipped)
 	}
 	return status, err
 }
@@ -195,8 +207,10 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 	}
 	image := filepath.Join(r.output, "initramfs.cpio")
 	r.machine = machine.Machine{
-		Root: root, Initramfs: image, Cards: r.guest.cards, MemoryMiB: 1536, Processors: cmp.Or(r.guest.processors, 1),
-		Console: filepath.Join(r.output, "console.log"), Boot: 2 * time.Minute, Limit: r.guest.limit,
+		Root: root, Initramfs: image, Cards: r.guest.cards, MemoryMiB: 1536,
+		Processors: cmp.Or(r.guest.processors, 1),
+		Console:    filepath.Join(r.output, "console.log"), Boot: 2 * time.Minute,
+		Limit: r.guest.limit,
 	}
 	fmt.Fprintf(r.out, "building %s\n", strings.Join(names(r.guest.suites), ", "))
 	var preparing errgroup.Group
@@ -221,7 +235,8 @@ func (r *guestRun) prepare(ctx context.Context, root debian.Root) error {
 	return makeImage(ctx, r.options, root, r.guest, r.cluster, image)
 }
 
-// boot runs the guest, a second time if it did not come up: emulated machines were seen to lose a timer at boot.
+// boot runs the guest, a second time if it did not come up: emulated machines were seen to lose a
+// timer at boot.
 func (r *guestRun) boot(ctx context.Context) (status int, err error) {
 	for attempt := 0; ; attempt++ {
 		log, err := os.Create(filepath.Join(r.output, "tests.log"))
@@ -243,7 +258,8 @@ func (r *guestRun) boot(ctx context.Context) (status int, err error) {
 		if err != nil || r.shell {
 			return status, err
 		}
-		fmt.Fprintf(r.out, "guest %s ended with status %d after %.1f s, %d tests passed; logs are in %s\n",
+		fmt.Fprintf(r.out,
+			"guest %s ended with status %d after %.1f s, %d tests passed; logs are in %s\n",
 			r.guest.name, status, time.Since(begin).Seconds(), told.total.passed, r.output)
 		if wrong := told.wrong(); len(wrong) > 0 {
 			return max(status, 1), errors.New(strings.Join(wrong, "; "))

@@ -37,7 +37,9 @@ func played(asked string, full bool, now time.Time) (string, error) {
 // known returns an error for the first name that no personality has.
 func known(names []string, all []personality.Personality) error {
 	for _, name := range names {
-		if !slices.ContainsFunc(all, func(p personality.Personality) bool { return p.Name == name }) {
+		if !slices.ContainsFunc(all, func(p personality.Personality) bool {
+			return p.Name == name
+		}) {
 			return fmt.Errorf("-personalities: there is no %q: test/qemu/zoo has all", name)
 		}
 	}

@@ -21,7 +21,8 @@ func TestPlayed(t *testing.T) {
 	if got, err := played("i40e,ice", true, day); got != "i40e,ice" || err != nil {
 		t.Errorf("by name: %q, %v", got, err)
 	}
-	if _, err := played("i40e,e1000", false, day); err == nil || !strings.Contains(err.Error(), `"e1000"`) {
+	if _, err := played("i40e,e1000", false, day); err == nil ||
+		!strings.Contains(err.Error(), `"e1000"`) {
 		t.Errorf("unknown name: %v", err)
 	}
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/opiproject/xpu-device-plugin/test/qemu/plan"
 )
 
-// report makes a few lines of what a guest tells: one for each test, and all that a suite wrote if it fails.
+// report makes a few lines of what a guest tells: one for each test, and all that a suite wrote if
+// it fails.
 type report struct {
 	out, log io.Writer
 	verbose  bool
@@ -51,7 +52,8 @@ func (r *report) line(text string) {
 		return
 	}
 	if !r.verbose {
-		fmt.Fprintf(r.out, "  %s %s/%s (%s)\n", strings.ToLower(test[1]), r.current, test[2], test[3])
+		fmt.Fprintf(r.out, "  %s %s/%s (%s)\n", strings.ToLower(test[1]), r.current,
+			test[2], test[3])
 	}
 	switch test[1] {
 	case "PASS":
@@ -87,7 +89,8 @@ func (r *report) end(e plan.Event) {
 		problem = e.Name + " ran no test"
 	}
 	if problem == "" {
-		fmt.Fprintf(r.out, "PASS %s: %d tests in %.1f s\n", e.Name, r.passed, (e.Uptime - r.begun).Seconds())
+		fmt.Fprintf(r.out, "PASS %s: %d tests in %.1f s\n", e.Name, r.passed,
+			(e.Uptime - r.begun).Seconds())
 		return
 	}
 	r.problems = append(r.problems, problem)

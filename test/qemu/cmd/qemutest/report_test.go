@@ -22,14 +22,24 @@ func TestReport(t *testing.T) {
 		lines []string
 		wrong []string
 	}{
-		{"passed", []string{begin, "=== RUN   TestA", "--- PASS: TestA (0.10s)", "    --- PASS: TestA/b (0.10s)", end}, nil},
+		{
+			"passed", []string{
+				begin, "=== RUN   TestA", "--- PASS: TestA (0.10s)",
+				"    --- PASS: TestA/b (0.10s)", end,
+			}, nil,
+		},
 		{"failed", []string{begin, "--- FAIL: TestA (0.10s)", event(plan.End, 1, "link")},
 			[]string{"link ended with status 1"}},
-		{"skipped", []string{begin, "--- PASS: TestA (0.10s)", "    --- SKIP: TestA/b (0.00s)", end},
+		{"skipped", []string{
+			begin, "--- PASS: TestA (0.10s)", "    --- SKIP: TestA/b (0.00s)", end,
+		},
 			[]string{"link skipped TestA/b"}},
-		{"without tests", []string{begin, "testing: warning: no tests to run", "PASS", end}, []string{"link ran no test"}},
-		{"cut off", []string{begin, "--- PASS: TestA (0.10s)"}, []string{"link did not run to its end"}},
-		{"never begun", []string{"guestinit: load igb.ko.xz: invalid argument"}, []string{"link did not run to its end"}},
+		{"without tests", []string{begin, "testing: warning: no tests to run", "PASS", end},
+			[]string{"link ran no test"}},
+		{"cut off", []string{begin, "--- PASS: TestA (0.10s)"},
+			[]string{"link did not run to its end"}},
+		{"never begun", []string{"guestinit: load igb.ko.xz: invalid argument"},
+			[]string{"link did not run to its end"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out, log bytes.Buffer
@@ -43,10 +53,12 @@ func TestReport(t *testing.T) {
 			if got := strings.TrimSpace(log.String()); got != strings.Join(test.lines, "\n") {
 				t.Errorf("the log is not what the guest told: %s", got)
 			}
-			if guestinit := test.lines[0]; guestinit != begin && !strings.Contains(out.String(), guestinit) {
+			if guestinit := test.lines[0]; guestinit != begin &&
+				!strings.Contains(out.String(), guestinit) {
 				t.Errorf("told %q, without %q", out.String(), guestinit)
 			}
-			if passed := strings.Contains(out.String(), "PASS link"); passed != (test.wrong == nil) {
+			if passed := strings.Contains(out.String(),
+				"PASS link"); passed != (test.wrong == nil) {
 				t.Errorf("told %q", out.String())
 			}
 		})
@@ -58,7 +70,8 @@ func TestReportShowsWhyASuiteFails(t *testing.T) {
 	var out bytes.Buffer
 	r := newReport(&out, io.Discard, []suite{{name: "link"}}, false)
 	for _, line := range []string{
-		"@@ begin 0 1 link", "    x_test.go:7: the reason", "--- FAIL: TestA (0.10s)", "@@ end 1 2 link",
+		"@@ begin 0 1 link", "    x_test.go:7: the reason", "--- FAIL: TestA (0.10s)",
+		"@@ end 1 2 link",
 	} {
 		r.line(line)
 	}

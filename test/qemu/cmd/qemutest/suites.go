@@ -32,19 +32,24 @@ type suite struct {
 	run   string // which tests, as go test -run
 	limit time.Duration
 	full  bool // runs only if the command line asks for everything
-	// programs are packages of programs to be in /usr/bin, in the module ("cmd/xpu-agent") or by import path.
+	// programs are packages of programs to be in /usr/bin, in the module ("cmd/xpu-agent") or by
+	// import path.
 	programs []string
 	// soaks says that the tests have the flag -soak, which says how long.
 	soaks bool
-	// lives says that the tests have the flags -lives and -seed, which say how many pods live and what is at random.
+	// lives says that the tests have the flags -lives and -seed, which say how many pods live and
+	// what is at random.
 	lives bool
-	// personalities says that the tests have the flag -personalities, which says which drivers simnic plays.
+	// personalities says that the tests have the flag -personalities, which says which drivers
+	// simnic plays.
 	personalities bool
-	// api asks for an API server, which all suites of the guest then share: see plan.AdminKubeconfig.
+	// api asks for an API server, which all suites of the guest then share: see
+	// plan.AdminKubeconfig.
 	api bool
 }
 
-// vlanAware are the tests that need a bridge with VLAN filtering, which not every machine's kernel has.
+// vlanAware are the tests that need a bridge with VLAN filtering, which not every machine's kernel
+// has.
 const vlanAware = "^Test(DataPlanes|Trunk|VLANIDChanges|VLANsHeal|DataPlaneChanges|NetworkWaitsForItsVLAN|SeveralBridges)$/^(vlan-aware)?$"
 
 // guests are all there are. None of their tests may be skipped there.
@@ -54,38 +59,56 @@ func guests() []guest {
 			name: "igb",
 			nic:  "igb",
 			modules: []string{
-				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan", "vxlan", "dummy", "veth",
+				"vfio-pci", "vfio_iommu_type1", "crc32_generic", "rdma_rxe", "bridge",
+				"crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan",
+				"vxlan", "dummy", "veth",
 				"macvtap", "sch_ingress", "cls_matchall", "act_mirred", "igb", "igbvf",
 			},
 			suites: []suite{
-				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 5 * time.Minute},
-				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$", limit: 3 * time.Minute},
-				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$", limit: 5 * time.Minute},
-				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$", limit: 5 * time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev",
+					run:   "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)",
+					limit: 5 * time.Minute},
+				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficVLAN$",
+					limit: 3 * time.Minute},
+				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$",
+					limit: 5 * time.Minute},
+				{name: "properties", path: "test/qemu/hardware", run: "^Test(Properties|VFGone)$",
+					limit: 5 * time.Minute},
 				{
-					name: "hotplug", path: "test/qemu/node", run: "^TestHotplug$", limit: 5 * time.Minute,
+					name: "hotplug", path: "test/qemu/node", run: "^TestHotplug$",
+					limit:    5 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
 				},
 				{
-					name: "node", path: "test/qemu/node", run: "^Test(Start|ExtendedResource|Claim|Killed)$", limit: 8 * time.Minute,
+					name: "node", path: "test/qemu/node",
+					run: "^Test(Start|ExtendedResource|Claim|Killed)$", limit: 8 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
 				},
-				{name: "crash", path: "test/qemu/node", run: "^TestCrashAtEachStep$", limit: 5 * time.Minute},
-				{name: "vfio", path: "test/qemu/hardware", run: "^TestVFIO", limit: 5 * time.Minute},
-				{name: "supply", path: "test/qemu/hardware", run: "^TestSupply$", limit: 3 * time.Minute},
-				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA", limit: 3 * time.Minute},
-				{name: "simulated", path: "test/qemu/hardware", run: "^TestSimulatedHost$", limit: 3 * time.Minute},
+				{name: "crash", path: "test/qemu/node", run: "^TestCrashAtEachStep$",
+					limit: 5 * time.Minute},
+				{name: "vfio", path: "test/qemu/hardware", run: "^TestVFIO",
+					limit: 5 * time.Minute},
+				{name: "supply", path: "test/qemu/hardware", run: "^TestSupply$",
+					limit: 3 * time.Minute},
+				{name: "rdma", path: "test/qemu/hardware", run: "^TestRDMA",
+					limit: 3 * time.Minute},
+				{name: "simulated", path: "test/qemu/hardware", run: "^TestSimulatedHost$",
+					limit: 3 * time.Minute},
 				// Takes cards away, so it comes last.
-				{name: "inventory", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)", limit: 3 * time.Minute},
+				{name: "inventory", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)",
+					limit: 3 * time.Minute},
 			},
 		},
 		{
-			name: "igb8", nic: "igb", full: true, cards: 8, vfs: 7, processors: 2, limit: 15 * time.Minute,
+			name: "igb8", nic: "igb", full: true, cards: 8, vfs: 7, processors: 2,
+			limit:   15 * time.Minute,
 			modules: []string{"vfio-pci", "igb", "igbvf"},
 			suites: []suite{
-				{name: "inventory", path: "test/qemu/hardware", run: "^TestInventory$", limit: 3 * time.Minute},
+				{name: "inventory", path: "test/qemu/hardware", run: "^TestInventory$",
+					limit: 3 * time.Minute},
 				{
-					name: "many", path: "test/qemu/node", run: "^TestMany$", limit: 10 * time.Minute,
+					name: "many", path: "test/qemu/node", run: "^TestMany$",
+					limit:    10 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"},
 				},
 			},
@@ -94,31 +117,46 @@ func guests() []guest {
 			name: "simnic",
 			nic:  "simnic",
 			modules: []string{
-				"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables", "nft_meta_bridge", "8021q", "macvlan", "ipvlan", "bonding", "vxlan", "dummy", "veth",
+				"vfio-pci", "vhost_vdpa", "virtio_vdpa", "bridge", "crc32c_generic", "nf_tables",
+				"nft_meta_bridge", "8021q", "macvlan", "ipvlan", "bonding", "vxlan",
+				"dummy", "veth",
 				"macvtap", "sch_ingress", "cls_matchall", "act_mirred",
 			},
 			own: "simnic",
 			// SFs are called as those of ConnectX are.
 			options: "auxprefix=mlx5_core",
 			suites: []suite{
-				{name: "netdev", path: "pkg/kernel/netdev", run: "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)", limit: 5 * time.Minute},
-				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$", limit: 3 * time.Minute},
-				{name: "devlink", path: "pkg/kernel/devlink", run: "^TestHardware|^TestNoSuchDevice$", limit: 3 * time.Minute},
-				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$", limit: 3 * time.Minute},
-				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$", limit: 5 * time.Minute},
-				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$", limit: 3 * time.Minute},
+				{name: "netdev", path: "pkg/kernel/netdev",
+					run:   "^Test(Hardware|VLANElsewhere|IPVLANElsewhere|Uppers|StackedOnHost)",
+					limit: 5 * time.Minute},
+				{name: "functions", path: "test/qemu/hardware", run: "^Test(Inventory|Cards)$",
+					limit: 3 * time.Minute},
+				{name: "devlink", path: "pkg/kernel/devlink",
+					run: "^TestHardware|^TestNoSuchDevice$", limit: 3 * time.Minute},
+				{name: "traffic", path: "test/qemu/hardware", run: "^TestTrafficSpoofCheck$",
+					limit: 3 * time.Minute},
+				{name: "isolation", path: "test/qemu/hardware", run: "^TestIsolation$",
+					limit: 5 * time.Minute},
+				{name: "rate", path: "test/qemu/hardware", run: "^TestRate$",
+					limit: 3 * time.Minute},
 				// Needs none of the cards, but the other guest takes longer.
 				{name: "bridge", path: "pkg/bridge", run: vlanAware, limit: 12 * time.Minute},
 				{
-					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$", limit: 50 * time.Minute, full: true,
+					name: "bridge-bench", path: "test/bench", run: "^TestHardwareBridge$",
+					limit: 50 * time.Minute, full: true,
 					programs: []string{"cmd/opi-bridge"},
 				},
-				{name: "bridge-soak", path: "cmd/opi-bridge", run: "^TestSoak$", limit: 3 * time.Minute, soaks: true},
-				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test", limit: 3 * time.Minute},
-				{name: "representor", path: "pkg/bridge", run: "^TestHardware", limit: 5 * time.Minute},
-				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$", limit: 3 * time.Minute},
+				{name: "bridge-soak", path: "cmd/opi-bridge", run: "^TestSoak$",
+					limit: 3 * time.Minute, soaks: true},
+				{name: "sourcefilter", path: "pkg/bridge/sourcefilter", run: "^Test",
+					limit: 3 * time.Minute},
+				{name: "representor", path: "pkg/bridge", run: "^TestHardware",
+					limit: 5 * time.Minute},
+				{name: "health", path: "test/qemu/hardware", run: "^TestHealthReporter$",
+					limit: 3 * time.Minute},
 				{
-					name: "fault", path: "test/qemu/node", run: "^TestFault$", limit: 3 * time.Minute,
+					name: "fault", path: "test/qemu/node", run: "^TestFault$",
+					limit:    3 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
 				},
 				{
@@ -126,35 +164,45 @@ func guests() []guest {
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni", "cmd/opi-bridge"},
 				},
 				{
-					name: "personalities", path: "test/qemu/hardware", run: "^TestPersonalities$", limit: 6 * time.Minute,
+					name: "personalities", path: "test/qemu/hardware", run: "^TestPersonalities$",
+					limit:         6 * time.Minute,
 					personalities: true,
 				},
 				{
-					name: "report", path: "test/qemu/hardware", run: "^TestReport$", limit: 3 * time.Minute,
+					name: "report", path: "test/qemu/hardware", run: "^TestReport$",
+					limit:         3 * time.Minute,
 					personalities: true,
 				},
-				{name: "making", path: "test/qemu/hardware", run: "^TestMakingVFs$", limit: 5 * time.Minute},
+				{name: "making", path: "test/qemu/hardware", run: "^TestMakingVFs$",
+					limit: 5 * time.Minute},
 				{
-					name: "personalities-node", path: "test/qemu/node", run: "^TestPersonalities$", limit: 6 * time.Minute,
+					name: "personalities-node", path: "test/qemu/node", run: "^TestPersonalities$",
+					limit:    6 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, personalities: true,
 				},
 				{
-					name: "lives", path: "test/qemu/node", run: "^TestLives$", limit: 6 * time.Minute,
+					name: "lives", path: "test/qemu/node", run: "^TestLives$",
+					limit:    6 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, lives: true,
 				},
-				{name: "subfunction", path: "test/qemu/hardware", run: "^TestSubfunction", limit: 3 * time.Minute},
+				{name: "subfunction", path: "test/qemu/hardware", run: "^TestSubfunction",
+					limit: 3 * time.Minute},
 				{
-					name: "subfunction-claim", path: "test/qemu/node", run: "^TestClaimedSubfunction$", limit: 3 * time.Minute,
+					name: "subfunction-claim", path: "test/qemu/node",
+					run: "^TestClaimedSubfunction$", limit: 3 * time.Minute,
 					programs: []string{"cmd/xpu-agent", "cmd/xpu-cni"}, api: true,
 				},
-				{name: "vdpa", path: "test/qemu/hardware", run: "^TestVDPA", limit: 3 * time.Minute},
-				{name: "switchdev", path: "test/qemu/hardware", run: "^TestSwitchdev", limit: 3 * time.Minute},
+				{name: "vdpa", path: "test/qemu/hardware", run: "^TestVDPA",
+					limit: 3 * time.Minute},
+				{name: "switchdev", path: "test/qemu/hardware", run: "^TestSwitchdev",
+					limit: 3 * time.Minute},
 			},
 		},
 	}
 }
 
-// selectGuests returns the guests and suites that the command line asks for. What is named there is asked for.
+// selectGuests returns the guests and suites that the command line asks for. What is named there is
+// asked for.
 func selectGuests(o options) ([]guest, error) {
 	var selected []guest
 	for _, g := range guests() {
@@ -178,17 +226,19 @@ func selectGuests(o options) ([]guest, error) {
 				g.suites[i].run = o.run
 			}
 		}
-		g.cards, g.vfs, g.limit = cmp.Or(g.cards, o.cards), cmp.Or(g.vfs, o.vfs), cmp.Or(g.limit, o.limit)
+		g.cards, g.vfs, g.limit = cmp.Or(g.cards, o.cards), cmp.Or(g.vfs,
+			o.vfs), cmp.Or(g.limit, o.limit)
 		selected = append(selected, g)
 	}
 	if len(selected) == 0 {
-		return nil, fmt.Errorf("no guest %q with a suite %q: test/qemu/cmd/qemutest/suites.go has all", o.guest, o.only)
+		return nil, fmt.Errorf("no guest %q with a suite %q: test/qemu/cmd/qemutest/suites.go "+
+			"has all", o.guest, o.only)
 	}
 	return selected, nil
 }
 
-// more is how much longer than its limit a suite may take, which is for a third of the personalities, or for lives and
-// soaks as they are without flags.
+// more is how much longer than its limit a suite may take, which is for a third of the
+// personalities, or for lives and soaks as they are without flags.
 func (o options) more(s suite) (more time.Duration) {
 	if s.soaks {
 		more += o.soak

@@ -22,7 +22,8 @@ func TestSelectGuests(t *testing.T) {
 		{"all that is short", options{}, "igb inventory simnic switchdev", "igb8"},
 		{"one guest", options{guest: "simnic"}, "simnic switchdev", "igb"},
 		{"one suite", options{only: "inventory"}, "igb inventory", "simnic"},
-		{"several suites", options{only: "netdev,inventory"}, "igb netdev inventory simnic netdev", "switchdev"},
+		{"several suites", options{only: "netdev,inventory"}, "igb netdev inventory simnic netdev",
+			"switchdev"},
 		{"everything", options{full: true}, "igb inventory igb8 many", "none"},
 		{"a long guest by name", options{guest: "igb8"}, "igb8 many", "igb"},
 	} {
@@ -45,7 +46,8 @@ func TestSelectGuests(t *testing.T) {
 			}
 		})
 	}
-	if _, err := selectGuests(options{only: "absent"}); err == nil || !strings.Contains(err.Error(), `"absent"`) {
+	if _, err := selectGuests(options{only: "absent"}); err == nil ||
+		!strings.Contains(err.Error(), `"absent"`) {
 		t.Errorf("a suite that is not there: %v", err)
 	}
 }
@@ -59,10 +61,12 @@ func TestGuests(t *testing.T) {
 				t.Errorf("guest %s has two suites %s", g.name, s.name)
 			}
 			if s.limit == 0 || s.run == "" || strings.Contains(s.name, " ") {
-				t.Errorf("suite %s/%s needs a limit, tests and a name without spaces", g.name, s.name)
+				t.Errorf("suite %s/%s needs a limit, tests and a name without spaces",
+					g.name, s.name)
 			}
 			if other, ok := seen[s.binary()]; ok && other != s.path {
-				t.Errorf("guest %s: %s and %s have test binaries of one name", g.name, other, s.path)
+				t.Errorf("guest %s: %s and %s have test binaries of one name", g.name,
+					other, s.path)
 			}
 			seen[s.binary()] = s.path
 			for _, dir := range append(slices.Clone(s.programs), s.path) {
@@ -104,7 +108,8 @@ func TestHardwarePage(t *testing.T) {
 				current = g.suites[i]
 				continue
 			}
-			if runs, err := regexp.MatchString(current.run, word[2]); err != nil || !runs || !hasTest(t, current.path, word[2]) {
+			if runs, err := regexp.MatchString(current.run, word[2]); err != nil || !runs ||
+				!hasTest(t, current.path, word[2]) {
 				t.Errorf("%s: suite %s runs no %s (%v)", line[0], current.name, word[2], err)
 			}
 		}
@@ -126,9 +131,11 @@ func hasTest(t *testing.T, folder, name string) bool {
 
 func TestProgramPackages(t *testing.T) {
 	g := guest{suites: []suite{
-		{programs: []string{"cmd/xpu-agent", "example.org/plugins/static"}}, {programs: []string{"cmd/xpu-agent"}},
+		{programs: []string{"cmd/xpu-agent", "example.org/plugins/static"}},
+		{programs: []string{"cmd/xpu-agent"}},
 	}}
-	want := []string{"example.org/plugins/static", module + "/cmd/xpu-agent", module + "/test/qemu/cmd/guestinit"}
+	want := []string{"example.org/plugins/static", module + "/cmd/xpu-agent", module +
+		"/test/qemu/cmd/guestinit"}
 	if got := g.programPackages(); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -143,9 +150,13 @@ func TestMoreTime(t *testing.T) {
 		more        time.Duration
 	}{
 		{"a third of the personalities", "personalities", func(*options) {}, 0},
-		{"all of them", "personalities", func(o *options) { o.personalities = "a,b,c,d,e,f,g,h,i,j,k,l,m,n" }, 12 * time.Minute},
+		{"all of them", "personalities", func(o *options) {
+			o.personalities = "a,b,c,d,e,f,g,h,i,j,k,l,m,n"
+		}, 12 * time.Minute},
 		{"lives as usual", "lives", func(*options) {}, 0},
-		{"many lives", "lives", func(o *options) { o.lives = ordinaryLives + 100 }, 5 * time.Minute},
+		{"many lives", "lives", func(o *options) {
+			o.lives = ordinaryLives + 100
+		}, 5 * time.Minute},
 		{"a long soak", "bridge-soak", func(o *options) { o.soak = time.Hour }, time.Hour},
 	} {
 		t.Run(test.name, func(t *testing.T) {

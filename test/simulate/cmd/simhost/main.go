@@ -67,31 +67,45 @@ A PF has a link while its representor, pf0hpf for the first one, is up.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), o, cmd.OutOrStdout()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return run(cmd.Context(), o, cmd.OutOrStdout())
+		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.root, "root", "", "directory for the tree (required)")
-	flags.StringVar(&o.host, "host-netns", "/proc/self/ns/net", "path of the host's network namespace")
-	flags.StringVar(&o.xpu, "xpu-netns", "", "path of the xPU's network namespace, made if it is missing; one without a path by default")
+	flags.StringVar(&o.host, "host-netns", "/proc/self/ns/net",
+		"path of the host's network namespace")
+	flags.StringVar(&o.xpu, "xpu-netns", "", "path of the xPU's network namespace, made if it is "+
+		"missing; one without a path by default")
 	flags.IntVar(&o.cards, "cards", 1, "number of cards")
 	flags.StringVar(&o.card.Bus, "bus", "3b", "PCI bus of the first card, two hex digits")
 	flags.IntVar(&o.card.PFs, "pfs", 2, "PFs of each card")
 	flags.IntVar(&o.card.VFs, "vfs", 8, "VFs of each PF")
-	flags.IntVar(&o.card.TotalVFs, "total-vfs", 0, "VFs that each PF can have; --vfs, but at least 8, by default")
+	flags.IntVar(&o.card.TotalVFs, "total-vfs",
+		0, "VFs that each PF can have; --vfs, but at least 8, by default")
 	flags.IntVar(&o.card.NUMANode, "numa-node", 0, "NUMA node of the cards, -1 for none")
-	flags.StringVar(&o.card.Serial, "serial", "", "serial number in the card's Vital Product Data; none by default")
-	flags.IntVar(&o.card.Controller, "controller", 0, "number by which the xPU knows the host, as in c1pf0vf3; 0 for none")
-	flags.StringVar(&o.uplink.NetNS, "uplink-netns", "", "path of the network namespace with the bridge that the xPU is connected to")
-	flags.StringVar(&o.uplink.Bridge, "uplink-bridge", "", "name of that bridge, made if it is missing")
-	flags.StringVar(&o.uplink.Name, "uplink-name", "p0", "name of the uplink in the xPU's network namespace")
-	flags.StringVar(&o.uplinkAddress, "uplink-address", "", "address of the uplink with prefix length")
+	flags.StringVar(&o.card.Serial, "serial",
+		"", "serial number in the card's Vital Product Data; none by default")
+	flags.IntVar(&o.card.Controller, "controller", 0,
+		"number by which the xPU knows the host, as in c1pf0vf3; 0 for none")
+	flags.StringVar(&o.uplink.NetNS, "uplink-netns",
+		"", "path of the network namespace with the bridge that the xPU is connected to")
+	flags.StringVar(&o.uplink.Bridge, "uplink-bridge",
+		"", "name of that bridge, made if it is missing")
+	flags.StringVar(&o.uplink.Name, "uplink-name", "p0",
+		"name of the uplink in the xPU's network namespace")
+	flags.StringVar(&o.uplinkAddress, "uplink-address",
+		"", "address of the uplink with prefix length")
 	_ = cmd.MarkFlagRequired("root")
 	cmd.MarkFlagsRequiredTogether("uplink-netns", "uplink-bridge")
 	return cmd
 }
 
 func run(ctx context.Context, o options, out io.Writer) (err error) {
-	config := simulate.Config{Root: o.root, HostNS: o.host, Log: logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil))}
+	config := simulate.Config{
+		Root: o.root, HostNS: o.host,
+		Log: logr.FromSlogHandler(slog.NewTextHandler(os.Stderr, nil)),
+	}
 	if config.Cards, err = simulate.Repeat(o.card, o.cards); err != nil {
 		return err
 	}

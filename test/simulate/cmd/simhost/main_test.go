@@ -46,9 +46,12 @@ func simhost(t *testing.T, args ...string) (r ready, stop func() error) {
 
 func TestSimhost(t *testing.T) {
 	host, root := netns.New(t), t.TempDir()
-	for name, xpu := range map[string]string{"namespace of its own": "", "namespace it makes": filepath.Join(root, "run/xpu")} {
+	for name, xpu := range map[string]string{
+		"namespace of its own": "", "namespace it makes": filepath.Join(root, "run/xpu"),
+	} {
 		t.Run(name, func(t *testing.T) {
-			r, stop := simhost(t, "--root", root, "--host-netns", host.Path(), "--xpu-netns", xpu, "--cards", "2", "--pfs", "1", "--vfs", "1")
+			r, stop := simhost(t, "--root", root, "--host-netns", host.Path(), "--xpu-netns",
+				xpu, "--cards", "2", "--pfs", "1", "--vfs", "1")
 			if xpu != "" && r.XPUNetNS != xpu {
 				t.Errorf("xPU's namespace is %s, want %s", r.XPUNetNS, xpu)
 			}
@@ -64,7 +67,8 @@ func TestSimhost(t *testing.T) {
 				if _, err := host.Handle().LinkByName(f.Netdev); err != nil {
 					t.Errorf("%s: %v", f.Netdev, err)
 				}
-				if _, err := os.Stat(filepath.Join(r.SysRoot, "bus/pci/devices", f.Address, "net", f.Netdev)); err != nil {
+				if _, err := os.Stat(filepath.Join(r.SysRoot, "bus/pci/devices", f.Address,
+					"net", f.Netdev)); err != nil {
 					t.Error(err)
 				}
 			}
@@ -85,7 +89,8 @@ func TestSimhost(t *testing.T) {
 
 func TestNamespaceOfOthersStays(t *testing.T) {
 	host, xpu := netns.New(t), netns.New(t)
-	_, stop := simhost(t, "--root", t.TempDir(), "--host-netns", host.Path(), "--xpu-netns", xpu.Path(), "--pfs", "1", "--vfs", "0")
+	_, stop := simhost(t, "--root", t.TempDir(), "--host-netns", host.Path(), "--xpu-netns",
+		xpu.Path(), "--pfs", "1", "--vfs", "0")
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -98,18 +103,22 @@ func TestNamespaceOfOthersStays(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	for want, args := range map[string][]string{
-		`"root" not set`:              {},
-		"uplink-bridge":               {"--root", t.TempDir(), "--uplink-netns", "/x"},
-		"/nowhere":                    {"--root", t.TempDir(), "--host-netns", "/nowhere"},
-		"9 PFs: must be 1-8":          {"--root", t.TempDir(), "--pfs", "9"},
-		"--uplink-address":            {"--root", t.TempDir(), "--uplink-netns", "/x", "--uplink-bridge", "b", "--uplink-address", "1"},
+		`"root" not set`:     {},
+		"uplink-bridge":      {"--root", t.TempDir(), "--uplink-netns", "/x"},
+		"/nowhere":           {"--root", t.TempDir(), "--host-netns", "/nowhere"},
+		"9 PFs: must be 1-8": {"--root", t.TempDir(), "--pfs", "9"},
+		"--uplink-address": {
+			"--root", t.TempDir(), "--uplink-netns", "/x", "--uplink-bridge", "b",
+			"--uplink-address", "1",
+		},
 		`unknown command "sometimes"`: {"sometimes"},
 	} {
 		cmd := command()
 		cmd.SetArgs(args)
 		cmd.SetOut(io.Discard)
 		cmd.SetErr(io.Discard)
-		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+		if err := cmd.ExecuteContext(t.Context()); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want an error with %q", args, err, want)
 		}
 	}

@@ -17,8 +17,8 @@ type xpuNS struct {
 	close func() error
 }
 
-// openXPU returns the namespace at the path, which it makes and binds to the path if nothing is there; a namespace
-// without a file if path is "". close takes away what was made.
+// openXPU returns the namespace at the path, which it makes and binds to the path if nothing is
+// there; a namespace without a file if path is "". close takes away what was made.
 func openXPU(path string) (xpuNS, error) {
 	if path == "" {
 		return unnamed()
